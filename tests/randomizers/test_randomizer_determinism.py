@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnitG, RandomizedResponse
@@ -12,8 +13,8 @@ COUNTS = torch.tensor([10**13 + 1, 3, 123_456_789])
 POINTS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.3, -0.4]])
 
 DRAWS = {
-    "tau": lambda g: TiltedNormal(1.0).sample((50,), generator=g),
-    "tau sums": lambda g: TiltedNormal(1.0).sample_sums(COUNTS, generator=g, sample_shape=(7,)),
+    "tau": lambda g: TiltedNormal(1.0).draw((50,), Simulated(g)),
+    "tau sums": lambda g: TiltedNormal(1.0).sums(COUNTS, (7,), Simulated(g)),
     "privunitg float32": lambda g: PrivUnitG(2, 4.0).speak(POINTS, SeededNoise.of(g)),
     "privunitg float64": lambda g: PrivUnitG(2, 20.0).speak(POINTS.double(), SeededNoise.of(g)),
     "privunitg sum": lambda g: PrivUnitG(2, 0.5).sample_tally(

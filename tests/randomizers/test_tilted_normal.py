@@ -10,6 +10,7 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import chi2
 
+from torchdp.draws import Simulated
 from torchdp.kernels import privunitg
 from torchdp.randomizers.ball.tilted_normal import TiltedNormal
 
@@ -124,7 +125,7 @@ def test_extreme_uniforms_stay_finite_and_on_their_side(epsilon):
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 4, 20, 50])
 def test_sampler_follows_the_exact_distribution_function(epsilon):
     law = TiltedNormal(epsilon)
-    tau = law.sample((1_000_000,), generator=generator(1))
+    tau = law.draw((1_000_000,), Simulated(generator(1)))
     critical = chi2.isf(1e-6, 99)
     assert chi_square(cdf(law, tau)) < critical
     assert chi_square(cdf(law, 1.01 * tau)) > critical  # 1 % too wide
@@ -132,7 +133,7 @@ def test_sampler_follows_the_exact_distribution_function(epsilon):
 
 
 def test_sampler_tells_1_percent_of_epsilon():
-    tau = TiltedNormal(4 * 1.01).sample((1_000_000,), generator=generator(2))
+    tau = TiltedNormal(4 * 1.01).draw((1_000_000,), Simulated(generator(2)))
     assert chi_square(cdf(TiltedNormal(4), tau)) > chi2.isf(1e-6, 99)
 
 
@@ -140,7 +141,7 @@ def test_sampler_tells_1_percent_of_epsilon():
 def test_sums_have_the_moments_of_independent_copies(epsilon):
     law = TiltedNormal(epsilon)
     counts = torch.tensor([0, 1, 2, 7, 16, 1000, 10**6, 10**12, 10**14])
-    sums = law.sample_sums(counts, generator=generator(3), sample_shape=(100_000,))
+    sums = law.sums(counts, (100_000,), Simulated(generator(3)))
     assert sums.dtype == torch.float64 and (sums[:, 0] == 0).all()
     n = counts[1:].double()
     z = (sums[:, 1:] - n * law.threshold) / n.sqrt()
@@ -157,15 +158,6 @@ def test_sums_have_the_moments_of_independent_copies(epsilon):
 def test_bad_epsilon(bad):
     with pytest.raises(ValueError, match="epsilon"):
         TiltedNormal(bad)
-
-
-def test_generator_is_required():
-    law = TiltedNormal(1)
-    for wrong in (None, 1, torch):
-        with pytest.raises(TypeError, match="generator"):
-            law.sample((3,), generator=wrong)
-        with pytest.raises(TypeError, match="generator"):
-            law.sample_sums(torch.tensor([3]), generator=wrong, sample_shape=())
 
 
 def test_parameters_are_float64_whatever_comes_in():

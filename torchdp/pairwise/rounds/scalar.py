@@ -81,7 +81,7 @@ class TiltedResponse(ScalarResponse):
     def sums(self, values: Tensor, counts: Tensor, draws: Simulated) -> Tensor:
         """Sum of values_x tau + N(0, 1 - values_x^2): along the value the tilted normal, across it a normal."""
         tau, values = self.randomizer.tau, values.clamp(-1, 1)
-        along = tau.sample_sums(counts, generator=draws.generator, sample_shape=tuple(values.shape[:-1]))
+        along = tau.sums(counts, tuple(values.shape[:-1]), draws)
         across = (counts * (1 - values.square())).sum(-1).sqrt()
         return ((along * values).sum(-1) + across * draws.normal(tuple(across.shape))) / tau.threshold
 

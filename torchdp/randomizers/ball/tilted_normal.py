@@ -13,7 +13,7 @@ from scipy.special import log_ndtr, ndtri
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws
 from torchdp.kernels.normals.exact import arithmetic
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential
 from torchdp.randomizers.ball.logit_beta import panel_rule
@@ -62,12 +62,8 @@ class TiltedNormal(Tilted):
     epsilon: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        if not SMALLEST_EPSILON <= self.epsilon <= LARGEST_EPSILON:
-            raise ValueError(
-                f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] for this randomizer, "
-                f"not {self.epsilon!r}"
-            )
+        epsilon = checks.within("epsilon", self.epsilon, SMALLEST_EPSILON, LARGEST_EPSILON)
+        object.__setattr__(self, "epsilon", epsilon)
 
     @cached_property
     def threshold(self) -> float:
@@ -95,10 +91,6 @@ class TiltedNormal(Tilted):
         """E (tau - k)^4 = 3 + k^2."""
         return 3 + self.threshold**2
 
-    def sample(self, shape: tuple[int, ...], *, generator: torch.Generator) -> Tensor:
-        """Independent copies of tau, float64 on the generator's device."""
-        return self.draw(shape, Simulated(generator))
-
     def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """Independent copies of tau, float64."""
         return tilted(shape, draws, self.threshold, self.chance, self.survival)
@@ -117,16 +109,12 @@ class TiltedNormal(Tilted):
         density = np.repeat([self.low_density, self.high_density], len(grid)) * np.exp(-t * t / 2)
         return t, np.tile(weights, 2) * reach * density / math.sqrt(2 * math.pi)
 
-    def sample_sums(self, counts: Tensor, *, generator: torch.Generator, sample_shape: tuple[int, ...]) -> Tensor:
-        """For each entry n of ``counts`` the sum of n independent copies of tau; (*sample_shape, *counts.shape).
+    def sums(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """For each entry n of ``counts`` the sum of n independent copies of tau; (*shape, *counts.shape).
 
         tau is N(0, 1) with probability c0 and N(0, 1) given >= k otherwise, so the sum is N(0, n - B) plus B
         truncated normals, B ~ Binomial(n, 1 - c0). The cost does not depend on n.
         """
-        return self.sums(counts, sample_shape, Simulated(generator, counts.device))
-
-    def sums(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """``sample_sums`` from draws."""
         above = draws.binomial(counts.expand(*shape, *counts.shape), 1 - self.low_density)
         free = (counts - above).double().sqrt() * draws.normal(tuple(above.shape))
         return free + truncated_sums(self.threshold, above, draws)
