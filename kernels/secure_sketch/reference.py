@@ -8,14 +8,13 @@ uniform numbers included. Where a half lies within the bound, 192 further bits o
 (group 0, FURTHER), and arithmetic of 448 bits decide: the integers are a function of the key alone.
 """
 
-import functools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdp.kernels.chacha import keystream
+from torchdp.kernels.normals.exact import arithmetic, joined, two_normals
 from torchdp.kernels.secure_sketch.rows import add_rows
 
 NOISE, MASKS, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce
@@ -79,16 +78,11 @@ def exactly(key: Tensor, entry: int, unit: float) -> int:
     """The same for one entry, by arithmetic of 448 bits from 268 and 244 bits for the two uniform numbers."""
     one, two = integers(key, entry // 2 * 2, 2, torch.int64, 0, NOISE).cpu().tolist()
     further = integers(key, entry // 2 * 8, 6, torch.int64, 0, FURTHER).cpu().tolist()
-    context = _arithmetic()
-    radius = (one >> 12 & MIDDLE) << 24 | (one & LOW) << 12 | two & LOW
-    angle = two >> 12 & MIDDLE
-    for more in further[:3]:
-        radius = radius << 64 | more % 2**64
-    for more in further[3:]:
-        angle = angle << 64 | more % 2**64
-    size = context.sqrt(-2 * context.log((2 * radius + 1) * context.mpf(2) ** -269))
-    both = context.cos_sin(context.pi * (2 * angle + 1) * context.mpf(2) ** -244)
-    return int(context.nint(size * both[entry % 2] * unit))
+    context = arithmetic()
+    radius = joined(further[:3], (one >> 12 & MIDDLE) << 24 | (one & LOW) << 12 | two & LOW)
+    angle = joined(further[3:], two >> 12 & MIDDLE)
+    both = two_normals(context, context.ldexp(2 * radius + 1, -269), context.ldexp(2 * angle + 1, -244))
+    return int(context.nint(both[entry % 2] * unit))
 
 
 def _error(longest: Tensor, shortest: Tensor) -> Tensor:
@@ -99,15 +93,6 @@ def _error(longest: Tensor, shortest: Tensor) -> Tensor:
 
 def _across(radius: Tensor, angle: Tensor) -> Tensor:
     return torch.stack([radius * angle.cos(), radius * angle.sin()], -1).view(-1)
-
-
-@functools.cache
-def _arithmetic() -> Any:
-    import mpmath
-
-    context = mpmath.MPContext()
-    context.prec = 448
-    return context
 
 
 def words(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchdp.secure.ring import Ring, farthest_sum, largest_fraction_bits
+from torchdp.secure.ring import Ring, farthest_sum
 
 RINGS = [Ring(32, 0), Ring(32, 13), Ring(64, 0), Ring(64, 40)]
 
@@ -41,14 +41,6 @@ def test_entries_that_do_not_fit_are_refused(bad):
     with pytest.raises(ValueError, match="finite and fit 32 bits"):
         ring.to_words(torch.tensor([0.0, bad], dtype=torch.float64))
     assert ring.to_words(torch.tensor([2.0**21 - 1])) == 2**31 - 2**10
-
-
-def test_the_most_fraction_bits():
-    for bits in (32, 64):
-        for distance in (1.0, 1.5, 2.0, 1e4, 3.7e5, 2.0**20):
-            f = largest_fraction_bits(bits, distance)
-            assert distance * 2.0**f < 2.0 ** (bits - 1) <= distance * 2.0 ** (f + 1)
-    assert largest_fraction_bits(32, 1e-9) == 30 and largest_fraction_bits(32, 1e12) < 0
 
 
 def test_the_farthest_sum_is_of_the_fullest_row():

@@ -42,10 +42,6 @@ class Exponential(OneTermFamily):
         """``y`` as queries in the ball, (q, d). Raises TypeError, ValueError."""
         return self.inside("y", super().queries(y))
 
-    def query_moment(self, y: Tensor) -> Tensor:
-        """1."""
-        return torch.ones_like(self.queries(y)[:, 0])
-
     def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
         """k(x, other), since g^2 = 1."""
         near = torch.exp(-torch.linalg.vector_norm(x - other, dim=-1) / self.scale)

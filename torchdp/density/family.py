@@ -61,9 +61,9 @@ class Family(ABC):
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "Features":
         """Independent pairs (f_i, g_i) from public randomness; they live on the generator's device, in float64."""
 
-    @abstractmethod
     def query_moment(self, y: Tensor) -> Tensor:
-        """E ||g(y)||^2 of one repetition: (q, d) -> (q,)."""
+        """E ||g(y)||^2 of one repetition, 1 where nothing else is said: (q, d) -> (q,)."""
+        return torch.ones_like(self.queries(y)[:, 0])
 
     @abstractmethod
     def k(self, x: Tensor, y: Tensor) -> Tensor:

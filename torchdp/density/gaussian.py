@@ -57,10 +57,6 @@ class GaussianFourier(GaussianFamily):
     def bound(self) -> float:
         return math.sqrt(2)
 
-    def query_moment(self, y: Tensor) -> Tensor:
-        """1."""
-        return torch.ones_like(self.queries(y)[:, 0])
-
     def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
         """k(x - other) + k(x + other - 2 y)/2."""
         return self._of(x - other) + self._of(x + other - 2 * y) / 2

@@ -30,10 +30,6 @@ class LaplacianFamily(Family):
     def support(self) -> int:
         return 1
 
-    def query_moment(self, y: Tensor) -> Tensor:
-        """1."""
-        return torch.ones_like(self.queries(y)[:, 0])
-
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(x, y, p=1) / self.scale)
 

@@ -59,10 +59,6 @@ class GaussianOrthogonal(GaussianKernel):
             raise ValueError(f"{name} must hold vectors of norm at most radius = {self.radius:g}")
         return points
 
-    def query_moment(self, y: Tensor) -> Tensor:
-        """1."""
-        return torch.ones_like(self.queries(y)[:, 0])
-
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "OrthogonalFeatures":
         repetitions, generator = drawn(repetitions, generator)
         d, blocks = self.dimension, -(-repetitions // self.dimension)

@@ -77,26 +77,24 @@ def _enclosed(
     f: Callable[[Any], Any], low: Any, high: Any, grow: tuple[bool, bool], longest: float, by: "_Arithmetic"
 ) -> tuple[Any, Any, Any, Any]:
     """(low, f(low), high, f(high)) with f(low) > 0 >= f(high), where steps lead there."""
-    f_low, f_high, first = f(low), f(high), by.larger(high - low, 2.0**-10)
-    for down in (True, False):
+    at, value, first = [low, high], [f(low), f(high)], by.larger(high - low, 2.0**-10)
+    for end, other, sign in ((0, 1, -1), (1, 0, 1)):
         step = first
-        for _ in range(OUTWARD * grow[0 if down else 1]):
-            wrong = (f_low <= 0) if down else (f_high > 0)
+        for _ in range(OUTWARD * grow[end]):
+            wrong = (value[end] > 0) == (end == 1)
             if not by.any(wrong):
                 break
-            end, f_end = (low, f_low) if down else (high, f_high)
-            x = by.where(wrong, end - step if down else end + step, end)
+            x = by.where(wrong, at[end] + sign * step, at[end])
             fx = f(x)
-            growth = by.over(1.1 * fx, f_end - fx)  # not finite where nothing falls
+            growth = by.over(1.1 * fx, value[end] - fx)  # not finite where nothing falls
             growth = by.smaller(by.larger(by.where(abs(growth) < math.inf, growth, LEAST), LEAST), MOST)
             step = by.smaller(step * growth, longest)
-            if down:
-                high, f_high = by.where(wrong, low, high), by.where(wrong, f_low, f_high)
-                low, f_low = x, fx
-            else:
-                low, f_low = by.where(wrong, high, low), by.where(wrong, f_high, f_low)
-                high, f_high = x, fx
-    return low, f_low, high, f_high
+            at[other], value[other] = (
+                by.where(wrong, at[end], at[other]),
+                by.where(wrong, value[end], value[other]),
+            )
+            at[end], value[end] = x, fx
+    return at[0], value[0], at[1], value[1]
 
 
 class _Arithmetic(NamedTuple):

@@ -146,15 +146,10 @@ def _limb(whole: Tensor, place: int, bits: int) -> Tensor:
 
 
 def released_guarantee(multiplier: float, delta: float, numbers: int) -> Guarantee:
-    """At ``delta``, of a :class:`RoundedSum` of so many numbers, sigma ``multiplier`` times its sensitivity."""
-    kept = checks.fraction("delta", delta) * ROUNDED
-    real = gaussian_guarantee(multiplier, kept, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
-    return released(real, delta, numbers)
-
-
-def released(real: Guarantee, delta: float, numbers: int) -> Guarantee:
-    """At ``delta``, 2^-40 above that of ``real``: of the whole steps of so many numbers that leave.
+    """At ``delta``, of a :class:`RoundedSum` of so many numbers, sigma ``multiplier`` times its sensitivity.
 
     Of real numbers alone where epsilon is so large that 2^-40 of delta does not pay for the tables.
     """
+    kept = checks.fraction("delta", delta) * ROUNDED
+    real = gaussian_guarantee(multiplier, kept, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
     return real.leaving(numbers * VARIATION, delta)

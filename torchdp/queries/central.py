@@ -12,7 +12,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Tally
-from torchdp.protocol.rounded_sum import RoundedSum, exact_sums, released
+from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.protocol import QueryProtocol
 
@@ -64,7 +64,7 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
         mu = 1 / self._multiplier if self.sigma else 0.0
         kept = self.delta * ROUNDED
         real = Guarantee(self.epsilon, kept, Model.CENTRAL, Neighbours.REPLACE_ONE, False, SOURCE, mu=mu)
-        return released(real, self.delta, self.sums.size)
+        return real.leaving(self.sums.size * VARIATION, self.delta)
 
     @property
     def bias(self) -> Tensor:

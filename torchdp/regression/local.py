@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, Limits, LocalProtocol, Objective, Tally
 from torchdp.protocol.records import ROUNDING
+from torchdp.protocol.relay import Relay
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol, within
@@ -20,7 +20,7 @@ from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows
 
 
 @dataclass(frozen=True)
-class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
+class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     """Each client publishes its row, and its label, plus N(0, sigma^2 I): nobody need be trusted.
 
     Two rows with labels are at most 2 sqrt(B^2 + C^2) apart; rounding is a part of sigma^2. The tally is Z^T Z, Z =
@@ -47,7 +47,7 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
         checks.computable(self.client)  # an epsilon or a delta out of its range
 
     @cached_property
-    def client(self) -> GaussianVector:
+    def client(self) -> GaussianVector:  # type: ignore[override]
         """What a client runs: two rows, labels included, lie in a ball of radius sqrt(B^2 + C^2)."""
         return GaussianVector(
             self.size, self.epsilon, math.hypot(self.bound, self.label_bound or 0.0), delta=self.delta
@@ -57,10 +57,6 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
     def sigma(self) -> float:
         """Standard deviation of the noise in each entry."""
         return math.sqrt(self.client.moments.variance)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return self.client.guarantee
 
     @property
     def size(self) -> int:
@@ -81,12 +77,11 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
         wrong = ((gram - gram.mT).abs() > room) | (gram.square() > product + room.square())
         return "gram holds no products of rows" if bool(wrong.any() | (squares < 0).any()) else None
 
-    @property
-    def bits_per_user(self) -> int:
-        return self.client.bits_per_user
+    def shown(self, x: Tensor) -> Tensor:
+        return self.clipped(x)
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
-        return self.client.speak(self.clipped(x), draws)
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return LocalProtocol.hear(self, x, draws)  # the products are not the client's tally
 
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages).double()
@@ -132,12 +127,6 @@ class LocalRows(RowsProtocol, LocalProtocol[SecondMoments, Tensor]):
             rows[:] = n * self.bound**2 / d
         diagonal = torch.cat([rows, label])
         return objective.of(product_variances(diagonal, n * self.sigma**4, self.sigma**2, self.labelled))
-
-    def encode(self, messages: Tensor) -> bytes:
-        return self.client.encode(messages)
-
-    def decode(self, data: bytes) -> Tensor:
-        return self.client.decode(data)
 
 
 def wishart(degrees: int, d: int, shape: Sequence[int], draws: Draws) -> Tensor:

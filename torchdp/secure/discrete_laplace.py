@@ -7,15 +7,14 @@ of many clients few have any, and only these are drawn.
 Source: Quenouille (1949) for the clusters; Goryczka, Xiong (2017) for the shares.
 """
 
-import functools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdp.draws import Draws
 from torchdp.kernels import inversion
+from torchdp.kernels.normals.exact import arithmetic, joined
 from torchdp.rounded import guide
 
 LEAST_RATE = 2.0**-54  # sizes stay below 2^62
@@ -109,17 +108,6 @@ def _kept(first: Tensor, octave: Tensor, k: Tensor, rate: float, draws: Draws) -
 
 def exactly(words: list[int], octave: int, k: int, rate: float) -> bool:
     """The same by 63 + 192 bits of the uniform number and arithmetic of 448 bits."""
-    context, uniform = _arithmetic(), words[0]
-    for more in words[1:]:
-        uniform = uniform << 64 | more % 2**64
+    context, uniform = arithmetic(), joined(words[1:], words[0])
     chance = context.exp(-context.mpf(rate) * (k - 1)) * 2**octave / k
     return bool((2 * uniform + 1) * context.mpf(2) ** -256 < chance)
-
-
-@functools.cache
-def _arithmetic() -> Any:
-    import mpmath
-
-    context = mpmath.MPContext()
-    context.prec = 448
-    return context

@@ -1,6 +1,5 @@
 """Fixed-point numbers in the integers modulo 2^32 or 2^64."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -73,9 +72,3 @@ def farthest_sum(counts: Tensor, entry: float, sigma: Tensor, unit: float = 0.0)
     """
     counts = counts.double()
     return float((counts * (entry + unit / 2) + TAIL * counts.sqrt() * sigma).max())
-
-
-def largest_fraction_bits(bits: int, distance: float) -> int:
-    """The most fraction bits f with distance 2^f < 2^(bits - 1); negative where not even f = 0 has room."""
-    exponent = math.frexp(distance)[1]  # distance = mantissa 2^exponent, mantissa in [1/2, 1)
-    return min(bits - 2, bits - 1 - exponent)

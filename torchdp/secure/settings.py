@@ -1,7 +1,6 @@
 """What the parties of a secure sum agree upon, whatever its noise."""
 
 import hashlib
-import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from torchdp import checks
 from torchdp.grid import grid_sensitivity
 from torchdp.privacy import Guarantee
 from torchdp.secure.frames import payload_bytes
-from torchdp.secure.ring import Ring, largest_fraction_bits
+from torchdp.secure.ring import Ring
 from torchdp.sketching.coalition import Coalition
 from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.sketch import Sketch
@@ -119,8 +118,7 @@ class Settings(ABC):
 
     def _fits(self, ring: Ring) -> bool:
         """Whether no sum wraps around in this ring."""
-        distance = self._farthest(ring)
-        return distance < math.inf and largest_fraction_bits(self.bits, distance) >= ring.fraction_bits
+        return self._farthest(ring) * ring.scale < 2.0 ** (self.bits - 1)
 
     @property
     def words_sent(self) -> int:

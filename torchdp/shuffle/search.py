@@ -101,11 +101,7 @@ def movement(instances: int, change: float | None, flips: int | None) -> tuple[i
     change = float(instances) if change is None else max(checks.positive("change", change), LEAST_CHANGE)
     if change > instances:
         raise ValueError(f"change must be at most the number of instances, {instances}, not {change}")
-    if flips is None:
-        return instances, change, instances
-    if checks.integer("flips", flips, 1) > instances:
-        raise ValueError(f"flips must be at most the number of instances, {instances}, not {flips}")
-    return instances, change, flips
+    return instances, change, instances if flips is None else checks.integer("flips", flips, 1, instances)
 
 
 class Accounted(Protocol):

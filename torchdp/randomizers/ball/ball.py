@@ -59,17 +59,11 @@ class BallRandomizer(OfCrowds, LocalProtocol[Crowd, Tensor]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", checks.integer("dim", self.dim, 1))
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        object.__setattr__(self, "radius", checks.positive("radius", self.radius))
-        if not SMALLEST_EPSILON <= self.epsilon <= LARGEST_EPSILON:
-            raise ValueError(
-                f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] for this randomizer, "
-                f"not {self.epsilon!r}"
-            )
-        if not 1 / LARGEST_RADIUS <= self.radius <= LARGEST_RADIUS:
-            raise ValueError(
-                f"radius must lie in [{1 / LARGEST_RADIUS:g}, {LARGEST_RADIUS:g}], not {self.radius!r}; scale x"
-            )
+        for name, low, high in (
+            ("epsilon", SMALLEST_EPSILON, LARGEST_EPSILON),
+            ("radius", 1 / LARGEST_RADIUS, LARGEST_RADIUS),
+        ):
+            object.__setattr__(self, name, checks.within(name, getattr(self, name), low, high))
 
     @property
     @abstractmethod

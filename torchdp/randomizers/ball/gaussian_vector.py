@@ -37,8 +37,7 @@ class GaussianVector(LatticeRandomizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
-        if not 1e-3 <= self.epsilon <= 30:
-            raise ValueError(f"epsilon must lie in [0.001, 30] for this randomizer, not {self.epsilon!r}")
+        checks.within("epsilon", self.epsilon, 1e-3, 30)
         checks.computable(self.guarantee)  # a delta that arithmetic would use up
 
     @cached_property

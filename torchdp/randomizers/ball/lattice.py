@@ -10,10 +10,11 @@ from torch import Tensor
 
 from torchdp import wire
 from torchdp.draws import MOST, Draws
+from torchdp.kernels.normals.exact import arithmetic, joined, two_normals
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.ball.ball import BallRandomizer, rows_at_once
-from torchdp.randomizers.ball.tilted_normal import arithmetic, inverted
+from torchdp.randomizers.ball.tilted_normal import inverted
 
 FINE, COARSE, MANY = 2.0**-8, 2.0**-6, 1000  # steps, in deviations of the noise, up to so many numbers and beyond
 WHOLE = 2.0**26  # points of the unit ball are whole numbers over it: their squares add up without error
@@ -241,15 +242,13 @@ class LatticeRandomizer(BallRandomizer):
         context, pairs = arithmetic(), self._pairs
         first = torch.cat([words.radii, words.angles, words.own])[:, None]
         long = [joined(row) for row in torch.cat([first, more], 1).tolist()]
-        one = context.mpf(2) ** -256
-        cosines, sines = [], []
-        for radius, angle in zip(long[:pairs], long[pairs : 2 * pairs], strict=True):
-            signed = radius - (radius >> 255 << 256)
-            size = context.sqrt(-2 * context.log(abs(2 * signed + 1) * one))
-            cosine, sine = context.cos_sin(context.pi * (2 * angle + 1) * one)
-            cosines.append(size * cosine)
-            sines.append(size * sine)
-        G = (cosines + sines)[: self.dim + 1]
+        radii = (abs(2 * (radius - (radius >> 255 << 256)) + 1) for radius in long[:pairs])
+        turns = (2 * angle + 1 for angle in long[pairs : 2 * pairs])
+        both = [
+            two_normals(context, context.ldexp(radius, -256), context.ldexp(turn, -256))
+            for radius, turn in zip(radii, turns, strict=True)
+        ]
+        G = [normal for side in zip(*both, strict=True) for normal in side][: self.dim + 1]
         height = context.sqrt((1 << 52) - sum(int(each) ** 2 for each in point))
         u = [each / WHOLE for each in (*map(context.mpf, point), height)]
         b, a = self._exactly(context, long[2 * pairs :], G, u)
@@ -305,14 +304,6 @@ def added(products: Tensor, first: Tensor) -> tuple[Tensor, int]:
     for some in parts:
         first += some
     return first, part + len(parts) + 2
-
-
-def joined(words: list[int]) -> int:
-    """Words of 64 bits, signed, as one whole number, the first one highest."""
-    number = 0
-    for word in words:
-        number = number << 64 | word % (1 << 64)
-    return number
 
 
 def sided(own: Tensor, threshold: float, chance: int, survival: float) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,6 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-import mpmath
 import numpy as np
 import torch
 from scipy.special import log_ndtr, ndtri
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
+from torchdp.kernels.normals.exact import arithmetic
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential
 from torchdp.randomizers.ball.logit_beta import panel_rule
 from torchdp.randomizers.ball.truncated_sums import truncated_sums
@@ -62,12 +62,8 @@ class TiltedNormal(Tilted):
     epsilon: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        if not SMALLEST_EPSILON <= self.epsilon <= LARGEST_EPSILON:
-            raise ValueError(
-                f"epsilon must lie in [{SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] for this randomizer, "
-                f"not {self.epsilon!r}"
-            )
+        epsilon = checks.within("epsilon", self.epsilon, SMALLEST_EPSILON, LARGEST_EPSILON)
+        object.__setattr__(self, "epsilon", epsilon)
 
     @cached_property
     def threshold(self) -> float:
@@ -153,13 +149,6 @@ def inverted(above: Tensor, ends_here: Tensor, near: Tensor, threshold: float, s
     lower = ~above & (beyond > 0.5)
     z = torch.special.ndtri(torch.where(lower, before, beyond))
     return torch.where(above, (-z).clamp_min(threshold), torch.where(lower, -z, z).clamp_max(threshold))
-
-
-def arithmetic() -> Any:
-    """Numbers of 448 bits."""
-    context = mpmath.MPContext()
-    context.prec = 448
-    return context
 
 
 def upper_tail(context: Any, z: Any) -> Any:
