@@ -95,7 +95,8 @@ class QuadraticError(Error):
             return torch.where(last > 0, last, torch.where(first < 0, -first, 0.0)).clamp_max(2 * LARGEST)
 
         zero = torch.zeros_like(value + self.offset)
-        z = _root(lambda z: needed(z) - z, zero, zero + LARGEST)
+        first = needed(zero).clamp_max(LARGEST)  # the answer but for slack
+        z = _root(lambda z: needed(z) - z, zero, zero + LARGEST, first)
         return torch.where(z > LARGEST * (1 - NEAR), torch.inf, z).where(~value.isnan(), torch.nan)
 
     def scaled(self, factor: float | Tensor) -> "QuadraticError":
@@ -239,11 +240,16 @@ def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> T
         near = (p.abs() < LARGEST) | (high - low).isfinite()  # far out Newton's steps would only double p
         inside = near & (step >= low) & (step <= high) & (step.abs() <= 8 * p.abs() + 1)
         new = torch.where(inside, step, half)
-        found[rows] = new
-        left = (((new - p).abs() > NEAR * p.abs()) & (new.abs() < ENDLESS)).nonzero()[:, 0]
-        if not len(left):
+        going = ((new - p).abs() > NEAR * p.abs()) & (new.abs() < ENDLESS)
+        p, left = new, int(going.sum())
+        if 2 * left < len(p):  # the others are done with
+            found[rows] = p
+            w, g, x, up, down, low, high, p, rows = (
+                each[going] for each in (w, g, x, up, down, low, high, p, rows)
+            )
+        if not left:
             break
-        w, g, x, up, down, low, high, p, rows = (each[left] for each in (w, g, x, up, down, low, high, new, rows))
+    found[rows] = p
     return found
 
 
@@ -261,9 +267,12 @@ def _threshold(squares: Tensor, own: Tensor) -> Tensor:
     )
 
 
-def _root(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """Where a falling f is 0 between a and b, or the end nearest to that. Source: Dowell, Jarratt (1972)."""
-    left, right, y = f(a), f(b), (a + b) / 2
+def _root(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
+    """Where a falling f is 0 between a and b, or the end nearest to that; first: a guess.
+
+    Source: Dowell, Jarratt (1972).
+    """
+    left, right, y = f(a), f(b), (a + b) / 2 if first is None else first
     inside, end = (left > 0) & (right < 0), torch.where(left <= 0, a, b)
     for step in range(FEW):
         value = f(y)
