@@ -194,11 +194,8 @@ cli.main(ask.split())
 
 
 def test_rooms_load_on_first_use():
-    rooms = {path.parent.name for path in ROOT.glob("torchdp/*/__init__.py")} - {"cli"} | {
-        "kernels",
-        "noise",
-        "workloads",
-    }
+    rooms = {path.parent.name for path in ROOT.glob("torchdp/*/__init__.py")} - {"cli"}
+    rooms |= {"kernels", "noise", "workloads"}
     code = f"for room in {sorted(rooms)}: print(getattr(torchdp, room).__name__, dir(torchdp).count(room))"
     assert fresh(f"import torchdp\n{code}").split("\n")[:-1] == [f"torchdp.{room} 1" for room in sorted(rooms)]
     assert "importlib" not in fresh("import torchdp; print(dir(torchdp))")

@@ -9,10 +9,7 @@ import torch
 from torchdp import workloads
 from torchdp.protocol import Objective
 from torchdp.queries import LocalOracle, choose, choose_central
-from torchdp.randomizers import (
-    RandomizedResponse,
-    StrategyMatrix,
-)
+from torchdp.randomizers import RandomizedResponse, StrategyMatrix
 from torchdp.randomness import keyed_generator
 
 W = workloads.all_ranges(4).dense()
