@@ -1,6 +1,7 @@
 """The rooms: who may import whom, what importing costs, and that the kernels are the checkout's own."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 import subprocess
@@ -80,6 +81,13 @@ def imports(path: Path, known: set[str]) -> set[str]:
     return {name for name in found if name.split(".")[0] in ("torchdp", "kernels", "experiments", "tests")}
 
 
+@functools.cache
+def arrows() -> dict[str, set[str]]:
+    """What each module imports."""
+    known = modules()
+    return {name: imports(path, set(known)) for name, path in known.items()}
+
+
 def room(module: str) -> str:
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
@@ -90,10 +98,9 @@ def test_every_room_has_a_rule():
 
 
 def test_no_upward_arrow():
-    known = modules()
     wrong = []
-    for name, path in known.items():
-        for other in imports(path, set(known)):
+    for name, imported in arrows().items():
+        for other in imported:
             inside = room(other) == room(name) or room(other) in MAY_IMPORT.get(room(name), set())
             if other.split(".")[0] != "torchdp" or not inside:
                 wrong.append(f"{name} imports {other}")
@@ -101,18 +108,16 @@ def test_no_upward_arrow():
 
 
 def test_no_circle():
-    known = modules()
-    arrows = {name: imports(path, set(known)) - {name} for name, path in known.items()}
     done: set[str] = set()
 
     def visit(name: str, above: tuple[str, ...]) -> None:
         assert name not in above, " -> ".join((*above, name))
         if name not in done:
-            for other in sorted(arrows.get(name, ())):
+            for other in sorted(arrows().get(name, set()) - {name}):
                 visit(other, (*above, name))
             done.add(name)
 
-    for name in sorted(arrows):
+    for name in sorted(arrows()):
         visit(name, ())
 
 
@@ -191,11 +196,8 @@ cli.main(ask.split())
 
 
 def test_rooms_load_on_first_use():
-    rooms = {path.parent.name for path in ROOT.glob("torchdp/*/__init__.py")} - {"cli"} | {
-        "kernels",
-        "noise",
-        "workloads",
-    }
+    rooms = {path.parent.name for path in ROOT.glob("torchdp/*/__init__.py")} - {"cli"}
+    rooms |= {"kernels", "noise", "workloads"}
     code = f"for room in {sorted(rooms)}: print(getattr(torchdp, room).__name__, dir(torchdp).count(room))"
     assert fresh(f"import torchdp\n{code}").split("\n")[:-1] == [f"torchdp.{room} 1" for room in sorted(rooms)]
     assert "importlib" not in fresh("import torchdp; print(dir(torchdp))")

@@ -1,6 +1,7 @@
 """The page on security: tests that a page names exist and attack what users can call; what is not covered is not."""
 
 import ast
+import functools
 import importlib
 import math
 import re
@@ -18,15 +19,17 @@ PAGE = (ROOT / "docs/security.md").read_text()
 NAMING = [path for path in sorted((ROOT / "docs").glob("*.md")) if "tests/" in path.read_text()]
 
 
+@functools.cache
+def defined(path):
+    """Names of the functions and classes of a file."""
+    nodes = ast.walk(ast.parse((ROOT / path).read_text()))
+    return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+
+
 def missing(text):
     """Tests that a page names and that are not there."""
     named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", text)
-    held = {path: ast.walk(ast.parse((ROOT / path).read_text())) for path, _ in named}
-    there = {
-        path: {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        for path, nodes in held.items()
-    }
-    return [f"{path}::{name}" for path, name in named if name not in there[path]], len(named)
+    return [f"{path}::{name}" for path, name in named if name not in defined(path)], len(named)
 
 
 def test_every_threat_has_a_test_that_exists():

@@ -60,7 +60,9 @@ LOCAL = {
     "StrategyMatrix.tuned": lambda e: randomizers.StrategyMatrix.tuned(
         W, e, generator=generator(), steps=2, exchanges=1
     ),
-    "ShiftStrategy.tuned": lambda e: randomizers.ShiftStrategy.tuned(W, e, generator=generator()),
+    "ShiftStrategy.tuned": lambda e: randomizers.ShiftStrategy.tuned(
+        W, e, generator=generator(), steps=5, starts=1
+    ),
     "ShiftStrategy": lambda e: randomizers.ShiftStrategy(EYE, torch.ones(4), 4, e),
     "LocalFactorization": lambda e: queries.LocalFactorization.calibrated(PLAIN, epsilon=e),
     "PrivateLearner": lambda e: queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=e),

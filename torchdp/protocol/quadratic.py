@@ -16,6 +16,7 @@ EVEN = 1e-3  # deviates below which the saddlepoint formula is replaced by its l
 NOISELESS = 1e-9  # of the largest coordinate: what rounding leaves of a direction without noise
 LARGEST = 40.0  # standard errors: of less than 1e-300
 TINY = 1e-300
+ENDLESS = 1e15  # a saddlepoint beyond it is that of a value which cannot be told from the end of the range
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +95,8 @@ class QuadraticError(Error):
             return torch.where(last > 0, last, torch.where(first < 0, -first, 0.0)).clamp_max(2 * LARGEST)
 
         zero = torch.zeros_like(value + self.offset)
-        z = _root(lambda z: needed(z) - z, zero, zero + LARGEST)
+        first = needed(zero).clamp_max(LARGEST)  # the answer but for slack
+        z = _root(lambda z: needed(z) - z, zero, zero + LARGEST, first)
         return torch.where(z > LARGEST * (1 - NEAR), torch.inf, z).where(~value.isnan(), torch.nan)
 
     def scaled(self, factor: float | Tensor) -> "QuadraticError":
@@ -202,10 +204,27 @@ def normal_deviate(x: Tensor, curved: Tensor, squares: Tensor) -> Tensor:
     """
     size = (2 * curved.square() + 4 * squares).sum(-1).sqrt().clamp_min(TINY)
     w, g, x = curved / size[..., None], squares / size[..., None].square(), (x / size).clamp(-LARGEST, LARGEST)
-    # s runs from pole to pole, 1/(2 w), as p does over the line: Newton's steps in p never leave the range.
     up, down = w.amax(-1).clamp_min(0), (-w.amin(-1)).clamp_min(0)
+    p = _saddlepoint(*(each.reshape(-1, *each.shape[x.ndim :]) for each in (w, g, x, up, down))).view_as(x)
+    s = p / (1 + 2 * torch.where(p > 0, up * p, -down * p))
+    d = 1 - 2 * w * s[..., None]
+    K = (-torch.log(d) / 2 - w * s[..., None] + 2 * g * s[..., None].square() / d).sum(-1)
+    r = s.sign() * (2 * (s * x - K)).clamp_min(0).sqrt()
+    v = s * (2 * (w / d).square() + 4 * g / d**3).sum(-1).sqrt()
+    even = (r.abs() < EVEN) | (v.abs() < EVEN)
+    third = (8 * w**3 + 24 * w * g).sum(-1)
+    far, ratio = torch.where(even, 1.0, r), torch.where(even, 1.0, v / r)
+    return torch.where(even, x + third / 6, far + ratio.log() / far)
+
+
+def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """p at which K'(s) = x, (rows); ENDLESS where there is none, since x is beyond all values.
+
+    s runs from pole to pole, 1/(2 w), as p does over the line: Newton's steps in p never leave the range.
+    """
     low, high = (torch.where(x.sign() == side, torch.zeros_like(x), -side * torch.inf) for side in (1, -1))
-    p = x
+    p, found = x, x.clone()
+    rows = torch.arange(len(x), device=x.device)
     for _ in range(FEW):
         s = p / (1 + 2 * torch.where(p > 0, up * p, -down * p))
         d = 1 - 2 * w * s[..., None]
@@ -217,21 +236,21 @@ def normal_deviate(x: Tensor, curved: Tensor, squares: Tensor) -> Tensor:
         step = p - (slope - x) / (bend * (s / torch.where(p == 0, 1.0, p)).where(p != 0, 1.0).square()).clamp_min(
             TINY
         )
-        half = torch.where(high.isinf(), 2 * low + 1, torch.where(low.isinf(), 2 * high - 1, (low + high) / 2))
-        new = torch.where((step >= low) & (step <= high) & (step.abs() <= 8 * p.abs() + 1), step, half)
-        going = (new - p).abs() > NEAR * p.abs()
-        p = new
-        if not bool(going.any()):
+        half = torch.where(high.isinf(), 8 * low + 1, torch.where(low.isinf(), 8 * high - 1, (low + high) / 2))
+        near = (p.abs() < LARGEST) | (high - low).isfinite()  # far out Newton's steps would only double p
+        inside = near & (step >= low) & (step <= high) & (step.abs() <= 8 * p.abs() + 1)
+        new = torch.where(inside, step, half)
+        going = ((new - p).abs() > NEAR * p.abs()) & (new.abs() < ENDLESS)
+        p, left = new, int(going.sum())
+        if 2 * left < len(p):  # the others are done with
+            found[rows] = p
+            w, g, x, up, down, low, high, p, rows = (
+                each[going] for each in (w, g, x, up, down, low, high, p, rows)
+            )
+        if not left:
             break
-    s = p / (1 + 2 * torch.where(p > 0, up * p, -down * p))
-    d = 1 - 2 * w * s[..., None]
-    K = (-torch.log(d) / 2 - w * s[..., None] + 2 * g * s[..., None].square() / d).sum(-1)
-    r = s.sign() * (2 * (s * x - K)).clamp_min(0).sqrt()
-    v = s * (2 * (w / d).square() + 4 * g / d**3).sum(-1).sqrt()
-    even = (r.abs() < EVEN) | (v.abs() < EVEN)
-    third = (8 * w**3 + 24 * w * g).sum(-1)
-    far, ratio = torch.where(even, 1.0, r), torch.where(even, 1.0, v / r)
-    return torch.where(even, x + third / 6, far + ratio.log() / far)
+    found[rows] = p
+    return found
 
 
 def _threshold(squares: Tensor, own: Tensor) -> Tensor:
@@ -248,9 +267,12 @@ def _threshold(squares: Tensor, own: Tensor) -> Tensor:
     )
 
 
-def _root(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """Where a falling f is 0 between a and b, or the end nearest to that. Source: Dowell, Jarratt (1972)."""
-    left, right, y = f(a), f(b), (a + b) / 2
+def _root(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
+    """Where a falling f is 0 between a and b, or the end nearest to that; first: a guess.
+
+    Source: Dowell, Jarratt (1972).
+    """
+    left, right, y = f(a), f(b), (a + b) / 2 if first is None else first
     inside, end = (left > 0) & (right < 0), torch.where(left <= 0, a, b)
     for step in range(FEW):
         value = f(y)
