@@ -270,7 +270,7 @@ def test_bad_domains_are_refused_in_words():
         BallSum(torch.ones(3, 4), ((2, 2.0),), three)
     with pytest.raises(ValueError, match="NaN"):
         FiniteSet(torch.full((2, 2), math.nan))
-    with pytest.raises(ValueError, match=r"of shape \(N, d\)"):
+    with pytest.raises(ValueError, match=r"must be one matrix"):
         FiniteSet(torch.zeros(2, 2, 2))
     with pytest.raises(TypeError, match="parts must be"):
         Product((two,))

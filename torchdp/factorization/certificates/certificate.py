@@ -123,7 +123,7 @@ def certify(
 
 def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: bool) -> Tensor:
     """The lower bound of :func:`certify` from non-negative weights of any scale, (*batch)."""
-    rows = scaled_weights(rows, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    rows = scaled_weights(rows, conjugate(p))
     columns = scaled_weights(columns, 1.0)
     size = W.abs().amax((-2, -1), keepdim=True)
     W = W / torch.where(size > 0, size, 1.0)
@@ -184,6 +184,11 @@ def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:
 def check_exponent(p: float) -> float:
     """``p`` as a float in [2, inf]. Raises ValueError."""
     return checks.order("p", p, 2)
+
+
+def conjugate(p: float) -> float:
+    """p / (p - 2), the order of the norm in which row weights are 1."""
+    return 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
 
 
 def row_norm(matrix: Tensor, p: float) -> Tensor:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdp.factorization.certificates.certificate import conjugate
 from torchdp.factorization.solvers.acceleration import History
 from torchdp.factorization.solvers.spectrum import Spectrum, Step
 from torchdp.factorization.solvers.symmetry import Symmetry
@@ -40,7 +41,7 @@ class Problem:
         self.W, self.symmetry, self.p, self.shift = W, symmetry, p, shift
         self.blocks = symmetry.blocks(W)
         self.counts = symmetry.counts.to(W.device)
-        self.q = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # exponent: ||c||_{1/q} = 1 for c = s^q
+        self.q = 1 / conjugate(p)  # exponent: ||c||_{1/q} = 1 for c = s^q
 
     def pick(self, which: Tensor) -> "Problem":
         """The problems ``which`` of a flat batch."""
