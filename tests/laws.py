@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from scipy.stats import ks_2samp
@@ -35,6 +36,11 @@ def normal(*shape: int, seed: int = 0, name: bytes | None = None) -> Tensor:
     """Standard normals in float64, the same for the same seed, or name."""
     source = generator(seed) if name is None else keyed_generator(name)
     return torch.randn(*shape, dtype=torch.float64, generator=source)
+
+
+def overlap(one: Any, two: Any, room: float = 1e-12) -> bool:
+    """Whether two certificates, with ``lower`` and ``upper``, may speak of one number."""
+    return bool(((one.lower <= two.upper * (1 + room)) & (two.lower <= one.upper * (1 + room))).all())
 
 
 def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:

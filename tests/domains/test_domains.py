@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from laws import normal
 from scipy.optimize import linprog
 
 from torchdp.domains import (
@@ -25,11 +26,6 @@ from torchdp.domains.balls import BallSum
 from torchdp.domains.composite import LinearImage
 from torchdp.domains.relaxation import _program, maximise_image
 from torchdp.domains.trust_region import maximise_on_sphere
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
 
 NEAR = 1e-6
 POINTS, OTHERS = normal(12, 4, seed=1), normal(6, 3, seed=2)

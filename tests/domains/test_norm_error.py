@@ -5,13 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from laws import normal
 from scipy import integrate, stats
 
 from torchdp.domains.norm_error import NormError, normal_moment
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def diagonal(*values):

@@ -118,9 +118,8 @@ def sixty_digits(W, steps, leaks):
         to_x, to_v = xx + xv, xv + vv
         share = P / (one + P * (to_x + to_v))
         xx, xv, vv = xx - share * to_x**2, xv - share * to_x * to_v, vv - share * to_v**2
-        ahead.append(
-            (decay**2 * xx / rate**2, decay * momentum * (xx + xv) / rate, momentum**2 * (xx + 2 * xv + vv))
-        )
+        first, second = decay**2 * xx / rate**2, decay * momentum * (xx + xv) / rate
+        ahead.append((first, second, momentum**2 * (xx + 2 * xv + vv)))
     a, b, d, found = mpf(0), mpf(0), mpf(0), mpf(0)
     for P, leak, rate, (xx, xv, vv) in zip(steps, leaks, rates, reversed(ahead), strict=True):
         d, b, a = momentum**2 * d + P, decay * momentum * b, decay**2 * a
@@ -185,9 +184,8 @@ def test_noise_is_as_large_as_predicted():
 
 def test_norms_and_bad_input():
     assert gamma2(RunningSums(64), tol=1e-3) <= 2.111382
-    assert torch.isclose(
-        gamma_F(RunningSums(2), tol=1e-4), torch.tensor((1 + 5**0.5) / 2 / 2**0.5).double(), rtol=1e-3
-    )
+    golden = torch.tensor((1 + 5**0.5) / 2 / 2**0.5).double()
+    assert torch.isclose(gamma_F(RunningSums(2), tol=1e-4), golden, rtol=1e-3)
     for name, bad in (("steps", 0), ("decay", 0.0), ("decay", 1.5), ("momentum", 1.0), ("momentum", -0.1)):
         with pytest.raises(ValueError, match=name):
             RunningSums(**{"steps": 3, name: bad})

@@ -95,9 +95,8 @@ def test_one_parity_a_user_where_queries_are_few_parities():
     choice = choose(parities, 1_000, 0.5, Objective.MEAN)
     assert choice.candidates[0].name == "one parity a user" and choice.best.guarantee.epsilon <= 0.5
     square = 1 / math.tanh(0.25) ** 2
-    torch.testing.assert_close(
-        choice.best.variance[1:], (5 * square - 1) * torch.ones(5, 32).double(), rtol=1e-4, atol=0
-    )
+    expected = (5 * square - 1) * torch.ones(5, 32).double()
+    torch.testing.assert_close(choice.best.variance[1:], expected, rtol=1e-4, atol=0)
     assert float(choice.best.variance[0].abs().max()) < 1e-9  # the parity of no bit is public
     assert "parity" not in str(choose(workloads.prefix(8), 1_000, 0.5))  # all parities of the bits are needed
 
@@ -119,9 +118,8 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
 
     assert found()["optimised strategy"] == average_query.candidates[0].error
     monkeypatch.setattr(room, "POLISHED_STRATEGY", 7)
-    assert (
-        found()["shift strategy"] < 1.4 * average_query.candidates[0].error and "optimised strategy" not in found()
-    )
+    assert found()["shift strategy"] < 1.4 * average_query.candidates[0].error
+    assert "optimised strategy" not in found()
     monkeypatch.setattr(room, "SHIFTED_STRATEGY", 7)
     assert "shift strategy" not in found()
 

@@ -56,16 +56,15 @@ def test_guarantee_of_a_local_mechanism_is_its_randomizers():
     assert mechanism.guarantee == mechanism.client.guarantee and mechanism.guarantee.epsilon == 0.7
     assert mechanism.guarantee.model is Model.LOCAL and mechanism.guarantee.delta < 2**-128
     assert mechanism.client.radius >= mechanism.queries.right.norm(dim=0).max()  # every user's vector is inside
-    with pytest.raises(ValueError, match="less than the largest column"):
+    with pytest.raises(ValueError, match="and a radius of at least"):
         LocalFactorization(mechanism.queries, PrivUnit(mechanism.client.dim, 0.7, 0.9 * mechanism.queries.radius))
     with pytest.raises(ValueError, match="client must have dim"):
         LocalFactorization(mechanism.queries, PrivUnit(2, 0.7))
 
 
 def test_the_worst_error_is_attained_by_users_of_one_type():
-    mechanism = LocalFactorization.calibrated(
-        queries("approximate"), epsilon=1.0, randomizer=DuchiJordanWainwright
-    )
+    kept, kind = queries("approximate"), DuchiJordanWainwright
+    mechanism = LocalFactorization.calibrated(kept, epsilon=1.0, randomizer=kind)
     n, generator = 50, keyed_generator(b"worst")
     worst, average = (float(mechanism.worst_mse(n, objective)) for objective in Objective)
     one_type = torch.stack([mechanism.predicted_mse(n * torch.eye(6, dtype=torch.int64)[x]) for x in range(6)])

@@ -13,7 +13,7 @@ from torchdp.domains.ball_image import BallImage
 from torchdp.domains.balls import BallSum, Ellipsoid, Zonotope
 from torchdp.domains.coupling import couple, independent_law, mirrored, signed_law
 from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, climb
-from torchdp.domains.finite import FiniteSet, Polytope, Vertices
+from torchdp.domains.finite import FiniteSet, Polytope
 from torchdp.domains.groups import paired
 from torchdp.domains.noise_shape import NoiseShape, searched
 from torchdp.domains.relaxation import split
@@ -274,30 +274,6 @@ def minkowski_sum(parts: Sequence[Domain]) -> Domain:
     if len(set(product.sizes)) > 1:
         raise ValueError(f"parts must share one dimension, not {product.sizes}")
     return linear_image(torch.eye(product.sizes[0], dtype=torch.float64).repeat(1, len(product.parts)), product)
-
-
-def differences(domain: Domain) -> Domain:
-    """K - K = {x - y: x, y in K}, symmetric about 0: what the replacement of one user moves a sum by.
-
-    Of products and images part by part, of at most 45 corners by all their pairs; of sets that are symmetric about m
-    it is 2 (K - m).
-    """
-    if isinstance(domain, Product):
-        return Product(tuple(map(differences, domain.parts)))
-    if isinstance(domain, LinearImage):
-        return linear_image(domain.transform, differences(domain.domain))
-    balls, middle = domain.balls(), domain.middle
-    if isinstance(balls, BallImage):
-        return BallSum(2 * balls.generators, balls.groups, torch.zeros_like(balls.middle))
-    if isinstance(domain, Vertices) and middle is not None:
-        return Polytope(2 * (domain.points - middle))
-    points = domain.corners(math.isqrt(MOST_CORNERS))
-    if points is not None:
-        return Polytope((points[:, None] - points).flatten(0, 1))
-    one = torch.eye(domain.dimension).to(domain.spanning())
-    return (
-        linear_image(2 * one, domain) if domain.symmetric else minkowski_sum([domain, linear_image(-one, domain)])
-    )
 
 
 def _finite(domain: Domain) -> bool:

@@ -10,7 +10,10 @@ from torchdp.factorization.certificates.certificate import (
     Certificate,
     allowance,
     check_exponent,
+    conjugate,
     fitting,
+    fitting_factors,
+    fitting_weights,
     or_infinite,
     row_norm,
     scaled_weights,
@@ -42,19 +45,10 @@ def certify_epochs(
     Guarantees: lower <= least value <= upper for any factors, weights and directions, good or bad.
     Source: the two lines above; Hoelder's inequality for trace and Frobenius norms.
     """
-    W, p, period = checks.matrix("W", W).detach().double(), check_exponent(p), checks.integer("period", period, 1)
-    if W.ndim != 2:
-        raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
-    m, n = W.shape
-    r, k = checks.matrix("left", left).shape[-1], checks.matrix("directions", directions).shape[-1]
-    left, right = fitting("left", left, W, (m, r)), fitting("right", right, W, (r, n))
-    weights, directions = (
-        fitting("row_weights", row_weights, W, (m,)),
-        fitting("directions", directions, W, (n, k)),
-    )
-    if (weights < 0).any():
-        raise ValueError("row_weights must hold no negative weights")
-    weights = scaled_weights(weights, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    W, p, period = checks.one_matrix("W", W), check_exponent(p), checks.integer("period", period, 1)
+    (m, n), k = W.shape, checks.matrix("directions", directions).shape[-1]
+    (left, right), directions = fitting_factors(left, right, W), fitting("directions", directions, W, (n, k))
+    weights = scaled_weights(fitting_weights("row_weights", row_weights, W, (m,)), conjugate(p))
     missing, epochs = W - left @ right, -(-n // period)
     upper = or_infinite(row_norm(left, p) * sensitivity(right, period) + row_norm(missing, p) * math.sqrt(epochs))
     size, largest = float(W.abs().max()) or 1.0, float(directions.abs().max()) or 1.0
@@ -63,7 +57,8 @@ def certify_epochs(
     norm = torch.stack([directions[i::period].square().sum(1).max() for i in range(min(period, n))]).sum().sqrt()
     trace = torch.linalg.svdvals(weights.sqrt()[:, None] * Y).sum()
     lower = torch.where(norm > 0, trace / norm, 0.0) * size
-    return Certificate(upper, lower, or_infinite(missing.abs().max()), rounding=allowance(upper, m + n + r + k))
+    rounding = allowance(upper, m + n + len(right) + k)
+    return Certificate(upper, lower, or_infinite(missing.abs().max()), rounding=rounding)
 
 
 def sensitivity(right: Tensor, period: int) -> Tensor:

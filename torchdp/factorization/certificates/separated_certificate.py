@@ -11,7 +11,10 @@ from torchdp.factorization.certificates.certificate import (
     Certificate,
     allowance,
     check_exponent,
+    conjugate,
     fitting,
+    fitting_factors,
+    fitting_weights,
     or_infinite,
     row_norm,
     scaled_weights,
@@ -52,24 +55,18 @@ def certify_separated(
     Guarantees: lower <= least value <= upper for any factors, weights, sets and directions, good or bad.
     Source: the lines above; Hoelder's inequality for trace and Frobenius norms.
     """
-    W, p = checks.matrix("W", W).detach().double(), check_exponent(p)
-    if W.ndim != 2:
-        raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
+    W, p = checks.one_matrix("W", W), check_exponent(p)
     m, n = W.shape
     gap, times = checks.integer("gap", gap, 1), checks.integer("times", times, 1)
-    r = checks.matrix("left", left).shape[-1]
-    left, right = fitting("left", left, W, (m, r)), fitting("right", right, W, (r, n))
-    c = scaled_weights(
-        _positive("row_weights", fitting("row_weights", dual.row_weights, W, (m,))),
-        1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2),
-    )
+    left, right = fitting_factors(left, right, W)
+    c = scaled_weights(fitting_weights("row_weights", dual.row_weights, W, (m,)), conjugate(p))
     missing, size = W - left @ right, float(right.abs().max()) or 1.0
     gram = (right / size).mT @ (right / size)
     bound, _ = worst_separated(gram.abs().cpu().numpy(), gap, times)
     upper = row_norm(left, p) * math.sqrt(bound) * size + row_norm(missing, p) * math.sqrt(min(times, n))
     upper = or_infinite(upper)
     lower, defect = _lower(W, c, _moment(W, dual, gap, times))
-    rounding = allowance(upper, m + 2 * n + r + min(times, n)) + lower * defect
+    rounding = allowance(upper, m + 2 * n + len(right) + min(times, n)) + lower * defect
     return Certificate(upper, lower, or_infinite(missing.abs().max()), rounding=rounding)
 
 
@@ -94,24 +91,16 @@ def _moment(W: Tensor, dual: SeparatedDual, gap: int, times: int) -> Tensor:
         raise ValueError("steps, directions and weights must be (N, k), (N, k, j) and (N,), on W's device")
     real = steps < n
     apart = (steps[:, 1:] - steps[:, :-1] >= gap) | ~real[:, 1:]
-    if not (
-        bool(apart.all()) and bool((real.sum(1) <= times).all()) and bool((real[:, 1:] <= real[:, :-1]).all())
-    ):
+    many = real.sum(1) > times
+    if not bool(apart.all()) or bool(many.any()) or bool((real[:, 1:] > real[:, :-1]).any()):
         raise ValueError(
             f"steps must be rows of at most {times} increasing steps, {gap} apart, filled up with {n}"
         )
-    weights = scaled_weights(_positive("weights", fitting("weights", weights, W, (count,))), 1.0)
+    weights = scaled_weights(fitting_weights("weights", weights, W, (count,)), 1.0)
     directions = fitting("directions", directions, W, tuple(directions.shape)) * real[:, :, None]
     directions = directions / (directions.norm(dim=2).max().clamp_min(torch.finfo(W.dtype).tiny) * (1 + 1e-15))
     M = W.new_zeros(n + 1, n + 1)
     blocks = weights[:, None, None] * directions @ directions.mT
-    M.index_put_(
-        (steps[:, :, None].expand_as(blocks), steps[:, None, :].expand_as(blocks)), blocks, accumulate=True
-    )
+    rows, columns = (each.expand_as(blocks) for each in (steps[:, :, None], steps[:, None, :]))
+    M.index_put_((rows, columns), blocks, accumulate=True)
     return M[:n, :n]
-
-
-def _positive(name: str, weights: Tensor) -> Tensor:
-    if (weights < 0).any():
-        raise ValueError(f"{name} must hold no negative weights")
-    return weights

@@ -4,19 +4,12 @@ import math
 
 import numpy as np
 import torch
-from scipy.optimize import minimize
 from torch import Tensor
 
+from torchdp.descent import quasi_newton
 from torchdp.threads import one_thread
 
-SHARP = (
-    30.0,
-    100.0,
-    300.0,
-    1_000.0,
-    3_000.0,
-    10_000.0,
-)  # powers of squared row norms that stand for their maximum
+SHARP = 30.0, 100.0, 300.0, 1_000.0, 3_000.0, 10_000.0  # powers of squared row norms that stand for their maximum
 FLOOR = 1e-9  # share of the sensitivity that every step gets, so that none is without weight
 
 
@@ -42,26 +35,17 @@ def banded_strategy(
     first = torch.cumprod(torch.cat([torch.ones(1, dtype=torch.float64), (2 * age[1:] - 1) / (2 * age[1:])]), 0)
     x = np.concatenate([first[:, None].expand(bands, n).flatten().numpy(), np.ones(n - gap + 1 + free)])
     for power in [p / 2] if p < math.inf else SHARP:
-        x = minimize(
-            _objective, x, (W, bands, gap, times, power), jac=True, method="L-BFGS-B",
-            options={"maxiter": max_iterations, "maxfun": 2 * max_iterations, "maxcor": 30, "ftol": 1e-10},
-        ).x  # fmt: skip
+
+        def value(point: Tensor) -> Tensor:
+            rows = _squares(W, _strategy(point, n, bands, gap, times))
+            return (power * rows.log()).logsumexp(0) / power  # noqa: B023
+
+        x = quasi_newton(value, x, 2 * max_iterations, stop=1e-10)
     C = _strategy(torch.from_numpy(x), n, bands, gap, times)
     C = C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one law
     squares = _squares(W, C)
     c = ((power - 1) * (squares / squares.max()).log()).exp()
     return C.to(device), c.to(device)
-
-
-def _objective(
-    x: np.ndarray, W: Tensor, bands: int, gap: int, times: int, power: float
-) -> tuple[float, np.ndarray]:
-    """log of the l_power norm of the squared row norms, and its gradient."""
-    point = torch.from_numpy(x.copy()).requires_grad_()
-    squares = _squares(W, _strategy(point, len(W), bands, gap, times))
-    value = (power * squares.log()).logsumexp(0) / power
-    (slope,) = torch.autograd.grad(value, point)
-    return float(value.detach()), slope.numpy()
 
 
 def _squares(W: Tensor, C: Tensor) -> Tensor:

@@ -60,9 +60,8 @@ class _Weights:
         m, classes = len(A), sum(count for count, _ in shapes)
         self.p, self.exponent = p, 1 / conjugate(p)  # c = s^exponent
         self.s = A.new_full((m,), 1 / m)
-        self.M = [
-            torch.eye(k, dtype=A.dtype, device=A.device).expand(count, k, k) / classes for count, k in shapes
-        ]
+        one = torch.eye(shapes[0][1], dtype=A.dtype, device=A.device) / classes
+        self.M = [one[:k, :k].expand(count, k, k) for count, k in shapes]
         self.floor, self.history, self.step, self.previous = FLOOR * tol / m, History(8), 1.0, 0.0
         self.measure = torch.cat(
             [self.s] + [B.diagonal(dim1=1, dim2=2)[..., None].expand_as(B).flatten() for B in self.M]
