@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,6 +75,11 @@ def byte_chi_square(words: Tensor) -> float:
     counts = torch.stack([torch.bincount(column.long(), minlength=256) for column in octets.T])
     expected = len(octets) / 256
     return float(((counts - expected) ** 2 / expected).sum(1).max())
+
+
+def overlap(one: Any, two: Any, room: float = 1e-12) -> bool:
+    """Whether two certificates, with ``lower`` and ``upper``, may speak of one number."""
+    return bool(((one.lower <= two.upper * (1 + room)) & (two.lower <= one.upper * (1 + room))).all())
 
 
 def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:

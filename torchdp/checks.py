@@ -182,6 +182,14 @@ def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
     return value
 
 
+def one_matrix(name: str, value: Tensor) -> Tensor:
+    """``value`` as one finite matrix (m, n) of float64, without its history. Raises TypeError, ValueError."""
+    value = matrix(name, value)
+    if value.ndim != 2:
+        raise ValueError(f"{name} must be one matrix, not of shape {tuple(value.shape)}")
+    return value.detach().double()
+
+
 def floating(name: str, value: Tensor) -> Tensor:
     """``value`` as a finite real floating tensor (integers become float64). Raises TypeError, ValueError."""
     value = real(name, value)
@@ -243,6 +251,12 @@ def own(made: Any) -> None:
         elif isinstance(value, tuple | list) and any(isinstance(part, Tensor) for part in value):
             parts = tuple(part.clone() if isinstance(part, Tensor) else part for part in value)
             object.__setattr__(made, field.name, parts)
+
+
+def keep(made: Any, **checked: Callable[[str, Any], Any]) -> None:
+    """Each field named of a frozen dataclass becomes what its check, called with the name and the value, returns."""
+    for name, check in checked.items():
+        object.__setattr__(made, name, check(name, getattr(made, name)))
 
 
 def dense(name: str, value: Tensor) -> Tensor:

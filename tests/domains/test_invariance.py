@@ -69,15 +69,13 @@ def by_image(domain, s, t):
 
 
 def by_columns(domain, s, t):
-    return type(domain)(
-        s * domain.generators, *([domain.groups] * (type(domain) is BallSum)), s * domain.middle + t
-    )
+    groups = [domain.groups] * (type(domain) is BallSum)
+    return type(domain)(s * domain.generators, *groups, s * domain.middle + t)
 
 
 def by_parts(domain, s, t):
-    return Product(
-        tuple(PLACED[type(part)](part, s, t) for part, t in zip(domain.parts, t.split(domain.sizes), strict=True))
-    )
+    each = zip(domain.parts, t.split(domain.sizes), strict=True)
+    return Product(tuple(PLACED[type(part)](part, s, own) for part, own in each))
 
 
 PLACED = {  # s K + t of each class of domains, in its own words where it has them
@@ -141,9 +139,8 @@ def concrete(kind):
 
 
 def test_no_class_of_domains_is_missing_here():
-    named = {
-        each for each in vars(torchdp.domains).values() if isinstance(each, type) and issubclass(each, Domain)
-    }
+    named = {each for each in vars(torchdp.domains).values() if isinstance(each, type)}
+    named = {each for each in named if issubclass(each, Domain)}
     assert concrete(Domain) | (named - {Domain}) == set(PLACED) == {type(domain) for domain in SETS.values()}
     assert len(SETS) >= 12
 
@@ -177,13 +174,11 @@ def test_norm_support_and_shape_follow(name, move):
         one, two = shape(name, STILL, make), shape(name, MOVES[move], make)
         gap = float(one.certificate.gap)
         assert two.upper == pytest.approx(s * one.upper, rel=bound + min(gap, 1e-4), abs=0)
-        assert float(two.certificate.lower) == pytest.approx(
-            s * float(one.certificate.lower), rel=bound + gap, abs=0
-        )
+        lower = s * float(one.certificate.lower)
+        assert float(two.certificate.lower) == pytest.approx(lower, rel=bound + gap, abs=0)
         if make is noise_shape:  # the other's is the mean of points that a set is listed by
-            torch.testing.assert_close(
-                two.centre, follow(one.centre), rtol=0, atol=(bound + min(gap, 1e-4)) * size
-            )
+            room = (bound + min(gap, 1e-4)) * size
+            torch.testing.assert_close(two.centre, follow(one.centre), rtol=0, atol=room)
 
 
 @cells
@@ -213,9 +208,8 @@ def test_noise_and_estimates_of_means_follow(name, move):
 def test_adaptive_means_follow(move):
     base, moved, follow, s, bound = both("box", move)
     x = 0.1 * normal(2000, 3, seed=11).clamp(-1, 1) * base.high
-    one, two = (
-        AdaptiveMean(K, 2.0, 1e-6).estimate(y, noise=SeededNoise(1)) for K, y in ((base, x), (moved, follow(x)))
-    )
+    pairs = ((base, x), (moved, follow(x)))
+    one, two = (AdaptiveMean(K, 2.0, 1e-6).estimate(y, noise=SeededNoise(1)) for K, y in pairs)
     assert float((two.value - follow(one.value)).norm()) <= bound * float(two.standard_error.norm()) * 1e3
     torch.testing.assert_close(two.standard_error, s * one.standard_error, rtol=bound, atol=0)
 
@@ -239,9 +233,8 @@ def test_users_outside_a_day_in_seconds_since_1970_are_refused():
 
 def test_a_point_far_off_decides_nothing_about_the_others():
     square = Polytope(torch.cartesian_prod(*[torch.tensor([0.0, 1.0], dtype=torch.float64)] * 3))
-    x = torch.cat(
-        [torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).double(), torch.full((1, 3), 1e12)]
-    )
+    x = torch.rand(20, 3, generator=torch.Generator().manual_seed(1)).double()
+    x = torch.cat([x, torch.full((1, 3), 1e12)])
     assert square.contains(x).tolist() == [True] * 20 + [False]
     torch.testing.assert_close(square.project(x), x.clamp(0, 1), rtol=0, atol=1e-6)
 

@@ -156,9 +156,8 @@ def test_guarantee_approximate_and_dual_bounds_hold():
         assert found.certificate.lower <= above * ROOM <= found.certificate.upper * (1 + 1e-6)
         dual = gamma2_dual(torch.from_numpy(W), tol=1e-6)
         c, P, unit = (np.asarray(x, dtype=LONG) for x in (dual.row_weights, dual.column_weights, W))
-        needed = singular_values(
-            unit[:, P > 1e-14] / np.sqrt(c / c.sum())[:, None] / np.sqrt(P[P > 1e-14] / P.sum())
-        )
+        used, c = P > 1e-14, c / c.sum()
+        needed = singular_values(unit[:, used] / np.sqrt(c)[:, None] / np.sqrt(P[used] / P.sum()))
         assert float(dual.upper) == pytest.approx(float(needed.max()), rel=1e-11)
         for other, X in enumerate(INSTANCES):  # <X, U> <= gamma_2(X) gamma_2*(U)
             if X.shape == W.shape:

@@ -28,9 +28,8 @@ normal = partial(laws.normal, name=b"attacks")
 
 
 def judge(found, W, p=math.inf, **changes):
-    arguments = {
-        name: getattr(found, name) for name in ("left", "right", "row_weights", "column_weights", "shift")
-    }
+    names = ("left", "right", "row_weights", "column_weights", "shift")
+    arguments = {name: getattr(found, name) for name in names}
     return certify(W, **{**arguments, **changes}, p=p)
 
 
@@ -175,11 +174,8 @@ def test_batches_broadcast_to_w_s():
 
 
 def test_it_leaves_autograd_alone():
-    W, left, weights = (
-        normal(3, 3).requires_grad_(),
-        normal(3, 3).requires_grad_(),
-        torch.ones(3, requires_grad=True),
-    )
+    W, left = normal(3, 3).requires_grad_(), normal(3, 3).requires_grad_()
+    weights = torch.ones(3, requires_grad=True)
     certificate = certify(W, left, torch.eye(3), weights, weights, shift=weights, error_weights=weights)
     assert not any(getattr(certificate, name).requires_grad for name in ("upper", "lower", "residual"))
 

@@ -131,9 +131,8 @@ def test_block_diagonal_matrices_have_the_l_p_norm_of_their_norms(p):
 @pytest.mark.parametrize("p", EXPONENTS)
 def test_product_domains_have_the_norm_of_lemma_60(p):
     first, second = normal(2, 5), normal(3, 4, seed=1)
-    pairs = torch.cat(
-        [first.repeat_interleave(4, 1), second.repeat(1, 5)]
-    )  # every column of one above every other's
+    # every column of one above every other's
+    pairs = torch.cat([first.repeat_interleave(4, 1), second.repeat(1, 5)])
     norms = torch.stack([factorize(K, p, True, tol=1e-7).certificate.upper for K in (first, second)])
     whole = factorize(pairs, p, True, tol=1e-7).certificate
     assert inside(gamma_product_domain(norms, p), whole, 1e-6)
@@ -149,9 +148,7 @@ def test_boxes_and_the_ellipsoid_around_them(p):
     axes = box_axes(low, high, p)
     torch.testing.assert_close(torch.linalg.vector_norm(axes, ord=p), value)
     reach = torch.where(high > low, (high - low) / 2 / axes, 0.0).norm()
-    assert float(reach) == pytest.approx(
-        1
-    )  # the corners touch it: no smaller ellipsoid of this shape holds the box
+    assert float(reach) == pytest.approx(1)  # the corners touch it: none smaller of this shape holds the box
     sides = torch.full((3, 4), 2.0, dtype=torch.float64)
     torch.testing.assert_close(gamma_box(-sides / 2, sides / 2, p), 4 ** (1 / 2 + 1 / p) * torch.ones(3).double())
     assert (box_axes(low, low, p) == 0).all() and gamma_box(low, low, p) == 0

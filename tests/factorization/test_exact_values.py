@@ -59,9 +59,8 @@ def test_parities_are_the_root_of_their_number(d, order):
 def test_marginal_tables(d, order, p):
     """Flipping a bit and renaming bits move every row and column, so uniform weights are optimal: a trace norm."""
     W = workloads.marginal_tables(d, order)
-    squares = [
-        math.comb(d - t, order - t) for t in range(order + 1)
-    ]  # of the singular values, times 2^(d - order)
+    # of the singular values, times 2^(d - order)
+    squares = [math.comb(d - t, order - t) for t in range(order + 1)]
     trace = sum(math.comb(d, t) * math.sqrt(square) for t, square in enumerate(squares))
     brackets(W, W.shape[0] ** (1 / p) * trace / (2**order * math.sqrt(math.comb(d, order))), p=p)
 

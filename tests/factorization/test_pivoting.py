@@ -66,13 +66,11 @@ def test_its_gap_is_below_the_limit_and_it_is_the_least_squares_of_scipy(k, size
     slope = (h @ points - z) @ points.T
     own = (slope * h).sum(-1) - slope.amin(-1)
     assert bool((gap <= limit).all()) and bool((own <= limit * (1 + size)).all())
-    for mine, to in zip(
-        h, z, strict=True
-    ):  # ||h @ points - z||^2 over histograms, the sum's weight 1e4 times as large
+    # ||h @ points - z||^2 over histograms, the sum's weight 1e4 times as large
+    for mine, to in zip(h, z, strict=True):
         heavy = 1e4 * (1 + size)
         rows = torch.cat([points.T, heavy * torch.ones(1, k, dtype=torch.float64)])
-        theirs = torch.from_numpy(
-            nnls(rows.numpy(), torch.cat([to, torch.tensor([heavy])]).numpy(), maxiter=100 * k)[0]
-        )
+        target = torch.cat([to, torch.tensor([heavy])]).numpy()
+        theirs = torch.from_numpy(nnls(rows.numpy(), target, maxiter=100 * k)[0])
         theirs = theirs / theirs.sum()
         assert float((mine @ points - to).norm()) <= float((theirs @ points - to).norm()) * (1 + 1e-9)

@@ -135,9 +135,7 @@ def test_guarantee_jl_rank_on_one_entry_exactly(relative, failure):
         return chi2.sf(l * (1 + relative), l) + chi2.cdf(l * (1 - relative), l)
 
     assert fails(rank) <= failure
-    assert (
-        fails(rank // 2) > failure
-    )  # half the rank is too little: the constant is the right one up to a factor of 2
+    assert fails(rank // 2) > failure  # half the rank is too little: the constant is right up to a factor of 2
 
 
 def test_guarantee_jl_rank_holds_for_every_entry_and_norm():

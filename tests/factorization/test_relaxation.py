@@ -96,9 +96,8 @@ def test_directions_that_start_at_zero_can_still_grow():
     W = normal(5, 1) @ normal(1, 4)
     for module in (LowRankRelaxation(W, 2), SignatureRelaxation(W[:4] @ W[:4].T, 2)):
         left, right = module()
-        gradients = torch.autograd.grad(
-            (left @ right - torch.eye(left.shape[0], 4)).square().sum(), [*module.parameters()]
-        )
+        missed = (left @ right - torch.eye(left.shape[0], 4)).square().sum()
+        gradients = torch.autograd.grad(missed, [*module.parameters()])
         assert all(float(g.abs().max()) > 1e-4 for g in gradients)
         assert any(float(g[..., -1].abs().max()) > 1e-4 for g in gradients)
 
@@ -242,9 +241,8 @@ def one_message_variance(right, weights, threshold):
 
 def statistic(right, weights, constant):
     points = right.detach().mT.contiguous()
-    return pairwise.PairwiseStatistic(
-        "trained", points, pairwise.Form(weights.detach(), constant), pairs=pairwise.Pairs.ALL
-    )
+    form = pairwise.Form(weights.detach(), constant)
+    return pairwise.PairwiseStatistic("trained", points, form, pairs=pairwise.Pairs.ALL)
 
 
 def test_minimising_a_protocols_predicted_error_end_to_end():

@@ -118,9 +118,8 @@ def sixty_digits(W, steps, leaks):
         to_x, to_v = xx + xv, xv + vv
         share = P / (one + P * (to_x + to_v))
         xx, xv, vv = xx - share * to_x**2, xv - share * to_x * to_v, vv - share * to_v**2
-        ahead.append(
-            (decay**2 * xx / rate**2, decay * momentum * (xx + xv) / rate, momentum**2 * (xx + 2 * xv + vv))
-        )
+        first, second = decay**2 * xx / rate**2, decay * momentum * (xx + xv) / rate
+        ahead.append((first, second, momentum**2 * (xx + 2 * xv + vv)))
     a, b, d, found = mpf(0), mpf(0), mpf(0), mpf(0)
     for P, leak, rate, (xx, xv, vv) in zip(steps, leaks, rates, reversed(ahead), strict=True):
         d, b, a = momentum**2 * d + P, decay * momentum * b, decay**2 * a

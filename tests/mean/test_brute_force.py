@@ -36,12 +36,10 @@ def mean_instance(seed):
     d, kind = integer(1, 4), seed % 5
     points = torch.randn(integer(2, 8), d, dtype=torch.float64, generator=generator) * 10.0 ** integer(-3, 4)
     points[:, 0] += integer(0, 100)
-    domain = [FiniteSet, Polytope, FiniteSet, lambda x: Box(x.amin(0), x.amax(0)), lambda x: lp_ball(d, 2.0, 3.0)][
-        kind
-    ]
+    make = [FiniteSet, Polytope, FiniteSet, lambda x: Box(x.amin(0), x.amax(0)), lambda x: lp_ball(d, 2.0, 3.0)]
     if kind == 2:
         points = torch.cat([points, 2 * points.mean(0) - points])
-    domain = domain(points)
+    domain = make[kind](points)
     if kind == 3:
         points = torch.cartesian_prod(*torch.stack([domain.low, domain.high], 1)).reshape(-1, d)
     if kind == 4:

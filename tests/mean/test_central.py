@@ -113,9 +113,7 @@ def test_what_is_published_is_the_mean_and_the_noise_root_times_the_draws(draw, 
     expected = x.mean(0) + draw * mechanism.noise_root(4).sum(1)
     torch.testing.assert_close(published.value, expected, rtol=1e-6, atol=1e-6)
     assert published.n == 4 and torch.allclose(published.standard_error, mechanism.noise_root(4).norm(dim=1))
-    crowd = Crowd(
-        domain.points, torch.tensor([1, 0, 0, 2, 0, 0, 0, 0, 1])
-    )  # by value and count, two parts at a time
+    crowd = Crowd(domain.points, torch.tensor([1, 0, 0, 2, 0, 0, 0, 0, 1]))  # by value and count, in two parts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchdp.protocol.rounded_sum.BLOCK", 4)
         again = mechanism.analyse(mechanism.release(crowd, Constant(draw), ()))
@@ -193,11 +191,8 @@ def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_
     vertices = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.2, 0.7]], dtype=torch.float64)
     outwards = vertices - vertices.mean(0)
     moved = vertices + 3e-7 * outwards / outwards.norm(dim=1, keepdim=True)
-    for x, offset in (
-        (moved, 0.0),
-        (moved.float(), 0.0),
-        ((moved + 1e7).float(), 1e7),
-    ):  # its rounding is let through
+    # rounding is let through
+    for x, offset in ((moved, 0.0), (moved.float(), 0.0), ((moved + 1e7).float(), 1e7)):
         domain = Polytope(vertices + offset)
         encoding = GaussianMean.calibrated(domain, make(domain, 2.0), epsilon=1.0, delta=1e-6).encoding
         encoded = encoding(domain.admit(x))

@@ -87,14 +87,11 @@ def test_a_point_needs_no_noise(name, p):
     for other in (difference_shape, least_error_shape):
         assert other(domain, p).upper == 0
     assert round_shape(domain, p).upper == 0
-    covariance = GaussianCovariance.calibrated(domain, shape, epsilon=1.0, delta=1e-6).estimate(
-        x, noise=SeededNoise(2)
-    )
+    release = GaussianCovariance.calibrated(domain, shape, epsilon=1.0, delta=1e-6)
+    covariance = release.estimate(x, noise=SeededNoise(2))
     assert torch.allclose(covariance.mean.value, here) and not bool(covariance.value.any())
-    moment = GaussianMoments.calibrated(domain, from_origin, 2, epsilon=1.0, delta=1e-6).estimate(
-        x, noise=SeededNoise(3)
-    )
-    assert moment.value.isfinite().all()
+    moments = GaussianMoments.calibrated(domain, from_origin, 2, epsilon=1.0, delta=1e-6)
+    assert moments.estimate(x, noise=SeededNoise(3)).value.isfinite().all()
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])

@@ -39,9 +39,8 @@ def test_the_error_of_draws_is_the_predicted_one():
     domain = box(1.0, 4.0, 16.0, 64.0)
     mechanism = LocalMean.calibrated(domain, noise_shape(domain, p), epsilon=1.0, randomizer=PrivUnitG)
     x = torch.rand(20, 4, dtype=torch.float64, generator=generator(8)) * domain.high
-    drawn = mechanism.sample_estimate(
-        Crowd(x, torch.full((20,), 50)), generator=generator(9), sample_shape=(8_000,)
-    )
+    crowd = Crowd(x, torch.full((20,), 50))
+    drawn = mechanism.sample_estimate(crowd, generator=generator(9), sample_shape=(8_000,))
     norms = torch.linalg.vector_norm(drawn.value - x.mean(0), ord=p, dim=1)
     error = mechanism.error(1000)
     assert float(norms.square().mean().sqrt()) / error.root_mean_square.value == pytest.approx(1, abs=0.03)
@@ -54,9 +53,8 @@ def test_guarantee_the_bound_holds_also_for_few_users(p, n, randomizer):
     domain = box(1.0, 2.0, 2.0)
     mechanism = LocalMean.calibrated(domain, noise_shape(domain, p), epsilon=1.0, randomizer=randomizer)
     corner = domain.high[None]
-    drawn = mechanism.sample_estimate(
-        Crowd(corner, torch.tensor([n])), generator=generator(10), sample_shape=(4_000,)
-    )
+    crowd = Crowd(corner, torch.tensor([n]))
+    drawn = mechanism.sample_estimate(crowd, generator=generator(10), sample_shape=(4_000,))
     squares = torch.linalg.vector_norm(drawn.value - corner, ord=p, dim=1).square()
     worst = float(squares.mean() - 5 * squares.std() / math.sqrt(4_000))
     assert math.sqrt(worst) <= mechanism.error_bound(n) <= 4 * mechanism.error(n).floor

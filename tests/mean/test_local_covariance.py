@@ -50,9 +50,8 @@ def test_the_weights_are_within_one_per_cent_of_the_best(d):
 
 def test_the_mean_comes_with_it_and_intervals_cover():
     box = Box(torch.tensor([0.0, -5.0]), torch.tensor([1.0, 15.0]))
-    x = box.low + torch.rand(40, 2, dtype=torch.float64, generator=keyed_generator(b"x")) ** 2 * (
-        box.high - box.low
-    )
+    places = torch.rand(40, 2, dtype=torch.float64, generator=keyed_generator(b"x"))
+    x = box.low + places**2 * (box.high - box.low)
     protocol, crowd = LocalCovariance.calibrated(box, epsilon=2.0), Crowd(x, torch.full((40,), 200))
     found = protocol.sample_estimate(crowd, generator=keyed_generator(b"draws"), sample_shape=(3_000,))
     for estimate, truth in ((found, protocol.exact(crowd)), (found.mean, x.mean(0))):
@@ -65,10 +64,8 @@ def test_the_mean_comes_with_it_and_intervals_cover():
 
 def test_the_worst_means_are_at_the_ends():
     protocol = LocalCovariance.calibrated(cube(2), epsilon=1.0)
-    ends = [
-        Crowd(torch.tensor([corner]).double(), torch.tensor([900]))
-        for corner in itertools.product((-1, 0, 1), repeat=2)
-    ]
+    corners, users = itertools.product((-1, 0, 1), repeat=2), torch.tensor([900])
+    ends = [Crowd(torch.tensor([corner]).double(), users) for corner in corners]
     for objective in Objective:
         worst = max(float(objective.of(protocol.predicted_mse(each))) for each in ends)
         assert float(protocol.worst_mse(900, objective)) == pytest.approx(worst, rel=1e-12)

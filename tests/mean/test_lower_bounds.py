@@ -141,9 +141,8 @@ def test_a_mechanism_may_know_one_data_set_and_its_neighbours_pay(delta):
     outputs, law = hard_coded(known, known, delta)
     assert deviation(law, outputs) == pytest.approx(0, abs=1e-7)  # no error where it knows
     # So no bound holds on every data set alone; with its neighbours there is one, and it is nearly attained.
-    worst = max(
-        deviation(*reversed(hard_coded(y, known, delta))) for y in everything if np.abs(y - known).sum() == 1
-    )
+    beside = [y for y in everything if np.abs(y - known).sum() == 1]
+    worst = max(deviation(*reversed(hard_coded(y, known, delta))) for y in beside)
     beta = math.sqrt(delta) / (1 - delta)
     assert 1 <= beta * worst * 3 <= 1.2 if delta == 0.1 else beta * worst * 3 == pytest.approx(1, rel=1e-3)
     assert worst >= approximate_lower_bound(0.5, 3, 1e-9, delta, 1)
@@ -168,9 +167,8 @@ def test_guarantee_the_best_mechanism_for_one_bit_errs_more_and_this_many_times_
         A_eq=np.stack([np.r_[np.concatenate(each), 0.0] for each in fixed]),
         b_eq=[1, 1, 0, 1],
     )
-    assert math.sqrt(found.fun) / approximate_lower_bound(0.5, 1, epsilon, delta, 1) == pytest.approx(
-        loose, rel=0.01
-    )
+    bound = approximate_lower_bound(0.5, 1, epsilon, delta, 1)
+    assert math.sqrt(found.fun) / bound == pytest.approx(loose, rel=0.01)
 
 
 def test_the_approximate_bound_tends_to_the_pure_one():
@@ -260,18 +258,16 @@ def test_the_moments_norm_lies_between_the_bounds_that_the_papers_proof_gives(d,
     assert moment_norm(d, order, p) <= high * (1 + 1e-9)
     if order == 1:
         assert moment_norm(d, 1, p) == pytest.approx(high)
-    mended = (
-        1 if p == 2 else (d // order) ** (order / 2) * d ** (-order / 2)
-    )  # as printed the other is false for p > 2
+    # as printed the other is false for p > 2
+    mended = 1 if p == 2 else (d // order) ** (order / 2) * d ** (-order / 2)
     assert moment_norm(d, order, p) >= low * mended * (1 - 1e-9) or d < order
 
 
 @pytest.mark.parametrize("d", [5, 40, 200])
 def test_the_second_moments_noise_is_within_two_over_d_of_the_worst_data_sets_bound(d):
     worst = math.sqrt(2) * moment_norm(d, 2)
-    achieved = math.sqrt(2) * math.sqrt(
-        d * (d + 1) / 2
-    )  # multiplier 1, sensitivity 2^{1/2}, trace on symmetric matrices
+    # multiplier 1, sensitivity 2^{1/2}, trace on symmetric matrices
+    achieved = math.sqrt(2) * math.sqrt(d * (d + 1) / 2)
     assert 1 <= achieved / worst <= 1 + 2 / d
 
 

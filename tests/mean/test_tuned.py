@@ -22,8 +22,7 @@ from torchdp.domains import (
     noise_shape,
     round_shape,
 )
-from torchdp.domains.composite import differences
-from torchdp.domains.encoding import encoding
+from torchdp.domains.encoding import differences, encoding
 from torchdp.mean import AdaptiveMean, Block, GaussianMean, LocalMean, PureMean, pure_lower_bound
 from torchdp.mean.adaptive import CELLS, LAST, LEAST, LOOK, LOOKS, MOST_RINGS, RATIO, _histogram, _rings
 from torchdp.noise import SeededNoise

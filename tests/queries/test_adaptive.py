@@ -16,9 +16,8 @@ from torchdp.randomness import keyed_generator
 def strategy(k, outputs, epsilon, seed=b"adaptive"):
     """Random extreme rows and those of randomized response, which let the columns add up."""
     generator = keyed_generator(seed)
-    rows = torch.where(
-        torch.rand(outputs, k, generator=generator, dtype=torch.float64) < 0.5, 1.0, math.exp(-epsilon)
-    )
+    small = torch.rand(outputs, k, generator=generator, dtype=torch.float64) < 0.5
+    rows = torch.where(small, 1.0, math.exp(-epsilon))
     return StrategyMatrix(torch.cat([rows / rows.sum(0), rows.flip(0) / rows.sum(0)]) / 2)
 
 
@@ -67,9 +66,8 @@ def test_values_and_errors_are_those_of_weighted_least_squares():
 @pytest.mark.parametrize("n", [40, 4_000])
 def test_it_errs_less_than_the_plain_decoder_and_as_predicted(shape, epsilon, n):
     k = 12
-    h = {"even": torch.ones(k), "one frequent": torch.eye(k)[4] * 40 + 0.05, "falling": 0.6 ** torch.arange(k)}[
-        shape
-    ]
+    one = torch.eye(k)[4] * 40 + 0.05
+    h = {"even": torch.ones(k), "one frequent": one, "falling": 0.6 ** torch.arange(k)}[shape]
     counts = (h / h.sum() * n).round().long()
     W = workloads.prefix(k).dense()[:-1]
     Q = StrategyMatrix.tuned(W, epsilon, generator=keyed_generator(b"tuned"), steps=60, exchanges=2)
@@ -102,9 +100,8 @@ def test_parities_are_divided_by_how_many_were_asked():
     assert float(errors.mean()) < 0.9 * float(plain.mean())
     assert float(errors.mean()) == pytest.approx(float(chosen.predicted_mse(counts).mean()), rel=0.15)
     unknown = found.standard_error[0] > 1e-9  # not the parity of no bits
-    covered = (
-        ((found.value - chosen.exact(counts)).abs() < 1.96 * found.standard_error)[:, unknown].double().mean()
-    )
+    covered = (found.value - chosen.exact(counts)).abs() < 1.96 * found.standard_error
+    covered = covered[:, unknown].double().mean()
     assert 0.92 < float(covered) < 0.97
 
 
@@ -112,6 +109,5 @@ def test_reports_of_low_rank_answer_what_they_can():
     keep = torch.tensor([[0.7, 0.7, 0.3, 0.3], [0.3, 0.3, 0.7, 0.7]], dtype=torch.float64)
     halves = AdaptiveOracle(torch.tensor([[1.0, 1.0, 0.0, 0.0]]), StrategyMatrix(keep))
     _, errors = squares(halves, torch.tensor([30, 0, 5, 25]))
-    assert float(errors.mean()) == pytest.approx(
-        float(halves.predicted_mse(torch.tensor([30, 0, 5, 25]))), rel=0.1
-    )
+    expected = float(halves.predicted_mse(torch.tensor([30, 0, 5, 25])))
+    assert float(errors.mean()) == pytest.approx(expected, rel=0.1)

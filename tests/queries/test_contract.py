@@ -63,9 +63,8 @@ class TestOfPlainAnswers(Queries, RelayContract):
 
 
 class TestOfTheIdentity(Queries, Unbiased, RelayContract):  # less noise along the point: not isotropic
-    protocol = LocalFactorization.calibrated(
-        FactoredQueries.identity(W), epsilon=8.0, randomizer=DuchiJordanWainwright
-    )
+    identity = FactoredQueries.identity(W)
+    protocol = LocalFactorization.calibrated(identity, epsilon=8.0, randomizer=DuchiJordanWainwright)
     x = torch.full((32,), 3)
     honest = (0.7, 2.0)
 
@@ -93,9 +92,8 @@ class TestOfSigns(Queries, RelayContract):
 
 def pairs_of_types(k, epsilon):
     """One of all pairs of types, likelier one that holds the own: more outputs than types."""
-    rows = torch.tensor(
-        [[1.0 if x in two else math.exp(-epsilon) for x in range(k)] for two in combinations(range(k), 2)]
-    )
+    low, pairs = math.exp(-epsilon), combinations(range(k), 2)
+    rows = torch.tensor([[1.0 if x in two else low for x in range(k)] for two in pairs])
     return StrategyMatrix((rows / rows.sum(0)).double())
 
 

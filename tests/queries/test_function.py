@@ -103,9 +103,8 @@ def test_intervals_of_the_population_cover(name):
     protocol, truth = LocalFunction(function, RandomizedResponse(function.types, 6.0)), function(shares)
     reports = []
     for _ in range(600):
-        counts = torch.multinomial(shares, 1_500, replacement=True, generator=generator).bincount(
-            minlength=len(shares)
-        )
+        drawn = torch.multinomial(shares, 1_500, replacement=True, generator=generator)
+        counts = drawn.bincount(minlength=len(shares))
         reports.append(protocol.sample_tally(counts, generator=generator)["reports"])
     tally, covered = Tally(1_500, {"reports": torch.stack(reports)}), {}
     for verb in ("analyse", "of_population"):

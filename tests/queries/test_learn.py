@@ -64,9 +64,8 @@ def test_what_is_learned_is_read_off_the_messages():
     learner = PrivateLearner.calibrated(concepts, epsilon=1.0)
     x, y = data(concepts, 40)
     found = learner.best(learner.estimate(labelled(x, y), noise=SeededNoise(1)))
-    mean = (
-        learner.client.collect(y[:, None] * concepts.codes(x), noise=SeededNoise(1))["sum"] / 40
-    )  # the same draws
+    # the same draws
+    mean = learner.client.collect(y[:, None] * concepts.codes(x), noise=SeededNoise(1))["sum"] / 40
     torch.testing.assert_close(found.losses.value, (1 - concepts.readers @ mean) / 2)
     assert found.loss == float(found.losses.value.min()) and found.name == concepts.names[found.concept]
 
@@ -97,7 +96,5 @@ def test_guarantee_samples_learn_with_the_stated_probability():
 def test_samples_grow_as_the_square_of_the_norm_over_epsilon():
     few, many = (PrivateLearner.calibrated(parities(5, order), epsilon=0.1).samples(0.05) for order in (1, 2))
     assert many / few == pytest.approx(16 / 6 * math.log(64 / 0.05) / math.log(24 / 0.05), rel=0.05)
-    near, far = (
-        PrivateLearner.calibrated(thresholds(8), epsilon=epsilon).samples(0.05) for epsilon in (0.1, 0.05)
-    )
+    near, far = (PrivateLearner.calibrated(thresholds(8), epsilon=each).samples(0.05) for each in (0.1, 0.05))
     assert far / near == pytest.approx(4, rel=0.05)

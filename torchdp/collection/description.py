@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROUNDING = (
-    1e-6  # of a tensor's largest entry: what other hardware may change in a factorization, far below any noise
-)
+ROUNDING = 1e-6  # of a tensor's largest entry: what other hardware may change, far below any noise
 
 
 def described(value: object, classes: dict[str, type] | None = None, name: str = "protocol") -> Any:

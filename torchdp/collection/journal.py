@@ -45,9 +45,7 @@ CODES = {  # what the system refuses; all else that SQLite complains about is da
     sqlite3.SQLITE_READONLY: errno.EACCES,
 }
 
-_turn = (
-    threading.RLock()
-)  # nobody forks inside a transaction: a child would believe that it held its parent's locks
+_turn = threading.RLock()  # nobody forks inside a transaction: a child would believe it held its parent's locks
 
 
 def _fresh_turn() -> None:
@@ -147,11 +145,8 @@ class Journal:
         """Before the first batch, under the protocol of the file."""
         if self._header[0] != FORMAT:
             raise ValueError(f"{self.path} is a journal of format {self._header[0]!r}, not {FORMAT!r}")
-        stored, classes, device = (
-            json.loads(zlib.decompress(self._header[1])),
-            dict[str, type](),
-            torch.device("cpu"),
-        )
+        stored, classes = json.loads(zlib.decompress(self._header[1])), dict[str, type]()
+        device = torch.device("cpu")
         if given is not None:
             apart, device = difference(stored, described(given.protocol, classes)), device_of(given.protocol)
             if apart is not None:

@@ -20,24 +20,30 @@ class BallImage(Domain):
     every q_b >= 2, and exact for at most 11 signs.
     """
 
+    centre: Tensor
+    q: float
+
     @property
     @abstractmethod
     def generators(self) -> Tensor:
         """F, (d, N) float64."""
 
     @property
-    @abstractmethod
     def groups(self) -> Groups:
-        """Size and order q in [1, inf] of each block; the sizes add up to N."""
+        """Size and order q in [1, inf] of each block; the sizes add up to N. Here a single block."""
+        return ((self.generators.shape[1], self.q),)
 
     @property
-    @abstractmethod
     def middle(self) -> Tensor:
         """m, (d,) float64."""
+        return self.centre
 
     @property
     def dimension(self) -> int:
         return self.generators.shape[0]
+
+    def balls(self) -> "BallImage":
+        return self
 
     @property
     def factor(self) -> float:

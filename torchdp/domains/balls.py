@@ -23,22 +23,17 @@ class Box(BallImage):
 
     low: Tensor
     high: Tensor
+    q = math.inf
 
     def __post_init__(self) -> None:
         checks.own(self)
-        low, high = _vector("low", self.low), _vector("high", self.high)
-        if low.shape != high.shape or bool((low > high).any()):
+        checks.keep(self, low=_vector, high=_vector)
+        if self.low.shape != self.high.shape or bool((self.low > self.high).any()):
             raise ValueError("low and high must have the same shape (d,), low at most high in every coordinate")
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
 
     @property
     def generators(self) -> Tensor:
         return torch.diag((self.high - self.low) / 2)
-
-    @property
-    def groups(self) -> Groups:
-        return ((self.generators.shape[1], math.inf),)
 
     @property
     def middle(self) -> Tensor:
@@ -70,24 +65,13 @@ class LpBall(BallImage):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        axes, centre = _vector("axes", self.axes), _vector("centre", self.centre)
-        if axes.shape != centre.shape or not bool((axes > 0).all()):
+        checks.keep(self, axes=_vector, centre=_vector, q=check_order)
+        if self.axes.shape != self.centre.shape or not bool((self.axes > 0).all()):
             raise ValueError("axes must be positive and of the shape (d,) of centre")
-        object.__setattr__(self, "axes", axes)
-        object.__setattr__(self, "centre", centre)
-        object.__setattr__(self, "q", check_order("q", self.q))
 
     @property
     def generators(self) -> Tensor:
         return torch.diag(self.axes)
-
-    @property
-    def groups(self) -> Groups:
-        return ((self.dimension, self.q),)
-
-    @property
-    def middle(self) -> Tensor:
-        return self.centre
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
@@ -108,23 +92,16 @@ class Ellipsoid(BallImage):
 
     root: Tensor
     centre: Tensor
+    q = 2.0
 
     def __post_init__(self) -> None:
         checks.own(self)
-        object.__setattr__(self, "root", _generators("root", self.root, self.centre))
-        object.__setattr__(self, "centre", _vector("centre", self.centre))
+        checks.keep(self, centre=_vector, root=checks.one_matrix)
+        _beside(self.root, self.centre)
 
     @property
     def generators(self) -> Tensor:
         return self.root
-
-    @property
-    def groups(self) -> Groups:
-        return ((self.root.shape[1], 2.0),)
-
-    @property
-    def middle(self) -> Tensor:
-        return self.centre
 
     def contains(self, x: Tensor) -> Tensor:
         x = self._vectors(x)
@@ -153,23 +130,16 @@ class Zonotope(BallImage):
 
     columns: Tensor
     centre: Tensor
+    q = math.inf
 
     def __post_init__(self) -> None:
         checks.own(self)
-        object.__setattr__(self, "columns", _generators("columns", self.columns, self.centre))
-        object.__setattr__(self, "centre", _vector("centre", self.centre))
+        checks.keep(self, centre=_vector, columns=checks.one_matrix)
+        _beside(self.columns, self.centre)
 
     @property
     def generators(self) -> Tensor:
         return self.columns
-
-    @property
-    def middle(self) -> Tensor:
-        return self.centre
-
-    @property
-    def groups(self) -> Groups:
-        return ((self.generators.shape[1], math.inf),)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,13 +157,10 @@ class BallSum(BallImage):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        columns = _generators("columns", self.columns, self.centre)
-        blocks = tuple((checks.integer("blocks", size, 1), check_order("blocks", q)) for size, q in self.blocks)
-        if sum(size for size, _ in blocks) != columns.shape[1]:
-            raise ValueError(f"the sizes in blocks must add up to the {columns.shape[1]} columns")
-        object.__setattr__(self, "columns", columns)
-        object.__setattr__(self, "blocks", blocks)
-        object.__setattr__(self, "centre", _vector("centre", self.centre))
+        checks.keep(self, centre=_vector, columns=checks.one_matrix, blocks=_blocks)
+        _beside(self.columns, self.centre)
+        if sum(size for size, _ in self.blocks) != self.columns.shape[1]:
+            raise ValueError(f"the sizes in blocks must add up to the {self.columns.shape[1]} columns")
 
     @property
     def generators(self) -> Tensor:
@@ -202,10 +169,6 @@ class BallSum(BallImage):
     @property
     def groups(self) -> Groups:
         return self.blocks
-
-    @property
-    def middle(self) -> Tensor:
-        return self.centre
 
 
 def lp_ball(d: int, q: float, radius: float = 1.0) -> LpBall:
@@ -226,8 +189,10 @@ def _vector(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def _generators(name: str, value: Tensor, centre: Tensor) -> Tensor:
-    value = checks.matrix(name, value).detach().double()
-    if value.ndim != 2 or _vector("centre", centre).shape != value.shape[:1]:
-        raise ValueError(f"{name} must be of shape (d, N) beside centre of shape (d,), not {tuple(value.shape)}")
-    return value
+def _blocks(name: str, value: Groups) -> Groups:
+    return tuple((checks.integer(name, size, 1), check_order(name, q)) for size, q in value)
+
+
+def _beside(columns: Tensor, centre: Tensor) -> None:
+    if len(columns) != len(centre):
+        raise ValueError(f"a matrix must be (d, N) beside centre of shape (d,), not {tuple(columns.shape)}")

@@ -13,10 +13,11 @@ from torchdp.domains.ball_image import BallImage
 from torchdp.domains.balls import BallSum, Ellipsoid, Zonotope
 from torchdp.domains.coupling import couple, independent_law, mirrored, signed_law
 from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, climb
-from torchdp.domains.finite import FiniteSet, Polytope, Vertices
+from torchdp.domains.finite import FiniteSet, Polytope
 from torchdp.domains.groups import paired
 from torchdp.domains.noise_shape import NoiseShape, searched
 from torchdp.domains.relaxation import split
+from torchdp.factorization.certificates.certificate import conjugate
 from torchdp.randomness import keyed_generator
 
 STARTS = 64  # of the local search over products
@@ -38,10 +39,7 @@ class Product(Domain):
     parts: tuple[Domain, ...]
 
     def __post_init__(self) -> None:
-        parts = tuple(checks.instance("parts", self.parts, Sequence))
-        if not parts or not all(isinstance(part, Domain) for part in parts):
-            raise TypeError("parts must be a non-empty sequence of torchdp.domains.Domain")
-        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "parts", tuple(checks.several("parts", self.parts, Domain)))
 
     @property
     def sizes(self) -> list[int]:
@@ -61,17 +59,24 @@ class Product(Domain):
             joined = own if joined is None else paired(joined, own)
         return joined
 
+    def balls(self) -> BallSum | None:
+        found = [ball for ball in (part.balls() for part in self.parts) if isinstance(ball, BallImage)]
+        if len(found) < len(self.parts):
+            return None
+        generators = torch.block_diag(*[ball.generators for ball in found])
+        groups = tuple(group for ball in found for group in ball.groups)
+        return BallSum(generators, groups, torch.cat([ball.middle for ball in found]))
+
     @cached_property
-    def _few(self) -> Tensor | None:
-        return self.corners(MOST_CORNERS)
+    def _simpler(self) -> Domain | None:
+        """The hull of few corners, or the image of balls, that it is."""
+        few = self.corners(MOST_CORNERS)
+        return self.balls() if few is None else Polytope(few)
 
     @property
     def factor(self) -> float:
-        if self._few is not None:
-            return 1.0
-        balls = _balls(self)
-        if balls is not None:
-            return balls.factor
+        if self._simpler is not None:
+            return self._simpler.factor
         worst = max(part.factor for part in self.parts)
         if len(self.parts) == 1:
             return worst
@@ -84,12 +89,8 @@ class Product(Domain):
         return torch.cat(found) if len(found) == len(middles) else None
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
-        if self._few is not None:
-            points, value = best_first(self._few, B, centre, most=max(STARTS, self.dimension))
-            return Maximum(points, value, value)
-        balls = _balls(self)
-        if balls is not None:
-            return balls.maximise(B, centre)
+        if self._simpler is not None:
+            return self._simpler.maximise(B, centre)
         pieces = zip(self.parts, B.split(self.sizes, dim=1), centre.split(self.sizes), strict=True)
         best = [part.maximise(block, c) for part, block, c in pieces]
         generator = keyed_generator(b"torchdp.mean.composite.maximise")
@@ -126,8 +127,8 @@ class Product(Domain):
         return torch.cat(rows)
 
     def proposal(self, p: float, shift: bool, tol: float) -> Proposal | None:
-        balls = _balls(self)
-        if balls is not None and not shift:
+        balls = None if shift else self.balls()
+        if balls is not None:
             return balls.proposal(p, shift, tol)
         shapes = [searched(part, p, shift, tol) for part in self.parts]
         gamma = torch.tensor([shape.upper for shape in shapes], dtype=torch.float64)
@@ -147,9 +148,7 @@ class Product(Domain):
         images = [linear_image(F, part) for F, part in zip(columns, self.parts, strict=True)]
         shapes = [searched(image, p, shift, tol) for image in images]
         t, c = split(torch.stack([s.root.square().sum(-1) for s in shapes], -1), p, ((len(shapes), math.inf),))
-        root = torch.cat(
-            [shape.root / math.sqrt(v or 1.0) for shape, v in zip(shapes, t.tolist(), strict=True)], 1
-        )
+        root = torch.cat([s.root / math.sqrt(v or 1.0) for s, v in zip(shapes, t.tolist(), strict=True)], 1)
         centre = torch.stack([shape.centre for shape in shapes]).sum(0)
         own = [searched(part, p, shift, tol) for part in self.parts]
         points, weights = self._law(own, shift)
@@ -193,8 +192,7 @@ class LinearImage(Domain):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        transform = _transform(self.transform, self.domain)
-        object.__setattr__(self, "transform", transform)
+        object.__setattr__(self, "transform", _transform(self.transform, self.domain))
 
     @property
     def dimension(self) -> int:
@@ -252,12 +250,12 @@ def linear_image(transform: Tensor, domain: Domain) -> Domain:
         return FiniteSet(domain.points @ F.mT)
     if isinstance(domain, Polytope):
         return Polytope(domain.points @ F.mT)
-    balls = _balls(domain)
+    balls = domain.balls()
     if balls is None or balls.factor > 1:
         few = domain.corners(MOST_CORNERS)
         if few is not None:
             return FiniteSet(few @ F.mT) if _finite(domain) else Polytope(few @ F.mT)
-    if balls is None:
+    if not isinstance(balls, BallImage):
         return LinearImage(F, domain)
     generators, groups, middle = F @ balls.generators, balls.groups, F @ balls.middle
     if {q for _, q in groups} == {math.inf}:
@@ -278,58 +276,18 @@ def minkowski_sum(parts: Sequence[Domain]) -> Domain:
     return linear_image(torch.eye(product.sizes[0], dtype=torch.float64).repeat(1, len(product.parts)), product)
 
 
-def differences(domain: Domain) -> Domain:
-    """K - K = {x - y: x, y in K}, symmetric about 0: what the replacement of one user moves a sum by.
-
-    Of products and images part by part, of at most 45 corners by all their pairs; of sets that are symmetric about m
-    it is 2 (K - m).
-    """
-    if isinstance(domain, Product):
-        return Product(tuple(map(differences, domain.parts)))
-    if isinstance(domain, LinearImage):
-        return linear_image(domain.transform, differences(domain.domain))
-    balls, middle = _balls(domain), domain.middle
-    if balls is not None:
-        return BallSum(2 * balls.generators, balls.groups, torch.zeros_like(balls.middle))
-    if isinstance(domain, Vertices) and middle is not None:
-        return Polytope(2 * (domain.points - middle))
-    points = domain.corners(math.isqrt(MOST_CORNERS))
-    if points is not None:
-        return Polytope((points[:, None] - points).flatten(0, 1))
-    one = torch.eye(domain.dimension).to(domain.spanning())
-    return (
-        linear_image(2 * one, domain) if domain.symmetric else minkowski_sum([domain, linear_image(-one, domain)])
-    )
-
-
-def _balls(domain: Domain) -> BallImage | None:
-    """A domain that is made of balls, as one image of their product."""
-    if isinstance(domain, BallImage):
-        return domain
-    if isinstance(domain, Product):
-        parts = [_balls(part) for part in domain.parts]
-        found = [part for part in parts if part is not None]
-        if len(found) == len(parts):
-            generators = torch.block_diag(*[part.generators for part in found])
-            groups = tuple(group for part in found for group in part.groups)
-            return BallSum(generators, groups, torch.cat([part.middle for part in found]))
-    return None
-
-
 def _finite(domain: Domain) -> bool:
     return isinstance(domain, FiniteSet) or (isinstance(domain, Product) and all(map(_finite, domain.parts)))
 
 
 def _unit(shape: NoiseShape, p: float) -> Tensor:
     """The shape's row weights scaled to norm 1 in l_{p/(p-2)}."""
-    order = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
-    return shape.row_weights / torch.linalg.vector_norm(shape.row_weights, ord=order).clamp_min(1e-300)
+    length = torch.linalg.vector_norm(shape.row_weights, ord=conjugate(p))
+    return shape.row_weights / length.clamp_min(1e-300)
 
 
 def _transform(value: Tensor, domain: Domain) -> Tensor:
-    if not isinstance(domain, Domain):
-        raise TypeError(f"domain must be a torchdp.domains.Domain, not {type(domain).__name__}")
-    value = checks.matrix("transform", value).detach().double()
-    if value.ndim != 2 or value.shape[1] != domain.dimension:
-        raise ValueError(f"transform must be of shape (e, {domain.dimension}), not {tuple(value.shape)}")
+    value, d = checks.one_matrix("transform", value), checks.instance("domain", domain, Domain).dimension
+    if value.shape[1] != d:
+        raise ValueError(f"transform must be of shape (e, {d}), not {tuple(value.shape)}")
     return value

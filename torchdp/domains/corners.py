@@ -42,16 +42,8 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
     size = torch.maximum(corners.abs().amax(), target.abs().amax(-1)) * d**0.5 + 1e-300  # a row sees no other
     for _ in range(ROUNDS):
         used = int(active.any(0).nonzero()[-1]) + 1  # places are filled from the first on
-        aim = torch.zeros_like(weights)
-        aim[:, :used] = _affine((corners[:, :used] - target[:, None, :]) / size[:, None, None], active[:, :used])
-        inside = (aim >= 0).all(-1)
-        share = (
-            torch.where(aim < 0, weights / (weights - aim).clamp_min(1e-300), torch.inf).amin(-1).clamp(max=1.0)
-        )
-        moved = weights + share[:, None] * (aim - weights)
-        dropped = active & ~inside[:, None] & (moved <= 1e-14)
-        weights = torch.where(dropped, 0.0, moved)
-        active = active & ~dropped
+        z = (corners[:, :used] - target[:, None, :]) / size[:, None, None]
+        weights, active, inside = _mixed(z, weights, active)
         y = (weights[..., None] * corners).sum(1)
         off = target - y
         new = extreme(off)
@@ -61,10 +53,9 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
         if near is not None:
             length = off.norm(dim=-1)
             going &= (length > near) & ((off * (target - new)).sum(-1) <= near * length)
-        count = int(going.sum())
-        if count == 0:
+        if not bool(going.any()):
             break
-        if count <= KEPT * len(left):
+        if int(going.sum()) <= KEPT * len(left):
             result[left[~going]] = y[~going]
             left, target, size, corners, weights, active, new, more = (
                 z[going] for z in (left, target, size, corners, weights, active, new, more)
@@ -78,6 +69,20 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
         y = (weights[..., None] * corners).sum(1)
     result[left] = y
     return result
+
+
+def _mixed(z: Tensor, weights: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights (n, k) moved towards those of the point nearest to 0 in the affine hull of the active rows of z.
+
+    They go as far as none turns negative; who gets there, (n,), is inside; corners of weight 0 are active no more.
+    """
+    aim = torch.zeros_like(weights)
+    aim[:, : z.shape[1]] = _affine(z, active[:, : z.shape[1]])
+    inside = (aim >= 0).all(-1)
+    share = torch.where(aim < 0, weights / (weights - aim).clamp_min(1e-300), torch.inf).amin(-1).clamp(max=1.0)
+    moved = weights + share[:, None] * (aim - weights)
+    dropped = active & ~inside[:, None] & (moved <= 1e-14)
+    return torch.where(dropped, 0.0, moved), active & ~dropped, inside
 
 
 def _affine(z: Tensor, active: Tensor) -> Tensor:

@@ -130,6 +130,10 @@ class Domain(ABC):
         """Points (k, d) of K, k <= most, whose convex hull is that of K; None where so few are not known."""
         return None
 
+    def balls(self) -> "Domain | None":
+        """The same set as a ``BallImage``, the image of a product of balls, where it is known to be one; else None."""
+        return None
+
     @property
     def hull(self) -> "Domain":
         """The convex hull, where means of K's points lie: itself for a convex K."""

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.composite import differences
+from torchdp.domains.ball_image import BallImage
+from torchdp.domains.balls import BallSum
+from torchdp.domains.composite import LinearImage, Product, linear_image, minkowski_sum
 from torchdp.domains.domain import EPS, Domain, Maximum
-from torchdp.domains.finite import Vertices
+from torchdp.domains.finite import Polytope, Vertices
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.memory import rows_at_once
 
 MOST_CORNERS = 20_000  # whose distances are all looked at
+MOST_DIFFERENCES = 2048  # of corners that are all listed
 MISSED = 1e-6  # of the domain's reach: what a shape may leave out
 
 
@@ -102,6 +105,30 @@ class Encoding:
             x = torch.where(self.domain.contains(x.double())[:, None], x.double(), self.domain.project(x.double()))
         u = (x.double() - self.centre) @ self.inverse.mT
         return u * (self.radius / u.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
+
+
+def differences(domain: Domain) -> Domain:
+    """K - K = {x - y: x, y in K}, symmetric about 0: what the replacement of one user moves a sum by.
+
+    Of products and images part by part, of at most 45 corners by all their pairs; of sets that are symmetric about m
+    it is 2 (K - m).
+    """
+    if isinstance(domain, Product):
+        return Product(tuple(map(differences, domain.parts)))
+    if isinstance(domain, LinearImage):
+        return linear_image(domain.transform, differences(domain.domain))
+    balls, middle = domain.balls(), domain.middle
+    if isinstance(balls, BallImage):
+        return BallSum(2 * balls.generators, balls.groups, torch.zeros_like(balls.middle))
+    if isinstance(domain, Vertices) and middle is not None:
+        return Polytope(2 * (domain.points - middle))
+    points = domain.corners(math.isqrt(MOST_DIFFERENCES))
+    if points is not None:
+        return Polytope((points[:, None] - points).flatten(0, 1))
+    one = torch.eye(domain.dimension).to(domain.spanning())
+    if domain.symmetric:
+        return linear_image(2 * one, domain)
+    return minkowski_sum([domain, linear_image(-one, domain)])
 
 
 def admitted(name: str, x: Tensor, domain: Domain, shape: NoiseShape) -> Tensor:

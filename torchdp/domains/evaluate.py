@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp.domains.domain import EPS, FLAT, Domain, Proposal
+from torchdp.factorization.certificates.certificate import conjugate
 
 TINY = 1e-300
 THIN = 1e-7  # of the longest axis: shorter ones of a proposal are mostly rounding,
@@ -93,8 +94,7 @@ def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> flo
     if not bool(row_weights.any()):
         return 0.0
     c = row_weights / row_weights.max()
-    order = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
-    c = c / torch.linalg.vector_norm(c, ord=order)
+    c = c / torch.linalg.vector_norm(c, ord=conjugate(p))
     z = points
     if shift:
         z = points - (points[0] if domain.middle is None else domain.middle)

@@ -66,7 +66,7 @@ class FiniteSet(Vertices):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        object.__setattr__(self, "points", _points(self.points))
+        checks.keep(self, points=checks.one_matrix)
 
     @property
     def hull(self) -> Domain:
@@ -98,11 +98,4 @@ class Polytope(Vertices):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        object.__setattr__(self, "points", _points(self.points))
-
-
-def _points(value: Tensor) -> Tensor:
-    value = checks.matrix("points", value).detach().double()
-    if value.ndim != 2:
-        raise ValueError(f"points must be of shape (N, d), not {tuple(value.shape)}")
-    return value
+        checks.keep(self, points=checks.one_matrix)

@@ -109,9 +109,8 @@ class KroneckerProduct(Domain):
         for sign in (1.0, -1.0):
             u, v, s = sign * U[..., :, 0], sign * Vh[..., 0, :], S[..., :1]
             low = torch.zeros_like(s)
-            high = torch.full_like(
-                s, float(self.left.spanning().norm(dim=-1).max()) * self.left.dimension + 1e-300
-            )
+            longest = self.left.spanning().norm(dim=-1).max()
+            high = torch.full_like(s, float(longest) * self.left.dimension + 1e-300)
             for _ in range(60):
                 a = (low + high) / 2
                 fits = self.left.contains(a * u)[..., None]
@@ -131,9 +130,8 @@ class KroneckerProduct(Domain):
         x, y = x[pick[0]], y[pick[1]]
         start = _products(x, y)
         for _ in range(STEPS):
-            theta = ((_products(x, y) - centre) @ B.mT @ B).unflatten(
-                -1, (self.left.dimension, self.right.dimension)
-            )
+            theta = (_products(x, y) - centre) @ B.mT @ B
+            theta = theta.unflatten(-1, (self.left.dimension, self.right.dimension))
             x = self.left.extreme((theta @ y[..., None])[..., 0])
             y = self.right.extreme((x[..., None, :] @ theta)[..., 0, :])
         return torch.cat([start, _products(x, y)])

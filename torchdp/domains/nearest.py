@@ -17,7 +17,7 @@ def nearest_in_ball(x: Tensor, axes: Tensor, q: float) -> Tensor:
     if q == math.inf:
         return torch.minimum(torch.maximum(x, -axes), axes)
     size, a = x.abs().double(), axes.double()
-    outside = _norm(size / a, q) > 1
+    outside = torch.linalg.vector_norm(size / a, ord=q, dim=-1, keepdim=True) > 1
     if not bool(outside.any()):
         return x
     t = low = torch.zeros_like(size[..., :1])
@@ -54,10 +54,6 @@ def _shrunk(size: Tensor, a: Tensor, q: float, t: Tensor) -> Tensor:
         if bool((step.abs() <= 1e-15 * u).all()):
             break
     return u if q > 2 else u**power
-
-
-def _norm(z: Tensor, q: float) -> Tensor:
-    return torch.linalg.vector_norm(z, ord=q, dim=-1, keepdim=True)
 
 
 def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:

@@ -164,7 +164,8 @@ class _Search:
 
     def settled(self) -> bool:
         """Whether the bounds are within tol, or nothing more is to be had; else refines where it must."""
-        if self._close() or self.idle >= PATIENCE:
+        close = self.best.upper <= self.lower * (1 + self.tol) + self.rounding
+        if close or self.idle >= PATIENCE:
             return True
         gap = self.best.upper / max(self.lower, TINY) - 1
         self.step = max(self.finest, PROGRESS * gap)
@@ -199,9 +200,6 @@ class _Search:
 
     def _enclosed(self, proposal: Proposal) -> Enclosed:
         return enclose(self.domain, self.basis, proposal.root, proposal.centre, self.p)
-
-    def _close(self) -> bool:
-        return self.best.upper <= self.lower * (1 + self.tol) + self.rounding
 
     @property
     def _beyond(self) -> float:

@@ -109,9 +109,8 @@ class NormError:
         """E ||Z||_p^2; for finite p with ||Z||_p^p, whose mean is known, as control variate."""
         generator = keyed_generator(b"torchdp.mean.norm_error", self.root.device)
         rows = rows_at_once(max(self.root.shape))
-        norms = (
-            torch.cat([self._drawn(min(rows, DRAWS - at), generator) for at in range(0, DRAWS, rows)]) / self.floor
-        )
+        parts = [self._drawn(min(rows, DRAWS - at), generator) for at in range(0, DRAWS, rows)]
+        norms = torch.cat(parts) / self.floor
         wanted = norms.square()
         if self.p < math.inf:
             control = norms**self.p - normal_moment(self.p)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp.domains.groups import TINY, Groups, dual_order, longest, moved_inside, total
+from torchdp.factorization.certificates.certificate import conjugate
 from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
@@ -58,8 +59,7 @@ def split(S: Tensor, p: float, groups: Groups) -> tuple[Tensor, Tensor]:
     norm of h_b; its value (sum_b H_b^{1/2})^2 is a concave function of c, which multiplicative updates climb.
     S: (d, N), not negative: squares of generators. A column of zeros has y = 0. Returns y (N,), c (d,).
     """
-    exponent = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p
-    conjugate = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+    exponent = 1 / conjugate(p)
     sizes = [size for size, _ in groups]
 
     def best(c: Tensor) -> tuple[Tensor, float]:
@@ -84,7 +84,7 @@ def split(S: Tensor, p: float, groups: Groups) -> tuple[Tensor, Tensor]:
         a = S @ torch.where(y > 0, 1 / y, 0.0)
         top = a.max().clamp_min(TINY)
         answer = (a == top).to(S) if p == math.inf else (a / top) ** (p / 2 - 1)
-        answer = answer / power_norm(answer, conjugate).clamp_min(TINY)
+        answer = answer / power_norm(answer, conjugate(p)).clamp_min(TINY)
         for weights, height in ((c, bound), (answer, best(answer)[1])):
             if height > lower:
                 lower, multipliers = height, weights

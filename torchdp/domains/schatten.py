@@ -37,7 +37,7 @@ class SchattenBall(Domain):
         checks.integer("rows", self.rows, 1)
         checks.integer("columns", self.columns, 1)
         checks.positive("radius", self.radius)
-        object.__setattr__(self, "q", check_order("q", self.q))
+        checks.keep(self, q=check_order)
 
     @property
     def dimension(self) -> int:

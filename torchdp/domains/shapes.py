@@ -6,9 +6,8 @@ from dataclasses import replace
 import torch
 
 from torchdp import checks
-from torchdp.domains.composite import differences
 from torchdp.domains.domain import Domain
-from torchdp.domains.encoding import encoding
+from torchdp.domains.encoding import differences, encoding
 from torchdp.domains.finite import FiniteSet, Vertices
 from torchdp.domains.noise_shape import NoiseShape, noise_shape
 from torchdp.domains.norm_error import NormError

@@ -41,9 +41,7 @@ def free_constant(W: Tensor, *, tol: float = 1e-3, most: int = 60) -> FreeConsta
     Guarantees: lower <= min over c of gamma_2(W + c 1 1^T) <= upper.
     Source: Edmonds, Nikolov, Ullman (2020), Lemma 12, for the lines; Kelley (1960) for the method.
     """
-    W = checks.matrix("W", W).detach().double()
-    if W.ndim != 2:
-        raise ValueError(f"W must be one matrix, not of shape {tuple(W.shape)}")
+    W = checks.one_matrix("W", W)
     tol, most = checks.positive("tol", tol), checks.integer("most", most, 1)
     middle, width = -float(W.max() + W.min()) / 2, float(W.max() - W.min())
     size = float(W.abs().max())

@@ -123,14 +123,8 @@ def factorize(
         if shift or error_weights is not None:
             raise ValueError("shift and error_weights need the matrix itself: pass RunningSums(...).dense()")
         running = factorize_running(W, p, tol, max_iterations)
-        warn_where_open(
-            running.certificate,
-            tol,
-            torch.ones((), dtype=torch.float64),
-            torch.float64,
-            running.iterations,
-            max_iterations,
-        )
+        one = torch.ones((), dtype=torch.float64)
+        warn_where_open(running.certificate, tol, one, one.dtype, running.iterations, max_iterations)
         return running
     matrices = matrices_of(W)
     if shift or error_weights is not None:  # neither norm is multiplicative
@@ -238,21 +232,11 @@ def matrices_of(W: Tensor | Workload) -> list[Tensor]:
 
 def kronecker(parts: Sequence[Factorization]) -> Factorization:
     """The dense factorization of the Kronecker product of the parts' matrices, certified by the parts' certificates."""
-    left, right, row_weights, column_weights = (
-        reduce(torch.kron, [getattr(part, name) for part in parts])
-        for name in ("left", "right", "row_weights", "column_weights")
-    )
-    certificate = combine.kronecker([part.certificate for part in parts])
+    names = ("left", "right", "row_weights", "column_weights")
+    dense = {name: reduce(torch.kron, [getattr(part, name) for part in parts]) for name in names}
+    certificate, right = combine.kronecker([part.certificate for part in parts]), dense["right"]
     certificate = combine.rounded(certificate, right.shape[-1], _rounding(len(parts), right.dtype))
-    return replace(
-        parts[0],
-        left=left,
-        right=right,
-        row_weights=row_weights,
-        column_weights=column_weights,
-        certificate=certificate,
-        iterations=max(part.iterations for part in parts),
-    )
+    return replace(parts[0], **dense, certificate=certificate, iterations=max(part.iterations for part in parts))
 
 
 def _unweighted(W: Tensor, w: Tensor, weighted: Factorization, p: float) -> Factorization:

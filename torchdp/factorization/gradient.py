@@ -69,31 +69,14 @@ def gradient(
 
         left, right = _descend(module, loss, lambda left, right: _norm(left, right, p), steps, learning_rate)
         last_left, last_right = (factor.detach() for factor in module())
-    row_weights = _weights(last_left.square().sum(-1), min(SHARPNESS[1], p / 2))
-    column_weights = _weights(last_right.square().sum(-2), SHARPNESS[1])
-    return finish(
-        W,
-        Solution(
-            left=left,
-            right=right,
-            shift=None,
-            row_weights=row_weights,
-            column_weights=column_weights,
-            primal_weights=column_weights,
-            iterations=steps,
-        ),
-        p,
-    )
+    c = _weights(last_left.square().sum(-1), min(SHARPNESS[1], p / 2))
+    P = _weights(last_right.square().sum(-2), SHARPNESS[1])
+    return finish(W, Solution(left, right, None, c, P, P, steps), p)
 
 
 @one_thread
 def low_rank(
-    W: Tensor,
-    rank: int,
-    alpha: float,
-    *,
-    steps: int = 1000,
-    learning_rate: float = 0.01,
+    W: Tensor, rank: int, alpha: float, *, steps: int = 1000, learning_rate: float = 0.01
 ) -> LowRankFactorization:
     """An approximate factorization of small norm and rank at most ``rank``: abs(W - L R) <= alpha where it gets there.
 
@@ -181,11 +164,8 @@ def _descend(
                 best = value, left.clone(), right.clone()
             better = value < best[0]
             each = better[..., None, None]
-            best = (
-                torch.where(better, value, best[0]),
-                torch.where(each, left, best[1]),
-                torch.where(each, right, best[2]),
-            )
+            chosen = (better, value), (each, left), (each, right)
+            best = tuple(torch.where(*pair, old) for pair, old in zip(chosen, best, strict=True))
         if step < steps:
             adam.step(loss(left, right, step).sum(), cosine(learning_rate, step, steps))
     return best[1], best[2]

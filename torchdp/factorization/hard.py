@@ -146,9 +146,7 @@ def hard_instance(
     Guarantees: the rows of the directions sum to 0 and move their query's answer at rate 1.
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 17 to 21, without their symmetrization.
     """
-    W = checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach().double()
-    if W.ndim != 2:
-        raise ValueError(f"W must be one matrix, not of shape {tuple(W.shape)}")
+    W = checks.one_matrix("W", W.dense() if isinstance(W, Workload) else W)
     if U is None:
         found = factorize(W, shift=True)
         column_weights = found.column_weights

@@ -113,6 +113,5 @@ def _mix(
     P = (1 - share) * first.column_weights + share * second.column_weights
     residual = (W - left @ right).abs().amax()
     certificate = certify_approximate(W, residual, left, right, U, c, P)
-    return ApproximateFactorization(
-        left, right, residual, U, c, P, certificate, first.iterations + second.iterations
-    )
+    count = first.iterations + second.iterations
+    return ApproximateFactorization(left, right, residual, U, c, P, certificate, count)

@@ -9,10 +9,8 @@ from torch import Tensor
 CUSHION = 0.02
 # Least l of a Halley step: its Cholesky factor loses about eps c, c < 4 l^{-4/3}.
 LEAST = {torch.float64: 1e-4, torch.float32: 0.05}
-CUBIC, HALLEY = (
-    4.0,
-    13 / 3,
-)  # operations of a step, in units of m n^2 for m = n: two products; one, Cholesky, two solves
+# operations of a step, in units of m n^2 for m = n: two products; one, Cholesky, two solves
+CUBIC, HALLEY = 4.0, 13 / 3
 LARGE = 256  # short side from which these operations tell the time: those of small factors wait for each other
 Step = tuple[float, ...]  # (rho,) of a cubic step, (a, b, c) of a Halley step
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import fitting
+from torchdp.factorization.certificates.certificate import fitting_factors
 from torchdp.factorization.factorize import Factorization
 
 LEAST = 1e-6  # of ``relative``: below it t - log(1 + t) has few digits left
@@ -34,12 +34,10 @@ def measure(W: Tensor, left: Tensor, right: Tensor) -> LowRankFactorization:
     W: (*batch, m, n); left: (*batch, m, r); right: (*batch, r, n).
     Guarantees: distortion and norm are recomputed in float64 from the factors returned.
     """
-    W, left = checks.matrix("W", W).detach(), checks.matrix("left", left).detach()
-    right = checks.matrix("right", right).detach()
-    L = fitting("left", left, W, (W.shape[-2], left.shape[-1]))
-    R = fitting("right", right, W, (left.shape[-1], W.shape[-1]))
+    W = checks.matrix("W", W).detach()
+    L, R = fitting_factors(left, right, W)
     norm = L.norm(dim=-1).amax(-1) * R.norm(dim=-2).amax(-1)
-    return LowRankFactorization(left, right, (W.double() - L @ R).abs().amax((-2, -1)), norm)
+    return LowRankFactorization(left.detach(), right.detach(), (W.double() - L @ R).abs().amax((-2, -1)), norm)
 
 
 def truncate(factorization: Factorization, rank: int) -> LowRankFactorization:
@@ -59,10 +57,8 @@ def truncate(factorization: Factorization, rank: int) -> LowRankFactorization:
     Guarantees: distortion >= max abs(W - shift 1^T - left right).
     Source: Eckart, Young (1936); the weights by Nikolov, Tang (2023), Theorem 26.
     """
-    rank, factorization = (
-        checks.integer("rank", rank, 1),
-        checks.instance("factorization", factorization, Factorization),
-    )
+    rank = checks.integer("rank", rank, 1)
+    checks.instance("factorization", factorization, Factorization)
     if rank >= factorization.left.shape[-1]:
         return _near(factorization, factorization.left, factorization.right)
     X = factorization.left.double() @ factorization.right.double()
@@ -89,10 +85,8 @@ def johnson_lindenstrauss(
     Guarantees: distortion >= max abs(W - shift 1^T - left right).
     Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemmas 12 and 13.
     """
-    rank, factorization = (
-        checks.integer("rank", rank, 1),
-        checks.instance("factorization", factorization, Factorization),
-    )
+    rank = checks.integer("rank", rank, 1)
+    checks.instance("factorization", factorization, Factorization)
     left, right = factorization.left.double(), factorization.right.double()
     generator = checks.random_source(generator, left.device)
     if rank >= left.shape[-1]:

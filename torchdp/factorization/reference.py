@@ -49,23 +49,11 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
 
     scale = float(W.double().abs().max()) or 1.0
     Z, v, column_weights, row_weights, iterations = _optimum(cp, W.double().cpu() / scale, p, shift)
-    Z, v, column_weights, row_weights = (x.to(W.device) for x in (Z, v, column_weights, row_weights))
+    Z, v, P, c = (x.to(W.device) for x in (Z, v, column_weights, row_weights))
     values, vectors = torch.linalg.eigh(Z)
     both = math.sqrt(scale) * vectors * values.clamp_min(0).sqrt()  # (m + n, r): the rows of L, then R^T
-    m = len(W)
-    return finish(
-        W,
-        Solution(
-            left=both[:m],
-            right=both[m:].mT,
-            shift=scale * v if shift else None,
-            row_weights=row_weights,
-            column_weights=column_weights,
-            primal_weights=column_weights,
-            iterations=iterations,
-        ),
-        p,
-    )
+    left, right = both[: len(W)], both[len(W) :].mT
+    return finish(W, Solution(left, right, scale * v if shift else None, c, P, P, iterations), p)
 
 
 def _optimum(cp: ModuleType, W: Tensor, p: float, shift: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:

@@ -24,10 +24,7 @@ SURE = 2e-3  # chance that noise alone stands out
 GAINED = 4.0  # times narrower: else it was the last look
 NEAREST, RATIO = 0.1, 1.3  # the first distance of the last histogram, in that of most users; how its cells grow
 BEYOND = 2  # cells that count beyond the last that stands out
-CLEAR, WINDOW = (
-    4.0,
-    6,
-)  # times the noise of a sum of directions: so many users show theirs, of so many cells at most
+CLEAR, WINDOW = 4.0, 6  # times the noise of a sum of directions: so many show theirs, of so many cells at most
 FINER = 3  # radii that are tried, for each cell
 FINE, MOST = 10, 28  # directions are in steps of 2^-10, or of 2^-28 of the noise where that is more
 FLOOR = 0.3  # of the mean deviation: no coordinate counts for less
@@ -80,7 +77,7 @@ class AdaptiveMean:
 
     def __post_init__(self) -> None:
         checks.instance("box", self.box, Box)
-        object.__setattr__(self, "rho", checks.positive("rho", self.rho))
+        checks.keep(self, rho=checks.positive, delta=checks.fraction)
         if self.rho < self.box.dimension * LEAST:
             raise ValueError(
                 f"rho must be at least {self.box.dimension * LEAST:.3g} in {self.box.dimension} dimensions, "
@@ -93,7 +90,6 @@ class AdaptiveMean:
             raise ValueError(
                 f"box must have coordinates up to 1e-80 to 1e80 in size, not {largest:.1g}; change their unit"
             )
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -199,9 +195,8 @@ def _radius(
     counts, sums, deviation = _rings((x - centre) / axes, edges, rho, draws)
     kept = _standing(counts[None], deviation)[0]
     counts[int(kept.cumsum(0).argmax()) + 1 + BEYOND :] = 0.0  # a few users far off, whom no cell shows, count too
-    radii = edges[1] * RATIO ** (
-        torch.arange(FINER * (count - 1) + 1, dtype=torch.float64, device=x.device) / FINER
-    )
+    finer = torch.arange(FINER * (count - 1) + 1, dtype=torch.float64, device=x.device)
+    radii = edges[1] * RATIO ** (finer / FINER)
     low, high = torch.maximum(edges[:-1], radii[:, None]), torch.maximum(edges[1:], radii[:, None])
     width, below, above = edges.diff(), low - radii[:, None], high - radii[:, None]  # users lie evenly in a cell
     along = ((above.square() - below.square()) / (2 * width)) @ (_coherence(counts, sums, deviation) * counts)
@@ -223,16 +218,12 @@ def _rings(offsets: Tensor, edges: Tensor, rho: float, draws: Draws) -> tuple[Te
     step = 2.0 ** max(min(-FINE, size - 8), size - MOST)
     length = offsets.norm(dim=1).clamp_max(float(edges[-1]))
     where = (torch.searchsorted(edges, length) - 1).clamp_(0, cells - 1)
-    scaled = (offsets / offsets.abs().amax(1, keepdim=True).clamp_min(1e-300)).nan_to_num(
-        0.0
-    )  # no square underflows
+    largest = offsets.abs().amax(1, keepdim=True).clamp_min(1e-300)
+    scaled = (offsets / largest).nan_to_num(0.0)  # no square underflows
     direction = scaled / scaled.norm(dim=1, keepdim=True).clamp_min(1.0) * (1 - 1e-9)
-    each = (
-        torch.cat([torch.ones_like(direction[:, :1]), direction], 1) / step
-    ).trunc()  # towards 0: no norm grows
-    total = torch.zeros(cells, d + 1, dtype=torch.int64, device=offsets.device).index_add_(
-        0, where, each.to(torch.int64)
-    )
+    each = torch.cat([torch.ones_like(direction[:, :1]), direction], 1) / step
+    total = torch.zeros(cells, d + 1, dtype=torch.int64, device=offsets.device)
+    total.index_add_(0, where, each.trunc().to(torch.int64))  # towards 0: no norm grows
     found = RoundedNormal(deviation, step).added(total.double() * step, draws)
     return found[:, 0], found[:, 1:], deviation
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -12,7 +11,7 @@ from torchdp.domains.shapes import least_error_shape
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.protocol import MeanProtocol
-from torchdp.protocol import Crowd, Estimate, Layout, Tally
+from torchdp.protocol import Crowd, Tally
 from torchdp.protocol.rounded_sum import RoundedSum
 
 
@@ -42,10 +41,6 @@ class GaussianMean(MeanProtocol, GaussianRelease):
         """
         return cls.calibrated(domain, least_error_shape(domain, p), delta=delta, epsilon=epsilon, rho=rho)
 
-    @property
-    def layout(self) -> Layout:
-        return {"sum": ((self.shape.root.shape[1],), torch.float64)}
-
     @cached_property
     def sums(self) -> RoundedSum:
         """Of u."""
@@ -59,6 +54,3 @@ class GaussianMean(MeanProtocol, GaussianRelease):
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         whole = self.sums.blocks((counts @ u for u, counts in self.encoded(summary)), summary.n)
         return Tally(summary.n, {"sum": self.sums.released(whole, draws, shape)})
-
-    def analyse(self, tally: Tally) -> Estimate:
-        return self.decoded(self.check(tally)["sum"], tally.n)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
+from torchdp.factorization.solvers.acceleration import onto_simplex
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally
@@ -154,13 +155,9 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
     """
     matrix, total = _square(matrix), checks.squarable("radius", radius) ** 2
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    falling = values.flip(-1)
-    places = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
-    levels = (falling.cumsum(-1) - total) / places
-    # The shift is the level of the last place whose eigenvalue is still above it, where it is positive.
-    last = (falling > levels).sum(-1, keepdim=True).clamp_min(1)
-    shift = levels.gather(-1, last - 1).clamp_min(0.0)
-    return (vectors * (values - shift).clamp_min(0)[..., None, :]) @ vectors.mT
+    kept = values.clamp_min(0)
+    kept = torch.where(kept.sum(-1, keepdim=True) > total, total * onto_simplex(values / total), kept)
+    return (vectors * kept[..., None, :]) @ vectors.mT
 
 
 def project_covariance(matrix: Tensor) -> Tensor:
@@ -178,17 +175,9 @@ def _square(matrix: Tensor) -> Tensor:
     return matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
 
 
-def projection_bound(tau: float, dimension: int, radius: float = 1.0) -> float:
-    """An upper bound on the projected second moment's (E ||error||_F^2)^{1/2}, whatever the data.
-
-    radius (tau ((2 d)^{1/2} + (2 pi d)^{-1/2}))^{1/2}; symmetric noise N, tau on the diagonal, tau/2^{1/2} beside it.
-    The projection P of M + N on a convex set has ||P - M||^2 <= <N, P - M>, and E <N, P> <= radius^2 E max(0,
-    lambda_max(N)); E lambda_max <= tau (2 d)^{1/2} by Sudakov-Fernique (||w w^T - v v^T||^2 <= 2 ||w - v||^2 on the
-    sphere), and lambda_max >= tr(N)/d, of standard deviation tau d^{-1/2}.
-
-    Guarantees: an upper bound for every data set.
-    Source: Nikolov, Talwar, Zhang (2016), Lemma on the projection's error; derived here with constants.
-    """
-    tau, radius = checks.positive("tau", tau), checks.positive("radius", radius)
-    d = checks.integer("dimension", dimension, 1)
-    return radius * math.sqrt(tau * (math.sqrt(2 * d) + 1 / math.sqrt(2 * math.pi * d)))
+def symmetric(pairs: Tensor, d: int) -> Tensor:
+    """The symmetric matrices, (*batch, d, d), of entries in the order of ``torch.triu_indices``, (*batch, pairs)."""
+    rows, columns = torch.triu_indices(d, d)
+    full = pairs.new_zeros(*pairs.shape[:-1], d, d)
+    full[..., rows, columns] = full[..., columns, rows] = pairs
+    return full

@@ -33,9 +33,8 @@ class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
     delta: float
 
     def __post_init__(self) -> None:
-        checks.computable(self.encoding)  # a shape that does not fit the domain
-        object.__setattr__(self, "multiplier", checks.positive("multiplier", self.multiplier))
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+        super().__post_init__()
+        checks.keep(self, multiplier=checks.positive, delta=checks.fraction)
 
     @classmethod
     def calibrated(

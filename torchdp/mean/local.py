@@ -14,8 +14,9 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import normal_moment
 from torchdp.domains.shapes import least_error_shape
 from torchdp.mean.protocol import MeanProtocol
-from torchdp.protocol import CrowdRelay, Estimate, Tally
+from torchdp.protocol import CrowdRelay, Layout
 from torchdp.randomizers import BallRandomizer, PrivUnit
+from torchdp.randomizers.ball.ball import check_client
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,17 +40,10 @@ class LocalMean(MeanProtocol, CrowdRelay[Tensor, BallRandomizer]):
     client: BallRandomizer
 
     def __post_init__(self) -> None:
-        radius, r = self.encoding.radius, self.shape.root.shape[1]
-        client = checks.instance("client", self.client, BallRandomizer)
-        if client.dim != r:
-            raise ValueError(f"client must have dim = {r}, the rank of the shape, not {client.dim}")
+        client = check_client(self.client, self.shape.root.shape[1], self.encoding.radius)
         if client.moments.outer > 0:
             raise ValueError(
                 "client must not have more noise along x than across it: its error is not bounded here"
-            )
-        if client.radius < radius * (1 - 1e-12):
-            raise ValueError(
-                f"client has radius {client.radius:g}, less than the domain's in the shape's norm, {radius:g}"
             )
 
     @classmethod
@@ -73,6 +67,10 @@ class LocalMean(MeanProtocol, CrowdRelay[Tensor, BallRandomizer]):
         """Of our shapes that of the least (E ||error||_p^2)^{1/2}, as ``error`` sees it. Raises as ``calibrated``."""
         return cls.calibrated(domain, least_error_shape(domain, p, local=True), epsilon=epsilon)
 
+    @property
+    def layout(self) -> Layout:
+        return self.client.layout
+
     def shown(self, x: Tensor) -> Tensor:
         """A^+ (x - c), (n, r): what the client hides."""
         return self.encoding(x)
@@ -80,9 +78,6 @@ class LocalMean(MeanProtocol, CrowdRelay[Tensor, BallRandomizer]):
     def noise_root(self, n: int) -> Tensor:
         """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for any other."""
         return math.sqrt(self.client.moments.variance / checks.integer("n", n, 1)) * self.shape.root
-
-    def analyse(self, tally: Tally) -> Estimate:
-        return self.decoded(self.check(tally)["sum"], tally.n)
 
     def error_bound(self, n: int) -> float:
         """A proved upper bound on (E ||error||_p^2)^{1/2} for n users, whatever their data, p the shape's.

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains import Box
-from torchdp.mean.covariance import Covariance
+from torchdp.mean.covariance import Covariance, symmetric
 from torchdp.protocol import Crowd, CrowdRelay, Estimate, LocalProtocol, Objective, Tally
 from torchdp.randomizers import BallRandomizer, PrivUnitG
+from torchdp.randomizers.ball.ball import check_client
 
 C = TypeVar("C", bound=LocalProtocol)
 
@@ -71,15 +72,9 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
 
     def __post_init__(self) -> None:
         self._refuse_flat()
-        client, d = checks.instance("client", self.client, BallRandomizer), self.domain.dimension
-        if client.dim != d + d * (d + 1) // 2:
-            raise ValueError(
-                f"client must have dim = {d + d * (d + 1) // 2}, numbers and products, not {client.dim}"
-            )
-        if client.moments.outer != 0:
+        d = self.domain.dimension
+        if check_client(self.client, d + d * (d + 1) // 2, self.radius(d)).moments.outer != 0:
             raise ValueError("client must have the same noise along the point as across it, such as PrivUnitG")
-        if client.radius < self.radius(d) * (1 - 1e-12):
-            raise ValueError(f"client must have radius at least {self.radius(d):g}, not {client.radius:g}")
 
     @classmethod
     def calibrated(cls, domain: Box, *, epsilon: float) -> "LocalCovariance":
@@ -119,13 +114,10 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
 
     def analyse(self, tally: Tally) -> Covariance:
         n, d = self.check(tally).n, self.domain.dimension
-        (square, _, c), (rows, columns, weight) = self.weights(d), self._pairs
+        (square, _, c), (_, _, weight) = self.weights(d), self._pairs
         mean, kappa = tally["sum"] / n, self.client.moments.variance / square / n
         m, products = mean[..., :d] / math.sqrt(square), mean[..., d:] / weight
-        S = products.new_zeros(*products.shape[:-1], d, d)
-        S[..., rows, columns] = products
-        S[..., columns, rows] = products
-        S = S + (c + kappa) * torch.eye(d).to(S)
+        S = symmetric(products, d) + (c + kappa) * torch.eye(d).to(products)
         value = (S - m[..., :, None] * m[..., None, :]) * self.half * self.half[:, None]
         own, of_mean, of_square = self._parts(n, m)
         error = torch.maximum(own + of_mean - 2 * of_square, own).sqrt()  # squares of m are too large by its noise

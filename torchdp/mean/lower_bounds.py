@@ -116,14 +116,12 @@ def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: floa
     Source: Halmos (1946) for symmetric unbiased estimates; Nikolov, Tang (2023), Theorem 58, has a constant 6 epsilon.
     """
     floor, p = checks.non_negative("floor", floor), check_exponent(p)
-    matrix = checks.matrix("covariance", covariance).detach().double()
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+    matrix = checks.one_matrix("covariance", covariance)
+    if matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"covariance must be of shape (d, d), not {tuple(matrix.shape)}")
     room = 1e-9 * float(matrix.abs().max())
-    if (
-        float((matrix - matrix.mT).abs().max()) > room
-        or float(torch.linalg.eigvalsh(matrix)[0]) < -len(matrix) * room
-    ):
+    asymmetric = float((matrix - matrix.mT).abs().max()) > room
+    if asymmetric or float(torch.linalg.eigvalsh(matrix)[0]) < -len(matrix) * room:
         raise ValueError("covariance must be symmetric and positive semidefinite")
     variances = matrix.diagonal().clamp_min(0)
     sampling = float(torch.linalg.vector_norm((variances / checks.integer("n", n, 1)).sqrt(), ord=p))

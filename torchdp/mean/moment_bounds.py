@@ -27,11 +27,8 @@ def moment_norm(dimension: int, order: int, p: float = 2.0) -> float:
     Guarantees: at most Gamma_p.
     Source: Nikolov, Tang (2023), Theorem 26 with the uniform measure and D a multiple of I; Funk-Hecke for lambda_k.
     """
-    d, order, p = (
-        checks.integer("dimension", dimension, 1),
-        checks.integer("order", order, 1, 1000),
-        check_exponent(p),
-    )
+    d, p = checks.integer("dimension", dimension, 1), check_exponent(p)
+    order = checks.integer("order", order, 1, 1000)
     return d ** (-order * (1 / 2 - 1 / p)) * _trace(d, order)
 
 

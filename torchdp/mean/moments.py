@@ -44,7 +44,7 @@ class GaussianMoments(GaussianRelease):
     order: int = 2
 
     def __post_init__(self) -> None:
-        encoding(self.domain, self.shape)  # checks that they fit
+        encoding(self.domain, self.shape)  # refuses what does not fit
         object.__setattr__(self, "order", checks.integer("order", self.order, 1))
         if self.order > MOST_ORDER or self.domain.dimension**self.order > MOST_ENTRIES:
             raise ValueError(
@@ -84,9 +84,8 @@ class GaussianMoments(GaussianRelease):
     def sums(self) -> RoundedSum:
         """Of u^{(x) l}."""
         r, own = self.shape.root.shape[1], self.encoding
-        return RoundedSum.least(
-            self.multiplier, self.sensitivity * (1 + 1e-12), own.radius**self.order, r**self.order
-        )
+        apart = self.sensitivity * (1 + 1e-12)
+        return RoundedSum.least(self.multiplier, apart, own.radius**self.order, r**self.order)
 
     @property
     def layout(self) -> Layout:

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -14,7 +15,7 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import Measured, NormError
 from torchdp.draws import Simulated
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Crowd, Estimate, Objective, OfCrowds
+from torchdp.protocol import Crowd, Estimate, Layout, Objective, OfCrowds, Tally
 from torchdp.protocol.rounded_sum import in_blocks
 from torchdp.randomness import keyed_generator
 
@@ -30,6 +31,10 @@ class DomainProtocol(OfCrowds):
 
     domain: Domain
     shape: NoiseShape
+
+    def __post_init__(self) -> None:
+        """Refuses a shape that does not fit the domain. Raises TypeError, ValueError."""
+        checks.instance("encoding", self.encoding, Encoding)
 
     @cached_property
     def encoding(self) -> Encoding:
@@ -47,6 +52,10 @@ class DomainProtocol(OfCrowds):
 
 class MeanProtocol(DomainProtocol):
     """The mean of n points without bias, under noise whose covariance is the same whatever the data."""
+
+    @property
+    def layout(self) -> Layout:
+        return {"sum": ((self.shape.root.shape[1],), torch.float64)}
 
     @abstractmethod
     def noise_root(self, n: int) -> Tensor:
@@ -100,7 +109,7 @@ class MeanProtocol(DomainProtocol):
         """(): the same for all data."""
         return checks.instance("objective", objective, Objective).of(self.noise_root(n).square().sum(1))
 
-    def decoded(self, total: Tensor, n: int) -> Estimate:
-        """From the sum of n users' encoded vectors, (*sample_shape, r)."""
+    def analyse(self, tally: Tally) -> Estimate:
+        total, n = self.check(tally)["sum"], tally.n
         value = self.encoding.centre + total / n @ self.shape.root.mT
         return Estimate(value, self.noise_root(n).norm(dim=1).expand_as(value), n)

@@ -17,7 +17,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.root import root
-from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Tally
+from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Limits, Tally
 from torchdp.protocol.interval import quantile
 from torchdp.protocol.records import farthest
 
@@ -33,6 +33,12 @@ class Block:
     size: int
     order: float
     share: float
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of each coordinate of noise of density ~ exp(-||z||_q)."""
+        k = self.size
+        return math.sqrt({1.0: 2.0, 2.0: k + 1.0, math.inf: (k + 1) * (k + 2) / 3}[self.order])
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,8 +65,8 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     blocks: tuple[Block, ...]
 
     def __post_init__(self) -> None:
-        checks.computable(self.encoding)  # a shape that does not fit the domain
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        super().__post_init__()
+        checks.keep(self, epsilon=checks.positive)
         rank = self.shape.root.shape[1]  # 0: a single point, without noise
         blocks = tuple(checks.several("blocks", self.blocks, Block)) if rank or self.blocks else ()
         object.__setattr__(self, "blocks", blocks)
@@ -73,7 +79,6 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
             raise ValueError(f"blocks must have {rank} coordinates together, the rank of the shape")
         if not math.isclose(sum(block.share for block in blocks), 1.0, rel_tol=1e-9) and blocks:
             raise ValueError("blocks must have shares that add up to 1")
-        checks.computable(self.diameters)  # blocks whose noise no float holds
 
     @classmethod
     def tuned(cls, domain: Domain, *, epsilon: float) -> "PureMean":
@@ -137,22 +142,18 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     @cached_property
     def deviations(self) -> Tensor:
         """Of the noise of the sum of u, (r,)."""
-        factors = {1.0: lambda k: 2.0, 2.0: lambda k: k + 1.0, math.inf: lambda k: (k + 1) * (k + 2) / 3}
-        each = [
-            scale * math.sqrt(factors[block.order](block.size))
-            for block, scale in zip(self.blocks, self.scales, strict=True)
-        ]
+        each = zip(self.blocks, self.scales, strict=True)
+        return self._spread([scale * block.deviation for block, scale in each]).to(self.shape.root)
+
+    def _spread(self, numbers: list[float]) -> Tensor:
+        """One number of each block, as one of each coordinate, (r,)."""
         sizes = torch.tensor([block.size for block in self.blocks], dtype=torch.int64)
-        return torch.tensor(each, dtype=torch.float64).repeat_interleave(sizes).to(self.shape.root)
+        return torch.tensor(numbers, dtype=torch.float64).repeat_interleave(sizes)
 
     @property
     def guarantee(self) -> Guarantee:
         source = "Hardt, Talwar (2010), section 4"
         return Guarantee(self.epsilon, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, False, source)
-
-    @property
-    def layout(self) -> Layout:
-        return {"sum": ((self.shape.root.shape[1],), torch.float64)}
 
     def limits(self, n: int) -> dict[str, Limits]:
         low, high = self.ends
@@ -179,7 +180,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         return torch.cat(parts, -1) if parts else self.shape.root.new_zeros((*shape, 0))
 
     def analyse(self, tally: Tally) -> Estimate:
-        return replace(self.decoded(self.check(tally)["sum"], tally.n), stretch=self.stretch)
+        return replace(super().analyse(tally), stretch=self.stretch)
 
     def stretch(self, level: float) -> Tensor:
         """How far the ends of an interval lie over those of normal noise of the same deviation, (d,).
@@ -187,12 +188,12 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         One block of l_2 is as long in all directions, and a number of l_1 or l_inf alone has its block's law; where
         several numbers make an answer, the widest of their laws, the normal one, and for l_inf R times a normal number.
         """
-        each = torch.tensor([_stretch(block, level) for block in self.blocks], dtype=torch.float64)
-        sizes = torch.tensor([block.size for block in self.blocks], dtype=torch.int64)
         used = (self.shape.root != 0).cpu()
-        together = torch.tensor([_stretch(block, level, True) for block in self.blocks], dtype=torch.float64)
+        each, together = (
+            self._spread([_stretch(b, level, mixed) for b in self.blocks]) for mixed in (False, True)
+        )
         widest, mixed = (
-            torch.where(used, law.repeat_interleave(sizes), 0.0).amax(1) if len(each) else torch.ones(len(used))
+            torch.where(used, law, 0.0).amax(1) if len(law) else torch.ones(len(used))
             for law in (each, torch.maximum(each, together))
         )
         round_one = len(self.blocks) == 1 and self.blocks[0].order == 2
@@ -221,7 +222,6 @@ def _stretch(block: Block, level: float, mixed: bool = False) -> float:
     equally likely R.
     """
     k, beyond = block.size, 1 - level
-    factors = {1.0: 2.0, 2.0: k + 1.0, math.inf: (k + 1) * (k + 2) / 3}
     likely = (np.arange(LENGTHS) + 0.5) / LENGTHS
     lengths = gammaincinv(k + (block.order == math.inf), likely) if block.order > 1 and k > 1 else np.empty(0)
 
@@ -234,10 +234,10 @@ def _stretch(block: Block, level: float, mixed: bool = False) -> float:
             return math.exp(-t)
         return float(1 - betainc(0.5, (k - 1) / 2, np.minimum(t / lengths, 1.0) ** 2).mean())
 
-    deviation, z = math.sqrt(factors[block.order]), quantile(level)
+    z = quantile(level)
     if not z:  # a level that rounds to nothing
         return 1.0
-    return root(lambda t: outside(t) - beyond, 0.0, 2 * deviation * z, 1e-12) / (deviation * z)
+    return root(lambda t: outside(t) - beyond, 0.0, 2 * block.deviation * z, 1e-12) / (block.deviation * z)
 
 
 def _widths(domain: Domain) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains import Box
 from torchdp.draws import Draws, Simulated
-from torchdp.mean.covariance import Covariance
+from torchdp.mean.covariance import Covariance, symmetric
 from torchdp.mean.local_covariance import LocalCovariance, OfCovariance
-from torchdp.protocol import Candidate, Choice, Crowd, Estimate, Tally
+from torchdp.protocol import Choice, Crowd, Estimate, Tally
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.draws import multinomial
@@ -46,7 +46,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         types = (2 * checks.integer("steps", self.steps, 1) + 1) ** self.domain.dimension
         if checks.instance("client", self.client, StrategyMatrix).k != types:
             raise ValueError(f"client must have {types} types, not {self.client.k}")
-        checks.computable(self._decoder)  # a strategy that does not tell what is asked
+        checks.finite(decoder=self._decoder)  # refuses a strategy that does not tell what is asked
 
     @classmethod
     def tuned(
@@ -103,9 +103,8 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         value = S - m[..., rows] * m[..., columns] + kappa
         h = (c @ self.client.inverse.mT).clamp_min(0)
         h = h / h.sum(-1, keepdim=True)
-        told = (
-            V[d:] - m[..., rows, None] * V[columns] - m[..., columns, None] * V[rows]
-        )  # (*batch, pairs, outputs)
+        # (*batch, pairs, outputs)
+        told = V[d:] - m[..., rows, None] * V[columns] - m[..., columns, None] * V[rows]
         meant = second.mT - m[..., rows, None] * first.mT[columns] - m[..., columns, None] * first.mT[rows]
         own = ((h @ self.client.matrix.mT)[..., None, :] * told.square()).sum(-1)
         own = own - (h[..., None, :] * meant.square()).sum(-1)
@@ -115,7 +114,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         width = self.half[rows] * self.half[columns]
         spread = kappa[..., rows == columns].clamp_min(0).sqrt() * self.half
         where = Estimate(self.domain.middle + m * self.half, spread, n)
-        return Covariance(self._matrix(value * width), self._matrix(error * width), n, mean=where)
+        return Covariance(symmetric(value * width, d), symmetric(error * width, d), n, mean=where)
 
     def _rounding(self, h: Tensor, m: Tensor, meant: Tensor) -> Tensor:
         """What the roundings add for one user to each entry's variance, at shares h of types and means m.
@@ -150,7 +149,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         own = (h @ laws) @ told.square().mT - h @ meant.square()
         kappa = ((h @ laws) @ (V[rows] * V[columns]).mT - h @ (w[:, rows] * w[:, columns])) / n
         width = self.half[rows] * self.half[columns]
-        return self._matrix((own / n + _squares(kappa, rows, columns)) * width.square())
+        return symmetric((own / n + _squares(kappa, rows, columns)) * width.square(), d)
 
     def _position(self, x: Tensor) -> Tensor:
         """In steps from the lower end."""
@@ -172,14 +171,6 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
             laws = (laws[:, :, None] * one[:, None, : 2 * self.steps + 1]).flatten(1)
         return laws @ self.client.matrix.mT
 
-    def _matrix(self, pairs: Tensor) -> Tensor:
-        """(*batch, pairs) -> (*batch, d, d), symmetric."""
-        _, _, (rows, columns) = self._tables
-        full = pairs.new_zeros(*pairs.shape[:-1], self.domain.dimension, self.domain.dimension)
-        full[..., rows, columns] = pairs
-        full[..., columns, rows] = pairs
-        return full
-
 
 def choose_covariance(domain: Box, n: int, epsilon: float) -> Choice:
     """The protocol of least predicted error for the covariances of n users' numbers.
@@ -200,13 +191,8 @@ def choose_covariance(domain: Box, n: int, epsilon: float) -> Choice:
             found.append((f"optimised strategy, {steps} steps", made))
     width = (domain.high - domain.low) / 2
     size = (width * width[:, None]).square()
-    crowds = _crowds(domain, n)
-    return Choice(
-        tuple(
-            Candidate(name, each, math.sqrt(sum(float((each.predicted_mse(c) / size).mean()) for c in crowds) / 2))
-            for name, each in found
-        )
-    )
+    relative = [[(each.predicted_mse(c) / size).mean() for c in _crowds(domain, n)] for _, each in found]
+    return Choice.of(found, (math.sqrt(sum(map(float, both)) / 2) for both in relative))
 
 
 def _crowds(domain: Box, n: int) -> tuple[Crowd, Crowd]:

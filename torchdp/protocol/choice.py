@@ -1,6 +1,7 @@
 """Protocols compared by the error that each predicts."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,12 @@ class Choice:
         least = min(one.error for one in self.candidates) * (1 + self.near)
         found = sorted(self.candidates, key=lambda one: _rank(max(one.error, least)))
         object.__setattr__(self, "candidates", tuple(found))
+
+    @staticmethod
+    def of(named: Iterable[tuple[str, Any]], errors: Iterable[float], bound: float | None = None) -> "Choice":
+        """From protocols with their names, and the error that each predicts."""
+        each = zip(named, errors, strict=True)
+        return Choice(tuple(Candidate(name, protocol, error) for (name, protocol), error in each), bound)
 
     @property
     def best(self) -> Any:

@@ -38,7 +38,7 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.instance("client", self.client, StrategyMatrix)
-        checks.computable(self.client.decoder(self._centred))  # queries that the strategy can not answer
+        self.client.decoder(self._centred)  # refuses queries that the strategy can not answer
 
     @cached_property
     def _small(self) -> tuple[Tensor, Tensor, bool]:
@@ -79,9 +79,8 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         """
         Q, W, full = self._small
         law = h @ self.client.matrix.mT  # (b, outputs)
-        seen = (
-            Q / law.sqrt()[..., None]
-        )  # M = seen^T seen would lose half of the digits: an h of few types has few
+        # M = seen^T seen would lose half of the digits: an h of few types has few
+        seen = Q / law.sqrt()[..., None]
         triangle = torch.linalg.qr(seen, mode="r").R
         weights = torch.cholesky_solve(W.mT.expand(len(h), -1, -1), triangle, upper=True)  # (b, r, m)
         second = (weights * W.mT).sum(-2)

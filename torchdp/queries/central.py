@@ -41,8 +41,7 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workload", checks.instance("queries", self.queries, FactoredQueries).workload)
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+        checks.keep(self, epsilon=checks.positive, delta=checks.fraction)
 
     @cached_property
     def sums(self) -> RoundedSum:

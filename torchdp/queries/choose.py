@@ -15,20 +15,15 @@ from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
 from torchdp.queries.factored import FactoredQueries, dense
 from torchdp.queries.local import LocalFactorization
-from torchdp.queries.oracle import LocalOracle
+from torchdp.queries.oracle import ORACLES, LocalOracle
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import (
     BallRandomizer,
     FrequencyOracle,
-    HadamardResponse,
-    OptimizedUnaryEncoding,
     PrivUnit,
     PrivUnitG,
-    RandomizedResponse,
     ShiftStrategy,
     StrategyMatrix,
-    SubsetSelection,
-    SymmetricUnaryEncoding,
 )
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
@@ -39,13 +34,6 @@ from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 BALL: tuple[Callable[[int, float, float], BallRandomizer], ...] = (PrivUnit, PrivUnitG)
-ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = (
-    RandomizedResponse,
-    SubsetSelection,
-    OptimizedUnaryEncoding,
-    SymmetricUnaryEncoding,
-    HadamardResponse,
-)
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 FACTORED = 1024  # the smaller side of W up to which it is factorized: an iteration takes half a minute at 4,096
 LARGEST_LOSSY = 512  # m + n up to which it is tried
@@ -96,11 +84,8 @@ def choose(
     Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance; Cormode, Kulkarni, Srivastava
     (2018), InpHT, for parities.
     """
-    W, epsilon, objective = (
-        dense(workload),
-        checks.positive("epsilon", epsilon),
-        checks.instance("objective", objective, Objective),
-    )
+    W, epsilon = dense(workload), checks.positive("epsilon", epsilon)
+    objective = checks.instance("objective", objective, Objective)
     n, prior = checks.integer("n", n, 1), _shares(prior, W)
     k, oracles = W.shape[1], list[tuple[str, FrequencyOracle]]()
     if k > 1:
@@ -164,8 +149,7 @@ def choose_central(
     W, objective = dense(workload), checks.instance("objective", objective, Objective)
     n, prior = checks.integer("n", n, 1), _shares(prior, W)
     factors = (*_factors(W, tol), ("binary tree", FactoredQueries.tree(W)))
-    protocols: list[tuple[str, QueryProtocol]] = []
-    protocols += [(name, CentralFactorization(queries, epsilon, delta)) for name, queries in factors]
+    protocols = [(name, CentralFactorization(queries, epsilon, delta)) for name, queries in factors]
     return Choice(_ranked(protocols, n, objective, prior))
 
 
@@ -283,10 +267,7 @@ def _decoding(W: Tensor, oracle: FrequencyOracle) -> QueryProtocol:
 def _ranked(
     protocols: Sequence[tuple[str, QueryProtocol]], n: int, objective: Objective, prior: Tensor | None
 ) -> tuple[Candidate, ...]:
-    def error(protocol: QueryProtocol) -> float:
-        mse = (
-            protocol.worst_mse(n, objective) if prior is None else objective.of(protocol.predicted_mse(prior * n))
-        )
-        return math.sqrt(float(mse))
+    def mse(one: QueryProtocol) -> Tensor:
+        return one.worst_mse(n, objective) if prior is None else objective.of(one.predicted_mse(prior * n))
 
-    return tuple(Candidate(name, protocol, error(protocol)) for name, protocol in protocols)
+    return tuple(Candidate(name, one, math.sqrt(float(mse(one)))) for name, one in protocols)

@@ -32,9 +32,8 @@ class ConceptClass:
 
     def __post_init__(self) -> None:
         checks.own(self)
-        tables = [
-            checks.matrix("tables", table) for table in checks.instance("tables", self.tables, (tuple, list))
-        ]
+        given = checks.instance("tables", self.tables, (tuple, list))
+        tables = [checks.matrix("tables", table) for table in given]
         if not tables or any(table.ndim != 2 or not bool((table.abs() == 1).all()) for table in tables):
             raise ValueError(
                 "tables must be matrices of +1 and -1, one row for each concept, at least one of them"
@@ -81,9 +80,8 @@ class ConceptClass:
         x = x[:, None] if isinstance(x, Tensor) and x.ndim == 1 else x
         if checks.instance("records", x, Tensor).ndim != 2 or x.shape[1] != len(self.tables) or len(x) == 0:
             raise ValueError(f"records must be integers of shape (n, {len(self.tables)}) with n >= 1")
-        return torch.stack(
-            [checks.indices("records", x[:, j], table.shape[1]) for j, table in enumerate(self.tables)], 1
-        )
+        each = [checks.indices("records", x[:, j], table.shape[1]) for j, table in enumerate(self.tables)]
+        return torch.stack(each, 1)
 
     def codes(self, x: Tensor) -> Tensor:
         """Codes of records (n, features): (n, dim). Raises TypeError, ValueError."""

@@ -25,11 +25,7 @@ class FactoredQueries:
 
     def __post_init__(self) -> None:
         checks.own(self)
-        for name in ("workload", "left", "right"):
-            value = checks.matrix(name, getattr(self, name))
-            if value.ndim != 2:
-                raise ValueError(f"{name} must be one matrix, not of shape {tuple(value.shape)}")
-            object.__setattr__(self, name, value.detach().double())
+        checks.keep(self, workload=checks.one_matrix, left=checks.one_matrix, right=checks.one_matrix)
         (m, k), r = self.workload.shape, self.left.shape[1]
         object.__setattr__(self, "shift", checks.floating("shift", self.shift).detach().double())
         if self.left.shape != (m, r) or self.right.shape != (r, k) or self.shift.shape != (m,):
@@ -102,7 +98,4 @@ class FactoredQueries:
 
 def dense(workload: Tensor | Workload) -> Tensor:
     """The workload as one (m, k) float64 matrix. Raises TypeError, ValueError."""
-    W = checks.matrix("workload", workload.dense() if isinstance(workload, Workload) else workload)
-    if W.ndim != 2:
-        raise ValueError(f"workload must be one matrix, not of shape {tuple(W.shape)}")
-    return W.detach().double()
+    return checks.one_matrix("workload", workload.dense() if isinstance(workload, Workload) else workload)

@@ -13,28 +13,14 @@ from torch.func import grad, hessian, vmap
 
 from torchdp import checks
 from torchdp.draws import Simulated
-from torchdp.protocol import Candidate, Choice, Estimate, Relay, Tally
+from torchdp.protocol import Choice, Estimate, Relay, Tally
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries.bound import lower_bound
-from torchdp.randomizers import (
-    FrequencyOracle,
-    HadamardResponse,
-    OptimizedUnaryEncoding,
-    RandomizedResponse,
-    StrategyMatrix,
-    SubsetSelection,
-    SymmetricUnaryEncoding,
-)
+from torchdp.queries.oracle import ORACLES
+from torchdp.randomizers import FrequencyOracle, StrategyMatrix, SubsetSelection
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
 
-ORACLES = (
-    RandomizedResponse,
-    SubsetSelection,
-    OptimizedUnaryEncoding,
-    SymmetricUnaryEncoding,
-    HadamardResponse,
-)
 MOST_TYPES = 256  # covariances of all types are kept, k^3 numbers
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
 AT_ONCE = 2**24  # numbers in the second derivatives that are made together
@@ -227,13 +213,8 @@ def choose_function(
         )
         found.append(("optimised strategy", strategy))
     least = fmean(function_lower_bound(function, n, epsilon, h) ** 2 for h in family)
-    return Choice(
-        tuple(
-            Candidate(name, each, math.sqrt(fmean(float(each.predicted_mse(h * n)) for h in family)))
-            for name, each in found
-        ),
-        math.sqrt(least),
-    )
+    errors = [math.sqrt(fmean(float(each.predicted_mse(h * n)) for h in family)) for _, each in found]
+    return Choice.of(found, errors, math.sqrt(least))
 
 
 def function_lower_bound(function: ShareFunction, n: int, epsilon: float, histogram: Tensor) -> float:

@@ -49,8 +49,7 @@ class IntegerSums(OfCrowds, CuratorProtocol[Crowd]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", checks.integer("dim", self.dim, 1, 2**31 - 1))
-        object.__setattr__(self, "bound", checks.positive("bound", self.bound))
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+        checks.keep(self, bound=checks.positive, delta=checks.fraction)
         checks.instance("signed", self.signed, bool)
         if not 1 <= self.bound <= LONGEST:
             raise ValueError(f"bound must be from 1 to {LONGEST}, not {self.bound:g}; count in other units")

@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.protocol import Crowd, CrowdRelay, Estimate, Objective, Tally
 from torchdp.queries.concepts import ConceptClass
 from torchdp.randomizers import BallRandomizer, PrivUnit
+from torchdp.randomizers.ball.ball import check_client
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,12 +68,7 @@ class PrivateLearner(CrowdRelay[Tensor, BallRandomizer]):
 
     def __post_init__(self) -> None:
         concepts = checks.instance("concepts", self.concepts, ConceptClass)
-        client = checks.instance("client", self.client, BallRandomizer)
-        if client.dim != concepts.dim or client.radius < concepts.radius * (1 - 1e-12):
-            raise ValueError(
-                f"client must have dim = {concepts.dim} and a radius of at least {concepts.radius:g}, those of the "
-                f"codes, not {client.dim} and {client.radius:g}"
-            )
+        check_client(self.client, concepts.dim, concepts.radius)
 
     @classmethod
     def calibrated(
@@ -121,14 +117,13 @@ class PrivateLearner(CrowdRelay[Tensor, BallRandomizer]):
         return Learned(at, self.concepts.names[at], losses, self.proxy)
 
     def exact(self, summary: Crowd) -> Tensor:
-        x, counts = self._rows(summary)
-        return self.concepts.losses(x[:, :-1], x[:, -1], counts)
+        crowd = self.counted(summary)
+        return self.concepts.losses(crowd.values[:, :-1], crowd.values[:, -1], crowd.counts)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        x, counts = self._rows(summary)
-        n, moments, readers = counts.sum(), self.client.moments, self.concepts.readers
-        along = counts.double() @ (self.shown(x) @ readers.mT).square() / n
-        return (moments.variance * readers.square().sum(1) + moments.outer * along) / (4 * n)
+        crowd, moments, readers = self.counted(summary), self.client.moments, self.concepts.readers
+        along = crowd.counts.double() @ (self.shown(crowd.values) @ readers.mT).square() / crowd.n
+        return (moments.variance * readers.square().sum(1) + moments.outer * along) / (4 * crowd.n)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         """(): exact for an isotropic randomizer, else a bound."""
@@ -153,12 +148,6 @@ class PrivateLearner(CrowdRelay[Tensor, BallRandomizer]):
         Source: Edmonds, Nikolov, Ullman (2020), Theorem 24, with its constants.
         """
         alpha, failure = checks.squarable("alpha", alpha), checks.fraction("failure", failure)
-        width = (math.sqrt(2 * self.proxy) + math.sqrt(0.5)) * math.sqrt(
-            math.log(4 * len(self.concepts) / failure)
-        )
+        log = math.log(4 * len(self.concepts) / failure)
+        width = (math.sqrt(2 * self.proxy) + math.sqrt(0.5)) * math.sqrt(log)
         return math.ceil((2 * width / alpha) ** 2)
-
-    def _rows(self, summary: Crowd) -> tuple[Tensor, Tensor]:
-        """The crowd's rows and how many hold each, one user at least. Raises TypeError, ValueError."""
-        crowd = self.counted(summary)
-        return crowd.values, crowd.counts

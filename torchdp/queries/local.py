@@ -13,6 +13,7 @@ from torchdp.protocol import Crowd, Estimate, Relay, Tally
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import BallRandomizer, PrivUnit
+from torchdp.randomizers.ball.ball import check_client
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +37,7 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workload", checks.instance("queries", self.queries, FactoredQueries).workload)
-        client, r = checks.instance("client", self.client, BallRandomizer), self.queries.right.shape[0]
-        if client.dim != r:
-            raise ValueError(f"client must have dim = {r}, the rows of right, not {client.dim}")
-        if client.radius < self.queries.radius * (1 - 1e-12):
-            raise ValueError(
-                f"client has radius {client.radius:g}, less than the largest column of right, {self.queries.radius:g}"
-            )
+        check_client(self.client, len(self.queries.right), self.queries.radius)
 
     @classmethod
     def calibrated(

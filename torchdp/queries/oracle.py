@@ -1,5 +1,6 @@
 """Linear queries from a frequency oracle's reports."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -12,8 +13,17 @@ from torchdp.draws import Simulated
 from torchdp.protocol import Estimate, Relay, Tally
 from torchdp.queries.factored import dense
 from torchdp.queries.protocol import QueryProtocol
-from torchdp.randomizers import FrequencyOracle
+from torchdp.randomizers import (
+    FrequencyOracle,
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    RandomizedResponse,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
 
+KINDS = RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding, HadamardResponse
+ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made
 O = TypeVar("O", bound=FrequencyOracle)
 
 

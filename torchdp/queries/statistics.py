@@ -70,7 +70,8 @@ class KendallB(Grid):
 
     def __call__(self, h: Tensor) -> Tensor:
         table = h.view(self.a, self.b)
-        rows, columns = (_signs(size, h) for size in (self.a, self.b))
+        first, second = torch.arange(self.a).to(h), torch.arange(self.b).to(h)
+        rows, columns = ((x[:, None] - x).sign() for x in (first, second))
         apart = (1 - table.sum(1).square().sum()) * (1 - table.sum(0).square().sum())
         return (table * (rows @ table @ columns.mT)).sum() / apart.sqrt()
 
@@ -152,11 +153,6 @@ def _slopes(size: int) -> list[Tensor]:
     """Flat, rising and falling shares."""
     up = torch.arange(1, size + 1, dtype=torch.float64)
     return [torch.full_like(up, 1 / size), up / up.sum(), up.flip(0) / up.sum()]
-
-
-def _signs(size: int, like: Tensor) -> Tensor:
-    x = torch.arange(size).to(like)
-    return (x[:, None] - x).sign()
 
 
 def _correlation(table: Tensor, y: Tensor, z: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torchdp.factorization.certificates.certificate import (
     allowance,
     dual_weights,
     fitting,
+    fitting_factors,
     or_infinite,
     scaled_weights,
 )
@@ -104,7 +105,7 @@ def _evaluate(
         raise ValueError(
             f"left of shape {tuple(left.shape)} must have a batch that broadcasts with that of W, {tuple(W.shape[:-2])}"
         ) from error
-    left, right = fitting("left", left, W, (m, left.shape[-1])), fitting("right", right, W, (left.shape[-1], n))
+    left, right = fitting_factors(left, right, W)
     U = fitting("U", U, W, (m, n))
     c, P = (scaled_weights(w, 1.0) for w in dual_weights(row_weights, column_weights, W))
     inverse = [torch.where(w > 0, w, 1.0).rsqrt() for w in (c, P)]

@@ -103,8 +103,7 @@ def certify(
     p = check_exponent(p)
     W = checks.matrix("W", W).detach().double()
     m, n = W.shape[-2:]
-    r = checks.matrix("left", left).shape[-1]
-    left, right = fitting("left", left, W, (m, r)), fitting("right", right, W, (r, n))
+    left, right = fitting_factors(left, right, W)
     rows, columns = dual_weights(row_weights, column_weights, W)
     shift = None if shift is None else fitting("shift", shift, W, (m,))[..., None]
     if error_weights is not None:
@@ -114,7 +113,7 @@ def certify(
     missing = W - left @ right if shift is None else W - left @ right - shift
     upper = or_infinite(row_norm(left, p) * _norm(right, 2.0, -2).amax(-1) + row_norm(missing, p))
     subtracted = [] if shift is None else [_norm(W.abs().amax(-1), p, -1)]
-    rounding = allowance(upper, m + n + r, *subtracted)
+    rounding = allowance(upper, m + n + left.shape[-1], *subtracted)
     residual = missing.abs().amax((-2, -1))
 
     lower = _dual_value(W, rows, columns, p, shift is not None)
@@ -123,7 +122,7 @@ def certify(
 
 def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: bool) -> Tensor:
     """The lower bound of :func:`certify` from non-negative weights of any scale, (*batch)."""
-    rows = scaled_weights(rows, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    rows = scaled_weights(rows, conjugate(p))
     columns = scaled_weights(columns, 1.0)
     size = W.abs().amax((-2, -1), keepdim=True)
     W = W / torch.where(size > 0, size, 1.0)
@@ -186,6 +185,11 @@ def check_exponent(p: float) -> float:
     return checks.order("p", p, 2)
 
 
+def conjugate(p: float) -> float:
+    """p / (p - 2), the order of the norm in which row weights are 1."""
+    return 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
+
+
 def row_norm(matrix: Tensor, p: float) -> Tensor:
     """The l_p norm of the row norms, (*batch)."""
     return _norm(_norm(matrix, 2.0, -1), p, -1)
@@ -213,14 +217,22 @@ def scaled_weights(weights: Tensor, order: float) -> Tensor:
 
 def dual_weights(row_weights: Tensor, column_weights: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     """The weights of W's rows, (*batch, m), and of its columns, (*batch, n), none negative, in float64."""
-    rows, columns = (
-        fitting("row_weights", row_weights, W, W.shape[-2:-1]),
-        fitting("column_weights", column_weights, W, W.shape[-1:]),
-    )
-    for name, weights in (("row_weights", rows), ("column_weights", columns)):
-        if (weights < 0).any():
-            raise ValueError(f"{name} must hold no negative weights")
-    return rows, columns
+    rows = fitting_weights("row_weights", row_weights, W, W.shape[-2:-1])
+    return rows, fitting_weights("column_weights", column_weights, W, W.shape[-1:])
+
+
+def fitting_weights(name: str, weights: Tensor, W: Tensor, last: tuple[int, ...]) -> Tensor:
+    """:func:`fitting` weights, none negative."""
+    weights = fitting(name, weights, W, last)
+    if (weights < 0).any():
+        raise ValueError(f"{name} must hold no negative weights")
+    return weights
+
+
+def fitting_factors(left: Tensor, right: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`fitting` factors of W, of one inner side."""
+    (m, n), r = W.shape[-2:], checks.matrix("left", left).shape[-1]
+    return fitting("left", left, W, (m, r)), fitting("right", right, W, (r, n))
 
 
 def fitting(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tensor:

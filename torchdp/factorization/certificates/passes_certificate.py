@@ -1,12 +1,10 @@
 """A lower bound for running sums of any length where users come back: O(steps passes^2) numbers, never a matrix."""
 
-import math
-
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import check_exponent, fitting, scaled_weights
+from torchdp.factorization.certificates.certificate import check_exponent, conjugate, fitting, scaled_weights
 from torchdp.factorization.certificates.running_certificate import Quadrature
 from torchdp.workloads import RunningSums
 
@@ -56,7 +54,7 @@ def passes_lower(
     )
     if (c < 0).any() or not (c[:period] > 0).all():
         raise ValueError("row_weights must not be negative, and positive in the first pass")
-    c = scaled_weights(c, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    c = scaled_weights(c, conjugate(p))
     fill = passes * period - n
     c, D = (torch.nn.functional.pad(x, (0,) * (2 * x.ndim - 1) + (fill,)) for x in (c, D))
     D = D.unflatten(0, (passes, period)).movedim(0, 1)  # (period, passes, j)

@@ -14,7 +14,10 @@ from torchdp.factorization.certificates.certificate import (
     Certificate,
     allowance,
     check_exponent,
+    conjugate,
     fitting,
+    fitting_factors,
+    fitting_weights,
     or_infinite,
     row_norm,
     scaled_weights,
@@ -106,13 +109,10 @@ def certify_separated(
 
 def _given(W: Tensor, left: Tensor, right: Tensor, row_weights: Tensor, p: float) -> tuple[Tensor, ...]:
     """W, left, right and c in float64. Raises TypeError, ValueError."""
-    W, p = checks.matrix("W", W).detach().double(), check_exponent(p)
-    if W.ndim != 2:
-        raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
-    (m, n), r = W.shape, checks.matrix("left", left).shape[-1]
-    left, right = fitting("left", left, W, (m, r)), fitting("right", right, W, (r, n))
-    c = _positive("row_weights", fitting("row_weights", row_weights, W, (m,)))
-    return W, left, right, scaled_weights(c, 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2))
+    W, p = checks.one_matrix("W", W), check_exponent(p)
+    left, right = fitting_factors(left, right, W)
+    c = scaled_weights(fitting_weights("row_weights", row_weights, W, W.shape[:1]), conjugate(p))
+    return W, left, right, c
 
 
 def _certified(
@@ -145,24 +145,16 @@ def _moment(W: Tensor, dual: SeparatedDual, gap: int, times: int) -> Tensor:
         raise ValueError("steps, directions and weights must be (N, k), (N, k, j) and (N,), on W's device")
     real = steps < n
     apart = (steps[:, 1:] - steps[:, :-1] >= gap) | ~real[:, 1:]
-    if not (
-        bool(apart.all()) and bool((real.sum(1) <= times).all()) and bool((real[:, 1:] <= real[:, :-1]).all())
-    ):
+    many = real.sum(1) > times
+    if not bool(apart.all()) or bool(many.any()) or bool((real[:, 1:] > real[:, :-1]).any()):
         raise ValueError(
             f"steps must be rows of at most {times} increasing steps, {gap} apart, filled up with {n}"
         )
-    weights = scaled_weights(_positive("weights", fitting("weights", weights, W, (count,))), 1.0)
+    weights = scaled_weights(fitting_weights("weights", weights, W, (count,)), 1.0)
     directions = fitting("directions", directions, W, tuple(directions.shape)) * real[:, :, None]
     directions = directions / (directions.norm(dim=2).max().clamp_min(torch.finfo(W.dtype).tiny) * (1 + 1e-15))
     M = W.new_zeros(n + 1, n + 1)
     blocks = weights[:, None, None] * directions @ directions.mT
-    M.index_put_(
-        (steps[:, :, None].expand_as(blocks), steps[:, None, :].expand_as(blocks)), blocks, accumulate=True
-    )
+    rows, columns = (each.expand_as(blocks) for each in (steps[:, :, None], steps[:, None, :]))
+    M.index_put_((rows, columns), blocks, accumulate=True)
     return M[:n, :n]
-
-
-def _positive(name: str, weights: Tensor) -> Tensor:
-    if (weights < 0).any():
-        raise ValueError(f"{name} must hold no negative weights")
-    return weights

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent, scaled_weights
+from torchdp.factorization.certificates.certificate import (
+    Certificate,
+    allowance,
+    check_exponent,
+    conjugate,
+    scaled_weights,
+)
 from torchdp.factorization.structure import momentum, path
 from torchdp.memory import NUMBERS_AT_ONCE
 from torchdp.workloads import RunningSums
@@ -124,8 +130,7 @@ def certify_running(
     b = a.flip(0) if symmetric else column_numbers(W, c, P, rule)
     size = float((c * variances(W, P, torch.zeros_like(c)[None])[0]).sum())  # ||M||_F^2
     excess = rule.low * size**2 + rule.high * float(_inverse_diagonal(W, c, P).sum())
-    order = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
-    scale = (scaled_weights(c, order).sum() / c.sum()).sqrt()
+    scale = (scaled_weights(c, conjugate(p)).sum() / c.sum()).sqrt()
     lower = scale * ((c * a).sum() - excess).clamp_min(0) / (1 + rule.loss)
     sensitivity = b.max().sqrt() / (1 - rule.loss)
     upper = torch.linalg.vector_norm(a.sqrt(), ord=p) * sensitivity

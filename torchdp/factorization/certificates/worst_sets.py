@@ -27,7 +27,7 @@ def worst_separated(sizes: Array, gap: int, times: int) -> tuple[float, list[int
     times = min(times, -(-len(sizes) // gap))
     if not np.triu(sizes, 2 * gap).any():
         return _neighbours(sizes, gap, times)
-    return _search(sizes, gap, times)
+    return _Search(sizes, gap, times).run()
 
 
 def most_apart(squares: Array, gap: int, times: int) -> float:
@@ -73,54 +73,66 @@ class _Prefix:
     bounds: Array
 
 
-def _search(sizes: Array, gap: int, times: int) -> tuple[float, list[int]]:
+class _Search:
     """Branch and bound, the largest bound first; a bound counts each pair of steps at its earlier one."""
-    n = len(sizes)
-    free = times == -(-n // gap)  # the number of steps is no limit: one table serves all that remain
-    ahead = _ahead(sizes, gap, None if free else times)
-    best, found = 0.0, [0]
 
-    def prefix(value: float, chosen: list[int], gains: Array) -> _Prefix:
+    def __init__(self, sizes: Array, gap: int, times: int) -> None:
+        self.sizes, self.gap, self.times = sizes, gap, times
+        self.free = times == -(
+            -len(sizes) // gap
+        )  # the number of steps is no limit: one table serves all that remain
+        self.ahead = _ahead(sizes, gap, None if self.free else times)
+        self.best, self.found = 0.0, [0]
+
+    def run(self) -> tuple[float, list[int]]:
+        """The bound and the best set."""
+        sizes, ties, root = self.sizes, itertools.count(), self._prefix(0.0, [], self.sizes.diagonal())
+        heap = [(-float(root.bounds[0]), next(ties), root, 0)] if len(root.order) else []
+        for _ in range(min(NODES, KEPT // len(sizes))):
+            if not heap or -heap[0][0] <= self.best * (1 + CLOSE):
+                break
+            _, _, node, rank = heapq.heappop(heap)
+            if rank + 1 < len(node.order):
+                heapq.heappush(heap, (-float(node.bounds[rank + 1]), next(ties), node, rank + 1))
+            step = int(node.order[rank])
+            child = self._prefix(node.value + node.gains[step], [*node.chosen, step], node.gains + 2 * sizes[step])
+            if len(child.order):
+                heapq.heappush(heap, (-float(child.bounds[0]), next(ties), child, 0))
+        open_bound = -heap[0][0] if heap else 0.0
+        if open_bound > self.best * (1 + CLOSE):
+            open_bound = min(open_bound, _two_stages(sizes, self.gap, self.times))
+        return max(self.best * (1 + CLOSE), open_bound), self.found
+
+    def _prefix(self, value: float, chosen: list[int], gains: Array) -> _Prefix:
         """Tables over the steps from ``start`` on, and the set that they suggest, which may be the best one so far."""
-        nonlocal best, found
+        n, gap, times = len(self.sizes), self.gap, self.times
         start, left = (chosen[-1] + gap if chosen else 0), times - len(chosen)
         if start >= n or left == 0:
             return _Prefix(value, chosen, gains, np.empty(0, np.int64), np.empty(0))
-        values = gains[start:] + 2 * ahead[:, start:]
-        tables = [_table(values[0], None, gap)] if free else [np.zeros(n - start + gap)]
-        if not free:
-            for m in range(1, left):
-                tables.append(_table(values[m - 1], tables[-1], gap))
-        bounds = value + values[-1 if free else left - 1] + tables[-1][gap:]
-        whole, here = [*chosen, start + int(bounds.argmax())], 0
-        for table in tables[::-1] * (left if free else 1):
-            here = whole[-1] + gap - start
-            if here >= n - start or table[here] == 0:
-                break
-            whole.append(start + here + int((table[here:] >= table[here]).sum()) - 1)
-        total = float(sizes[np.ix_(whole, whole)].sum())
-        if total > best:
-            best, found = total, whole
+        values = gains[start:] + 2 * self.ahead[:, start:]
+        tables = [_table(values[0], None, gap)] if self.free else [np.zeros(n - start + gap)]
+        for m in range(1, 1 if self.free else left):
+            tables.append(_table(values[m - 1], tables[-1], gap))
+        bounds = value + values[-1 if self.free else left - 1] + tables[-1][gap:]
+        whole = _followed(tables[::-1] * (left if self.free else 1), int(bounds.argmax()), gap, n - start)
+        whole = [*chosen, *(start + step for step in whole)]
+        total = float(self.sizes[np.ix_(whole, whole)].sum())
+        if total > self.best:
+            self.best, self.found = total, whole
         order = bounds.argsort()[::-1]
-        order = order[bounds[order] > best * (1 + CLOSE)]
+        order = order[bounds[order] > self.best * (1 + CLOSE)]
         return _Prefix(value, chosen, gains, start + order, bounds[order])
 
-    ties, root = itertools.count(), prefix(0.0, [], sizes.diagonal())
-    heap = [(-float(root.bounds[0]), next(ties), root, 0)] if len(root.order) else []
-    for _ in range(min(NODES, KEPT // n)):
-        if not heap or -heap[0][0] <= best * (1 + CLOSE):
+
+def _followed(tables: list[Array], first: int, gap: int, n: int) -> list[int]:
+    """The steps that the tables suggest after the first one."""
+    steps = [first]
+    for table in tables:
+        here = steps[-1] + gap
+        if here >= n or table[here] == 0:
             break
-        _, _, node, rank = heapq.heappop(heap)
-        if rank + 1 < len(node.order):
-            heapq.heappush(heap, (-float(node.bounds[rank + 1]), next(ties), node, rank + 1))
-        step = int(node.order[rank])
-        child = prefix(node.value + node.gains[step], [*node.chosen, step], node.gains + 2 * sizes[step])
-        if len(child.order):
-            heapq.heappush(heap, (-float(child.bounds[0]), next(ties), child, 0))
-    open_bound = -heap[0][0] if heap else 0.0
-    if open_bound > best * (1 + CLOSE):
-        open_bound = min(open_bound, _two_stages(sizes, gap, times))
-    return max(best * (1 + CLOSE), open_bound), found
+        steps.append(here + int((table[here:] >= table[here]).sum()) - 1)
+    return steps
 
 
 def _ahead(sizes: Array, gap: int, times: int | None) -> Array:

@@ -22,9 +22,8 @@ class History:
         picked.count = self.count
         if self.last is not None:
             picked.last, picked.changes = self.last[which], self.changes[which]
-        picked.extrapolated = (
-            self.extrapolated if isinstance(self.extrapolated, bool) else self.extrapolated[which]
-        )
+        last = self.extrapolated
+        picked.extrapolated = last if isinstance(last, bool) else last[which]
         return picked
 
     def mix(self, x: Tensor, update: Tensor, measure: Tensor, back: Tensor | None) -> Tensor:

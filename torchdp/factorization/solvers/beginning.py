@@ -85,9 +85,8 @@ def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
     W = weights.problem.W
     first = 1 - len(W) % 2  # so that prefix sums, their columns reversed, become prefix sums
     W = W[first::2, first::2]
-    coarse = Weights(
-        Problem(W, Symmetry((len(W), len(W)), mirrored=True), math.inf, False), tol, weights.history.memory
-    )
+    symmetry = Symmetry((len(W), len(W)), mirrored=True)
+    coarse = Weights(Problem(W, symmetry, math.inf, False), tol, weights.history.memory)
     guess = None
     if len(W) >= COARSEST:
         start, guess = _from_coarser(coarse, tol)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from torchdp.factorization.certificates.certificate import conjugate
 from torchdp.factorization.solvers.acceleration import History, simplex
 from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns
@@ -57,11 +58,10 @@ class _Weights:
 
     def __init__(self, A: Tensor, shapes: list[tuple[int, int]], p: float, tol: float) -> None:
         m, classes = len(A), sum(count for count, _ in shapes)
-        self.p, self.exponent = p, 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # c = s^exponent
+        self.p, self.exponent = p, 1 / conjugate(p)  # c = s^exponent
         self.s = A.new_full((m,), 1 / m)
-        self.M = [
-            torch.eye(k, dtype=A.dtype, device=A.device).expand(count, k, k) / classes for count, k in shapes
-        ]
+        one = torch.eye(shapes[0][1], dtype=A.dtype, device=A.device) / classes
+        self.M = [one[:k, :k].expand(count, k, k) for count, k in shapes]
         self.floor, self.history, self.step, self.previous = FLOOR * tol / m, History(8), 1.0, 0.0
         self.measure = torch.cat(
             [self.s] + [B.diagonal(dim1=1, dim2=2)[..., None].expand_as(B).flatten() for B in self.M]

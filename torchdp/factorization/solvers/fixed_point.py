@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,21 +57,9 @@ class Solution:
     iterations: int
 
 
-class Settings(TypedDict, total=False):
-    """How :func:`attempts` runs, by name."""
-
-    p: float
-    shift: bool
-    tol: float
-    max_iterations: int
-    memory: int
-    spectrum: Spectrum | None
-
-
-def solve(W: Tensor, **settings: Unpack[Settings]) -> Solution:
+def solve(W: Tensor, *, p: float = math.inf, tol: float = 1e-3, **settings: Any) -> Solution:
     """The first of :func:`attempts` whose certificate is closed, or the last; settings as there."""
-    p, tol = settings.get("p", math.inf), settings.get("tol", 1e-3)
-    for solution in attempts(W, **settings):
+    for solution in attempts(W, p=p, tol=tol, **settings):
         weights = solution.row_weights, solution.column_weights
         certificate = certify(W, solution.left, solution.right, *weights, p=p, shift=solution.shift)
         if bool(certificate.closed(tol).all()):
@@ -168,7 +156,7 @@ def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: _Best, itera
     """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or its triangle."""
     symmetry, dual, same = problem.symmetry, best.primal[-1], problem.W is whole
     P = symmetry.whole(dual)[1]
-    X = _centred(whole, P, problem.shift)
+    X = whole - whole @ P[..., None] if problem.shift else whole
     pairs = []
     for k, (Y, c, columns) in enumerate(problem.split(dual)):
         short = columns if Y.shape[-2] >= Y.shape[-1] else c
@@ -193,10 +181,6 @@ def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: _Best, itera
         primal_weights=P,
         iterations=iterations,
     )
-
-
-def _centred(W: Tensor, P: Tensor, shift: bool) -> Tensor:
-    return W - W @ P[..., None] if shift else W
 
 
 def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """What an iteration of the fixed point needs of a weighted matrix: by decompositions, or by matrix products."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,10 +11,8 @@ from torch import Tensor
 from torchdp.factorization.polar import contraction, polar_steps
 
 RANK_TOLERANCE = 1e-14  # singular values below this share of the largest are cut off
-# Eigenvalues of a Gram matrix are squares: below this share of the largest they are mostly rounding.
-SQUARE_TOLERANCE = 1e-10
-# What an inexact polar factor may cost, as a share of the gap so far: more slows the iteration down.
-SHARE = 1 / 256
+SQUARE_TOLERANCE = 1e-10  # share of a Gram matrix's largest eigenvalue, a square, below which one is rounding
+SHARE = 1 / 256  # of the gap so far, that an inexact polar factor may cost: more slows the iteration down
 # ... and of the lightest weight, relative to the mean. A row or column of weight w has a singular value of about w:
 # one that is not resolved makes the norms of a row that has no weight too large, and that row grow.
 LIGHT = 1e-5
@@ -21,10 +20,7 @@ SINGLE = 1e-2  # gap down to which float32 is tried for matrix products
 LARGE = 256  # short side from which a GPU takes matrix products: its eigenvectors come one matrix after the other
 ROUGHEST, FINEST = 1e-2, 1e-5  # loss of a polar factor that only moves weights
 LARGE_ROUGH = 256  # side from which eigenvectors begin in float32: below, the step again in float64 costs more
-MANY, SMALL = (
-    16,
-    64,
-)  # matrices at least, of a short side at most, that begin with products: LAPACK takes one at a time
+MANY, SMALL = 16, 64  # so many matrices, of such a short side, begin with products: LAPACK takes one at a time
 
 Maps = tuple[Tensor, Tensor]
 
@@ -47,17 +43,20 @@ class Step(NamedTuple):
     notes: Tensor
 
 
-class Spectrum(Protocol):
+class Spectrum(ABC):
     """The weighted matrix diag(c)^{1/2} X diag(P)^{1/2} = U S V^T, as far as an iteration needs it."""
 
+    @abstractmethod
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         """One iteration's numbers; without reading any back. ``gap`` is the largest relative gap so far."""
 
+    @abstractmethod
     def hear(self, notes: list[float], gap: float) -> bool:
         """Takes the last step's notes. False where the step is of no use, and to be taken again."""
 
     def refine(self) -> bool:
         """As accurate as float64 allows from now on; whether the trace norms so far may have been too large."""
+        return False
 
 
 def choose(W: Tensor, mirrored: bool = False) -> Spectrum:
@@ -102,7 +101,7 @@ def triangle(W: Tensor) -> Tensor:
     return torch.linalg.qr(W, mode="r").R
 
 
-class Decomposed:
+class Decomposed(Spectrum):
     """Singular vectors: eigenvectors of the smaller Gram matrix while they are accurate, then always the SVD.
 
     Problem by problem of a batch: one that is ill-conditioned does not make the others wait for its SVD.
@@ -142,7 +141,7 @@ class Decomposed:
             self.poor.append(margin <= 0)
             notes = margin.amin()[None]
         svd = self.all or self.precise is not None
-        kept = S > RANK_TOLERANCE * S.amax(-1, keepdim=True) if svd else None
+        kept = _kept(S) if svd else None
         inverse = S.reciprocal() if kept is None else torch.where(kept, S.reciprocal(), 0.0)
         along, side = ((M @ V).square_() @ inverse[..., None])[..., 0], (V.square() @ S[..., None])[..., 0]
         a, b = (along / c, side / P) if tall else (side / c, along / P)
@@ -160,7 +159,7 @@ def _right_vectors(M: Tensor) -> tuple[Tensor, Tensor]:
     return S, Vh.mT
 
 
-class Mirrored:
+class Mirrored(Spectrum):
     """A symmetric X with the same weights c on rows and columns: its eigenvectors, without products.
 
     diag(c)^{1/2} X diag(c)^{1/2} = V Lambda V^T has singular values abs(Lambda), which are not squared; a = b. Where
@@ -191,7 +190,7 @@ class Mirrored:
         return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None, notes)
 
 
-class Contracted:
+class Contracted(Spectrum):
     """The polar factor Q of M in float32, no closer than weights on their way need: no factors come of it.
 
     Row and column sums of M * Q are those of the norms: diag(M Q^T) / c and diag(Q^T M) / P.
@@ -199,9 +198,6 @@ class Contracted:
 
     def __init__(self) -> None:
         self.share = 1.0  # see contraction
-
-    def refine(self) -> bool:
-        return False
 
     def hear(self, notes: list[float], gap: float) -> bool:
         self.share = notes[0]
@@ -211,16 +207,15 @@ class Contracted:
         M, short, tall = _weighed(X, c, P)
         loss = max(FINEST, min(ROUGHEST, gap / 16))
         M = M.float()
-        Q, share = contraction(
-            M, polar_steps(loss, M.shape[-1], self.share, torch.float32), torch.float32, torch.float32
-        )
+        steps = polar_steps(loss, M.shape[-1], self.share, torch.float32)
+        Q, share = contraction(M, steps, torch.float32, torch.float32)
         products = M * Q
         along, side = products.sum(-1), products.sum(-2)
         a, b = (along / c, side / P) if tall else (side / c, along / P)
         return Step((M, short), _singular_maps, a, b, along.sum(-1), None, share.double()[None])
 
 
-class Iterated:
+class Iterated(Spectrum):
     """The polar factor Q of M = diag(long)^{1/2} Y diag(short)^{1/2} by matrix products, no closer than the gap asks.
 
     Any contraction Q proves <M, Q> <= trace norm, and any H > 0 gives factors of X: C^T C = H, left = Y

@@ -122,9 +122,9 @@ class Best:
         value = (1 - theta) * rows * columns + theta * self.size[which] + h.cost(D)
         better = value < self.upper[which]
         chosen, theta = which[better], theta[better, None, None]
-        scale = torch.where((rows > 0) & (columns > 0), columns / rows.clamp_min(TINY), 1.0)[
+        scale = torch.where((rows > 0) & (columns > 0), columns / rows.clamp_min(TINY), 1.0).sqrt()[
             better, None, None
-        ].sqrt()
+        ]
         self.upper[chosen] = value[better]
         self.left[chosen], self.right[chosen] = compress(
             torch.cat([(1 - theta).sqrt() * scale * left[better], theta.sqrt() * self.exact[0][chosen]], -1),

@@ -80,12 +80,8 @@ class Symmetry:
     def assembled(self, pairs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """left (*batch, m, r) and right (*batch, r, n) of W from the blocks' factors; turned back."""
         parities = self.parities()
-        lefts = [
-            _unfolded(left, -2, pair[0], self.sides[0]) for (left, _), pair in zip(pairs, parities, strict=True)
-        ]
-        rights = [
-            _unfolded(right, -1, pair[1], self.sides[1]) for (_, right), pair in zip(pairs, parities, strict=True)
-        ]
+        lefts = [_unfolded(pair[0], -2, s[0], self.sides[0]) for pair, s in zip(pairs, parities, strict=True)]
+        rights = [_unfolded(pair[1], -1, s[1], self.sides[1]) for pair, s in zip(pairs, parities, strict=True)]
         left, right = (x[0] if len(x) == 1 else torch.cat(x, d) for x, d in ((lefts, -1), (rights, -2)))
         return left, right.flip(-1) if self.turned else right
 

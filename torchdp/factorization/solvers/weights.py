@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdp.factorization.certificates.certificate import conjugate
 from torchdp.factorization.solvers.acceleration import History
 from torchdp.factorization.solvers.spectrum import Spectrum, Step
 from torchdp.factorization.solvers.symmetry import Symmetry
@@ -40,7 +41,7 @@ class Problem:
         self.W, self.symmetry, self.p, self.shift = W, symmetry, p, shift
         self.blocks = symmetry.blocks(W)
         self.counts = symmetry.counts.to(W.device)
-        self.q = 0.0 if p == 2 else 1.0 if p == math.inf else (p - 2) / p  # exponent: ||c||_{1/q} = 1 for c = s^q
+        self.q = 1 / conjugate(p)  # exponent: ||c||_{1/q} = 1 for c = s^q
 
     def pick(self, which: Tensor) -> "Problem":
         """The problems ``which`` of a flat batch."""
@@ -95,16 +96,13 @@ class Weights:
         floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / size), 0.1 / size)
         self.floor = floor * counts  # of masses, (k, L); 0 where there is no orbit
         self.lowest = self.floor.clamp_min(TINY).log()
-        self.masked = (
-            torch.where(counts > 0, 0.0, counts.new_tensor(-math.inf)) if bool((counts == 0).any()) else None
-        )
+        masked = torch.where(counts > 0, 0.0, counts.new_tensor(-math.inf))
+        self.masked = masked if bool((counts == 0).any()) else None
         self.slowest = 0.5 if problem.shift else 1.0
         self.masses = (counts / sides).expand(*W.shape[:-2], *counts.shape)
         self.shares = counts.clamp_min(1.0).reciprocal()
-        self.steps, self.previous = (
-            W.new_full(W.shape[:-2], STEP),
-            W.new_zeros(W.shape[:-2]),
-        )  # previous: trace norm
+        self.steps = W.new_full(W.shape[:-2], STEP)
+        self.previous = W.new_zeros(W.shape[:-2])  # trace norm
         self.history = History(memory)
 
     @property

@@ -259,3 +259,14 @@ def gaussian_sums(
     eigenvalues, vectors = torch.linalg.eigh(axes.mT @ (counts[:, None] * axes))
     root = (counts.sum().double() * spread - eigenvalues).clamp_min(0).sqrt() * vectors
     return along @ axes + draws.normal((*shape, axes.shape[-1])) @ root.mT
+
+
+def check_client(client: BallRandomizer, dim: int, radius: float) -> BallRandomizer:
+    """``client``, a randomizer of the ball of this dimension and at least this radius. Raises TypeError, ValueError."""
+    client = checks.instance("client", client, BallRandomizer)
+    if client.dim != dim or client.radius < radius * (1 - 1e-12):
+        raise ValueError(
+            f"client must have dim = {dim} and a radius of at least {radius:g}, those of what users show, not "
+            f"{client.dim} and {client.radius:g}"
+        )
+    return client
