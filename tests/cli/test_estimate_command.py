@@ -180,6 +180,16 @@ def test_labels_by_name(tmp_path, ask):
     assert one["estimate"] > 0.6
 
 
+def test_quoted_cells_with_newlines_blank_lines_and_a_byte_order_mark(tmp_path, ask):
+    path = tmp_path / "quoted.csv"
+    path.write_bytes(
+        b"\xef\xbb\xbf town ,note\r\n"
+        + b'Aachen,"two\nlines, and ""quotes"""\r\n\r\n Bern ,plain\r\n"Como","x"\r\n' * 50
+    )
+    got = ask(path, "gini-diversity", "--epsilon", 8, "--seed", 1, "--missing", "drop")  # blank lines
+    assert got["users"] == 150 and abs(got["estimate"] - 100 / 149) < 5 * got["predicted_rmse"]
+
+
 def test_values_on_the_bounds_and_at_the_edges_of_bins():
     values = torch.tensor([0.0, 0.9999, 1.0, 2.5, 3.9999, 4.0], dtype=torch.float64)
     assert Bins(0.0, 4.0, 4).place(values).tolist() == [0, 0, 1, 2, 3, 3]

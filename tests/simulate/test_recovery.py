@@ -1,7 +1,10 @@
 """What can happen to a sweep: killed at random, by every road; its store cut and corrupted. The digest is the same."""
 
+import os
 import random
 import signal
+import sys
+import threading
 import time
 import warnings
 from pathlib import Path
@@ -11,7 +14,7 @@ import worker_trials as trials
 from test_shared_stores import SWEEP, other_process
 from worker_trials import GRID, SETTINGS, block_lines, wait_until
 
-from torchdp.simulate import digest_of, sweep
+from torchdp.simulate import digest_of, merge, sweep
 from torchdp.simulate.store import load
 
 pytestmark = pytest.mark.slow
@@ -26,6 +29,26 @@ def finished(store: Path, **more: object) -> str:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory) -> str:
     return finished(tmp_path_factory.mktemp("one") / "s.jsonl")
+
+
+def test_every_road_gives_one_digest(tmp_path, expected, monkeypatch):
+    assert finished(tmp_path / "two.jsonl", devices=["cpu", "cpu"]) == expected
+    assert digest_of(sweep(trials.make_trial, GRID[::-1], store=tmp_path / "order.jsonl", **SETTINGS)) == expected
+    parts = [tmp_path / f"{shard}.jsonl" for shard in range(2)]
+    for shard, part in enumerate(parts):
+        sweep(trials.make_trial, GRID, store=part, shard=(shard, 2), **SETTINGS)
+    merge(parts, tmp_path / "merged.jsonl")
+    assert finished(tmp_path / "merged.jsonl") == expected
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        more = threading.Timer(0.2, cluster.scale, [2])
+        more.start()
+        assert finished(tmp_path / "dask.jsonl", executor=client) == expected
+        more.join()
 
 
 def test_a_hundred_kills_of_two_sweeps_on_one_store(tmp_path, expected):
