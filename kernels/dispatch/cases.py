@@ -206,61 +206,6 @@ SECURE_SKETCH = Case(
 )
 
 
-def _cells(device: torch.device, n: int) -> Call:
-    from torchdp.kernels.inversion.tables import binomial  # three thresholds: a long table takes long to compile
-
-    return (binomial(3, 0.5).to(device), KEY, n, VALUES), {"first": 0, "stream": 0}
-
-
-INVERSION_SUMS = Case(
-    _cells,
-    lambda n: Work(words=VALUES * n),
-    2**22,
-    2**15,
-    trials.inversion,
-    tiles={"CELLS": (128, 256, 512)},
-    few={"ROUNDS": 2},
-)
-INVERSION = Case(
-    _cells,
-    lambda n: Work(bytes=8 * VALUES * n, words=VALUES * n),
-    2**20,
-    2**14,
-    trials.inversion,
-    tiles=INVERSION_SUMS.tiles,
-)
-
-
-def _tails(device: torch.device, n: int) -> Call:
-    return (wave(device, n), 1.5), {}
-
-
-ABOVE = Case(
-    _tails,
-    lambda n: Work(bytes=16 * n),
-    2**26,
-    2**20,
-    trials.above,
-    tolerance=1e-12,
-    tiles={"BLOCK": (128, 256, 512)},
-)
-
-
-def _half_lines(device: torch.device, n: int) -> Call:
-    return (KEY, n, 1.5), {"first": 0, "stream": 0, "device": device}
-
-
-HALF_LINES = Case(
-    _half_lines,
-    lambda n: Work(bytes=8 * n, words=2 * n),
-    2**26,
-    2**19,
-    trials.half_lines,
-    tolerance=1e-12,
-    tiles=ABOVE.tiles,
-)
-
-
 def _normals(device: torch.device, n: int) -> Call:
     return (KEY, 0, n, DIM, torch.float32, 0, device), {}
 
