@@ -1,6 +1,5 @@
 """Lifted PrivUnit messages from explicit random inputs, and sums of many of them from a counter."""
 
-import torch
 from torch import Tensor
 
 from torchdp.kernels.dispatch import Kernel, cases

@@ -46,7 +46,6 @@ from torchdp.secure.ring import TAIL, Ring, reach
 from torchdp.secure.rounding import grid_sensitivity
 from torchdp.secure.sums import SecureSums, Words
 from torchdp.sketching.gaussian_noise import OneCopyGaussianNoise
-from torchdp.sketching.transform import add_rows
 
 NARROW = 3.0  # units: for less noise there is no bound
 FLOATS = 1 + 1e-9  # of a leverage: what its inverse may be off by
@@ -153,7 +152,7 @@ class OneCopySecureSketch(SecureSums):
 
     def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
         rows, signs = (each.to(sums.device)[:, clients] for each in (self.sketch.rows, self.sketch.signs))
-        add_rows(sums, rows, words * signs[..., None])
+        secure_sketch.add_rows(sums, rows.flatten(), (words * signs[..., None]).flatten(0, 1))
 
     def published(self, sums: Tensor, draws: Draws) -> Tensor:
         """The sums and this server's own noise, modulo 2^bits; of fresh draws for each server."""
