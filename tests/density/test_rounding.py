@@ -13,7 +13,7 @@ from torchdp.density import (
     GaussianSquareWave,
     ShuffledClasses,
 )
-from torchdp.density.kde import moved
+from torchdp.density.means import moved
 from torchdp.density.rounding import count, rounded
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
