@@ -26,7 +26,7 @@ sums lie on the lattice that the honest columns span, whose points may be far ap
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -36,11 +36,10 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.kernels import secure_sketch
 from torchdp.kernels.secure_sketch import SURE, VARIATION
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.rounded import RoundedNormal
-from torchdp.secure.gaussian import LEFT
 from torchdp.secure.protocol import one_key
 from torchdp.secure.ring import TAIL, Ring, reach
 from torchdp.secure.rounding import grid_sensitivity
@@ -131,18 +130,9 @@ class OneCopySecureSketch(SecureSums):
         """(epsilon, delta), of the words that are sent on a CPU, where noise is rounded without error."""
         mu = None if self.coalition.slack(self.delta) else self._mu
         source = "Burkhardt et al. (2025), section 4; proved here; Balle, Wang (2018), Theorem 8"
-        if self.sensitivity is not None:
-            source += f"; for rows of a client at most {self.sensitivity:g} apart"
-        model, neighbours = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
-        own = self.variation if mu else 0.0
-        real = Guarantee(self.epsilon, self.delta * LEFT, model, neighbours, False, source, mu=mu, variation=own)
         entries = self.servers * self.sketch.height * self.columns
-        variation = self.sketch.clients * self.columns * VARIATION + entries * self._own.variation
-        try:
-            on_wire = real.rounded(variation, self.delta)
-        except ValueError:
-            return replace(real, delta=self.delta)
-        return on_wire if self.sketch.device.type == "cpu" else replace(real, delta=self.delta)
+        words = self.sketch.clients * self.columns * VARIATION + entries * self._own.variation
+        return self._on_wire(self.delta, mu, source, self.variation, words)
 
     def speak(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         ring, rows = self.ring, torch.zeros(1, len(x), dtype=torch.int64, device=x.device)

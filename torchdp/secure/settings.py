@@ -5,12 +5,13 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.secure.frames import payload_bytes
 from torchdp.secure.ring import Ring, largest_fraction_bits
 from torchdp.sketching.coalition import Coalition
@@ -18,6 +19,7 @@ from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.sketch import Sketch
 
 WASTE = 1.1  # times the least variance: from here on a warning
+LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
 
 
@@ -81,6 +83,22 @@ class Settings(ABC):
     @abstractmethod
     def honest(self) -> Tensor:
         """Honest pairs that each row holds at least: (m,), int64."""
+
+    def _on_wire(self, delta: float, mu: float | None, source: str, own: float, words: float) -> Guarantee:
+        """(epsilon, delta) of the words that are sent on a CPU, where noise is rounded without error.
+
+        own, words: total variation distances of the noise from Gaussian noise, and of what is drawn from the noise.
+        """
+        if self.sensitivity is not None:
+            source += f"; for rows of a client at most {self.sensitivity:g} apart"
+        model, neighbours = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
+        own = own if mu else 0.0
+        real = Guarantee(self.epsilon, delta * LEFT, model, neighbours, False, source, mu=mu, variation=own)
+        try:
+            on_wire = real.rounded(words, delta)
+        except ValueError:
+            return replace(real, delta=delta)
+        return on_wire if self.sketch.device.type == "cpu" else replace(real, delta=delta)
 
     @property
     @abstractmethod
