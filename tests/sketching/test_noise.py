@@ -160,12 +160,11 @@ def test_repetitions_are_independent_and_shaped_as_asked():
         sums = noise.sample_sum(FEW, 3, generator=generator(), sample_shape=(2, 5))
         assert sums.shape == (2, 5, 4, 3) and not torch.equal(sums[0], sums[1])
         assert noise.sample_sum(FEW, 3, generator=generator(), sample_shape=(0,)).shape == (0, 4, 3)
-        assert noise.sample_parts(FEW, 3, generator=generator()).shape == (1, 44, 3)
 
 
 def test_one_client_adds_the_whole_noise():
     for noise in (GaussianNoise(2.0), OneCopyGaussianNoise(2.0)):
-        drawn = noise.sample_parts(ones(1), 50_000, generator=generator())[0, 0]
+        drawn = repeated(noise, ones(1), 50_000, 13)[0]
         assert stats.kstest(drawn / 2, "norm").pvalue > ALPHA
 
 
@@ -181,10 +180,6 @@ def test_one_client_adds_the_whole_noise():
         (lambda: LaplaceNoise(1.0, 0.5 * PARTS), "parts must hold one number >= 1"),
         (lambda: LaplaceNoise(1.0, PARTS[:3]).variance(FEW), "parts has 3 rows, the sketch 4"),
         (lambda: PolyaNoise(1.0, PARTS), "ratio must lie strictly"),
-        (
-            lambda: GaussianNoise(1.0).sample_parts(FEW, 0, generator=generator()),
-            "columns must be an integer >= 1",
-        ),
         (lambda: GaussianNoise(1.0).collect(FEW, torch.ones(45, 2), noise=SeededNoise(0)), "values must have"),
         (
             lambda: GaussianNoise(1.0).collect(FEW, torch.ones(44, 44, 2), noise=SeededNoise(0)),
