@@ -18,6 +18,7 @@ from torchdp.density import (
     nearest_centre,
     nearest_words,
 )
+from torchdp.density.errors import expected_mse
 from torchdp.density.family import SLACK
 from torchdp.protocol import Crowd
 from torchdp.shuffle import PoissonSum, RandomizedResponseSum
@@ -63,6 +64,8 @@ def test_error_is_predicted_without_a_graph(kde):
     ):
         assert not b.requires_grad
         torch.testing.assert_close(a, b)
+    family = GaussianFourier(D)
+    assert not expected_mse(family, 3, kde.law, x, y).total.requires_grad
 
 
 @pytest.mark.parametrize("family", [GaussianFourier(D), InnerProduct(D), LaplacianSigns(D), Exponential(D)])
@@ -88,6 +91,7 @@ def test_wrong_objects_are_named(kde):
         (lambda: ShuffledClasses((kde,), response=3), "response must be a RandomizedResponse"),
         (lambda: ShuffledClasses((kde, 3)), "kdes must hold"),
         (lambda: kernel_means(features, x, x), "family must be a Family"),
+        (lambda: expected_mse(GaussianFourier(D), 3, 3.0, x, x), "law must be a BitLaw"),
         (lambda: classify(kde, x), "densities must be a Density"),
         (lambda: nearest_centre(None, x), "densities must be a Density"),
         (lambda: nearest_words(kde, x, 2), "densities must be a Density"),

@@ -17,6 +17,7 @@ from torchdp.density import (
     ShuffledKDE,
     kernel_means,
 )
+from torchdp.density.errors import expected_mse
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
 from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum
@@ -109,6 +110,8 @@ def test_what_has_no_steps_is_refused():
         ShuffledKDE.calibrated(features, RandomizedResponseSum, 10, 1.0, 1e-5, levels=2)
     with pytest.raises(ValueError, match="levels"):
         ShuffledKDE.calibrated(features, PoissonSum, 10, 1.0, 1e-5, levels=65)
+    with pytest.raises(ValueError, match="levels = 1"):
+        expected_mse(GaussianFourier(D, 1.0), 2, PoissonSum(9, 5.0, levels=2), ball(9), ball(2))
 
 
 @pytest.mark.parametrize(("epsilon", "best"), [(0.05, RandomizedResponseSum), (20.0, BoundedSum)])

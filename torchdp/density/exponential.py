@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import SLACK, Family, SignFeatures, drawn
+from torchdp.density.family import SLACK, OneTermFamily, SignFeatures, drawn
 from torchdp.draws import poisson
 
 
 @dataclass(frozen=True)
-class Exponential(Family):
+class Exponential(OneTermFamily):
     """k(x, y) = exp(-||x - y||_2 / scale) on the ball of this radius: Q = S = R = 1, no bias, nothing rounded.
 
     f = g = the parity of the hyperplanes {z: <a, z> = t} that a point lies above: Poisson(L) of them, a uniform on the
@@ -41,6 +41,15 @@ class Exponential(Family):
     def queries(self, y: Tensor) -> Tensor:
         """``y`` as queries in the ball, (q, d). Raises TypeError, ValueError."""
         return self.inside("y", super().queries(y))
+
+    def query_moment(self, y: Tensor) -> Tensor:
+        """1."""
+        return torch.ones_like(self.queries(y)[:, 0])
+
+    def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
+        """k(x, other), since g^2 = 1."""
+        near = torch.exp(-torch.linalg.vector_norm(x - other, dim=-1) / self.scale)
+        return near.expand(torch.broadcast_shapes(near.shape, y.shape[:-1]))
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "ParityFeatures":
         repetitions, generator = drawn(repetitions, generator)

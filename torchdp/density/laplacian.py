@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.bins import Grid
-from torchdp.density.family import Family, Features, SignFeatures, drawn
+from torchdp.density.family import Family, Features, OneTermFamily, SignFeatures, drawn
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,10 @@ class LaplacianFamily(Family):
     def support(self) -> int:
         return 1
 
+    def query_moment(self, y: Tensor) -> Tensor:
+        """1."""
+        return torch.ones_like(self.queries(y)[:, 0])
+
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(x, y, p=1) / self.scale)
 
@@ -44,13 +48,18 @@ class LaplacianFamily(Family):
 
 
 @dataclass(frozen=True)
-class LaplacianSigns(LaplacianFamily):
+class LaplacianSigns(LaplacianFamily, OneTermFamily):
     """f = g = a random sign of the point's bin: Q = S = R = 1, no bias, one bit without rounding.
 
     Different bins have independent signs, so E f(x) g(y) = P(same bin) = exp(-||x - y||_1 / scale).
     dimension >= 1, scale > 0. Raises ValueError.
     Source: Rahimi, Recht (2007), random binning, with a sign for each bin.
     """
+
+    def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
+        """k(x, other), since g^2 = 1."""
+        together = torch.exp(-(x - other).abs().sum(-1) / self.scale)
+        return together.expand(torch.broadcast_shapes(together.shape, y.shape[:-1]))
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "BinSignFeatures":
         return BinSignFeatures(self, repetitions, self._grid(repetitions, generator))
@@ -99,6 +108,16 @@ class LaplacianBuckets(LaplacianFamily):
     @property
     def bias(self) -> float:
         return 1 / self.buckets
+
+    def mean(self, x: Tensor, y: Tensor) -> Tensor:
+        """E <f(x_u), g(y_v)>: (*batch, n, d), (*batch, q, d) -> (*batch, n, q)."""
+        kernel = self.kernel(x, y)
+        return kernel + (1 - kernel) / self.buckets
+
+    def variance(self, x: Tensor, y: Tensor) -> Tensor:
+        """Variance of <f(x_u), g(y_v)>, one repetition: (n, d), (q, d) -> (n, q)."""
+        mean = self.mean(x, y)
+        return mean * (1 - mean)
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "BucketFeatures":
         return BucketFeatures(self, repetitions, self._grid(repetitions, generator))

@@ -26,7 +26,7 @@ class GaussianOrthogonal(GaussianKernel):
     columns of one Haar orthogonal matrix, so sum_i <u_i, x - y>^2 is nearly fixed and the mean over the repetitions
     varies much less than that of independent frequencies; beyond d repetitions, further matrices. Against
     GaussianFourier at the same number of bits: no random phase, which adds variance, and errors of the frequencies that
-    cancel.
+    cancel. What is known in closed form is each repetition's moments, not those of the mean.
 
     dimension >= 1; bandwidth > 0; radius > 0: users' vectors have norms up to it, others are refused; where it is below
     about one bandwidth they move less, and less noise hides them (``movement`` of the features). Raises ValueError.
@@ -58,6 +58,10 @@ class GaussianOrthogonal(GaussianKernel):
         if self.radius < math.inf and len(points) and float(norms.max()) > self.radius * (1 + SLACK):
             raise ValueError(f"{name} must hold vectors of norm at most radius = {self.radius:g}")
         return points
+
+    def query_moment(self, y: Tensor) -> Tensor:
+        """1."""
+        return torch.ones_like(self.queries(y)[:, 0])
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "OrthogonalFeatures":
         repetitions, generator = drawn(repetitions, generator)

@@ -54,6 +54,10 @@ class Projected(Family):
         size, kept = power_of_two(self.dimension), self.family.dimension
         return 2 / kept * (size - kept) / max(1, size - 1)
 
+    def query_moment(self, y: Tensor) -> Tensor:
+        y = self.queries(y)
+        return self.family.query_moment(y.new_zeros(len(y), self.family.dimension))
+
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "ProjectedFeatures":
         inner = self.family.draw(repetitions, generator=generator)
         size = power_of_two(self.dimension)
