@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,6 @@ def counters(bits: int) -> float:
 def words() -> Iterator[Launch]:
     from torchdp.kernels.chacha import fused as chacha
     from torchdp.kernels.normals import fused as normals
-    from torchdp.kernels.truncated_normal import fused as truncated_normal
 
     key, cpu = torch.zeros(8, dtype=torch.int32), torch.device("cpu")
     yield Launch(
@@ -68,26 +67,6 @@ def words() -> Iterator[Launch]:
             lambda w=width, t=dtype: normals.draws(1, 0, 10**5, w, t, 0, cpu),
             (work,),
         )
-    tail, work = torch.zeros(10**6, dtype=torch.float64), Work("number", truncated_normal.BLOCK, bytes=16)
-    yield Launch("given uniforms", lambda: truncated_normal.above(tail, 1.0), (work,))
-    drawn = replace(work, bytes=8)
-    yield Launch("drawn", lambda: truncated_normal.draws(1, 10**6, 1.0, first=0, stream=0, device=cpu), (drawn,))
-
-
-def integers() -> Iterator[Launch]:
-    from torchdp.kernels.inversion import fused as inversion
-    from torchdp.kernels.inversion import poisson
-
-    table, cells = poisson(1.0), inversion.CELLS
-    add = Work("draw", 4 * cells * inversion.ROUNDS, (inversion.ROUNDS, 0), rare=True)
-    for columns in (256, 255):  # 255: no two rows are aligned alike
-        draw = Work("draw", 4 * cells, bytes=8, rare=True)
-        yield Launch(
-            f"{columns} columns",
-            lambda c=columns: inversion.draws(table, 1, 10**4, c, first=0, stream=0),
-            (draw,),
-        )
-    yield Launch("256 columns", lambda: inversion.column_sums(table, 1, 10**6, 256, first=0, stream=0), (add,))
 
 
 def reports() -> Iterator[Launch]:
@@ -201,7 +180,7 @@ def steps() -> Iterator[Launch]:
 
 
 def launches() -> Iterator[Launch]:
-    for room in (words, integers, reports, vectors, features, steps):
+    for room in (words, reports, vectors, features, steps):
         yield from room()
 
 

@@ -10,12 +10,12 @@ from floors import DEVICE, normals, read, words
 from harness import Case, Work
 
 from torchdp.kernels import chacha, secure_sketch
+from torchdp.kernels.secure_sketch import add_rows
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.secure import Links, SecureSketch, Server, client_frames, share
 from torchdp.secure.shares import masks
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap
-from torchdp.sketching.transform import add_rows
 
 COLUMNS, HEIGHT, SERVERS = 10, 100, 3
 
@@ -75,7 +75,7 @@ def transform(clients: int, dtype: torch.dtype) -> Work:
     signs, parts = sketch.signs[0][:, None].to(dtype), list(sketch.parts(160))
 
     def added() -> object:
-        return [add_rows(sums, sketch.rows[:, part], shares[:, part]) for part in parts]
+        return [add_rows(sums, sketch.rows[0, part], shares[0, part]) for part in parts]
 
     peers = {"signs, index_add_": lambda: lambda: sums.index_add_(0, sketch.rows[0], shares[0] * signs)}
     return Work(added, clients, {"one read": read(shares)}, peers)

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchdp.kernels.secure_sketch import add_rows
 from torchdp.noise import Noise, SeededNoise
 from torchdp.secure import reconstruct, share
 from torchdp.secure.frames import payload_bytes
 from torchdp.secure.shares import masks
 from torchdp.simulate import Experiment, Report
-from torchdp.sketching.transform import add_rows
 
 COLUMNS, HEIGHT = 10, 100
 # table, clients, copies, servers, the paper's seconds and MB; Table 5's caption says 3 servers, its MB are those of 2
@@ -86,7 +86,7 @@ def tables(largest: int, most_copies: int, report: Report) -> None:
         if clients > largest or copies > most_copies:
             continue
         held = masks((copies * clients, COLUMNS), torch.int64, noise)  # a server's: uniform, whatever was shared
-        rows = torch.arange(HEIGHT).repeat_interleave(len(held) // HEIGHT)[None]
+        rows = torch.arange(HEIGHT).repeat_interleave(len(held) // HEIGHT)
         zeros = torch.zeros(HEIGHT, COLUMNS, dtype=torch.int64)
         part = held[: max(1, clients // HEIGHT)]  # what is shared at once
         published = masks((servers, HEIGHT, COLUMNS), torch.int64, noise)
@@ -95,7 +95,7 @@ def tables(largest: int, most_copies: int, report: Report) -> None:
             **medians({"share": lambda h=held, p=part, k=servers: share_all(h, p, k)}, 1 if copies > 1 else 3),
             **medians(
                 {
-                    "sum": lambda h=held, r=rows, z=zeros: add_rows(z, r, h[None]),
+                    "sum": lambda h=held, r=rows, z=zeros: add_rows(z, r, h),
                     "reveal": lambda p=published: reconstruct(p),
                 },
                 3,

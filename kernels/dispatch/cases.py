@@ -1,7 +1,7 @@
 """One call of each kernel: small and public to try it, large to time it; what the work is; tiles to choose among."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -141,15 +141,8 @@ def _tilted_sums(device: torch.device, n: int) -> Call:
     return (*_crowd(device, n), KEY, 0), law
 
 
-PRIVUNITG = Case(
-    _tilted_sums,
-    lambda n: Work(words=(DIM + 8) * n),
-    2**22,
-    2**15,
-    trials.privunitg,
-    tolerance=1e-4,
-    tiles={"TILE": (128, 256, 512)},
-    few={"PIECE": 2**13},
+PRIVUNITG = replace(
+    PRIVUNIT, arguments=_tilted_sums, work=lambda n: Work(words=(DIM + 8) * n), like=trials.privunitg
 )
 
 
@@ -174,14 +167,11 @@ ROUNDED = Case(
     slips=2,  # of 38,400 bits: one in a million lies within the rounding of its cosine
     tiles={"BLOCK_N": (32, 64), "BLOCK_I": (32, 64, 128)},  # 128 by 128 spills at d = 77 with two waves
 )
-POSITIVE = Case(
-    _waves,
-    lambda n: Work(bytes=4 * (DIM + 2) * n, flops=2 * DIM * FEATURES * n),
-    2**20,
-    2**13,
-    trials.waves,
-    slips=2,
-    tiles=ROUNDED.tiles,
+POSITIVE = replace(
+    ROUNDED,
+    arguments=_waves,
+    work=lambda n: Work(bytes=4 * (DIM + 2) * n, flops=2 * DIM * FEATURES * n),
+    host=2**13,
 )
 
 
@@ -203,61 +193,6 @@ SECURE_SKETCH = Case(
     2**13,
     trials.secure_sketch,
     tiles={"ENTRIES": (256, 512, 1024)},
-)
-
-
-def _cells(device: torch.device, n: int) -> Call:
-    from torchdp.kernels.inversion.tables import binomial  # three thresholds: a long table takes long to compile
-
-    return (binomial(3, 0.5).to(device), KEY, n, VALUES), {"first": 0, "stream": 0}
-
-
-INVERSION_SUMS = Case(
-    _cells,
-    lambda n: Work(words=VALUES * n),
-    2**22,
-    2**15,
-    trials.inversion,
-    tiles={"CELLS": (128, 256, 512)},
-    few={"ROUNDS": 2},
-)
-INVERSION = Case(
-    _cells,
-    lambda n: Work(bytes=8 * VALUES * n, words=VALUES * n),
-    2**20,
-    2**14,
-    trials.inversion,
-    tiles=INVERSION_SUMS.tiles,
-)
-
-
-def _tails(device: torch.device, n: int) -> Call:
-    return (wave(device, n), 1.5), {}
-
-
-ABOVE = Case(
-    _tails,
-    lambda n: Work(bytes=16 * n),
-    2**26,
-    2**20,
-    trials.above,
-    tolerance=1e-12,
-    tiles={"BLOCK": (128, 256, 512)},
-)
-
-
-def _half_lines(device: torch.device, n: int) -> Call:
-    return (KEY, n, 1.5), {"first": 0, "stream": 0, "device": device}
-
-
-HALF_LINES = Case(
-    _half_lines,
-    lambda n: Work(bytes=8 * n, words=2 * n),
-    2**26,
-    2**19,
-    trials.half_lines,
-    tolerance=1e-12,
-    tiles=ABOVE.tiles,
 )
 
 

@@ -3,14 +3,12 @@
 from torchdp.kernels import (
     chacha,
     correlated_noise,
-    inversion,
     normals,
     privunit,
     privunitg,
     response_counts,
     rounded_features,
     secure_sketch,
-    truncated_normal,
     unary_counts,
 )
 from torchdp.kernels.dispatch import Kernel
@@ -18,10 +16,6 @@ from torchdp.kernels.dispatch import Kernel
 KERNELS: tuple[Kernel, ...] = (
     chacha.KEYSTREAM,
     normals.DRAWS,
-    truncated_normal.ABOVE,
-    truncated_normal.DRAWS,
-    inversion.COLUMN_SUMS,
-    inversion.DRAWS,
     response_counts.COUNTS,
     unary_counts.TALLY,
     privunit.SUMS,

@@ -12,12 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdp.kernels import philox
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 KEY, FIRST = 0x243F6A8885A308D3, 7  # public; the first user is odd
 STEP, RARE = 40, 1010197384  # of correlated noise: number RARE of this step takes further bits
-LINES = -2.0, 1.5, 39.0  # thresholds: below 0, whose upper tail is the larger one; central and far tails
 
 
 def told(number: int) -> tuple[bool, bool]:
@@ -157,48 +154,6 @@ def secure_sketch(
         alike(torch.full((height,), 2.0**20, dtype=torch.float32), units),
     )
     return [((*call, words_key(key), 3, 2.0**12), {})]
-
-
-def inversion(table: Any, key: int, users: int, columns: int, *, first: int, stream: int) -> list[Call]:
-    """A table of which every fourth threshold is a draw's own 128 bits, or one more or less."""
-    from torchdp.kernels.inversion.fused import CELLS
-    from torchdp.kernels.inversion.reference import SECOND
-    from torchdp.kernels.inversion.tables import Table as Public
-
-    key, stream = KEY, 3
-    columns = least(
-        columns, 257 if columns > 256 else 2, lambda columns: (told(columns), min(64, groups(columns)))
-    )
-    users = 3 * CELLS // min(64, groups(columns)) + 1
-    size = table.words.shape[1]
-    index, own = torch.arange(size - 1), min(40, size - 1)
-    words = torch.stack(philox.words(key, index, 1, stream + 1))  # of nobody's draw
-    drawer = FIRST + index[:own]
-    words[0, :own] = philox.words(key, drawer, 0, stream)[0]
-    words[1:, :own] = torch.stack(philox.words(key, drawer, 0, stream + SECOND)[:3])
-    words[index[:own] % 4, index[:own]] ^= index[:own] % 4 > 0
-    falling = torch.tensor(
-        [*sorted(words.T.tolist(), reverse=True), [0] * 4], dtype=torch.int64, device=table.device
-    ).T.contiguous()
-    public = Public(-3, falling, size - 1)
-    return [((public, key, users, columns), {"first": FIRST, "stream": stream})]
-
-
-def above(tail: Tensor, threshold: float) -> list[Call]:
-    """Uniform numbers as small and as large as there are, where all results are large: the tolerance is of those."""
-    public, ends = (
-        wave(tail.device, least(tail.numel(), 1000)),
-        tail.new_tensor([1e-17, 5e-324, 1e-300, 1 - 2.0**-53]),
-    )
-    calls: list[Call] = [((alike(public, tail.view(-1)), line), {}) for line in LINES]
-    calls[-1][0][0][-4:] = ends[: len(public)]
-    return calls
-
-
-def half_lines(
-    key: int, size: int, threshold: float, *, first: int, stream: int, device: torch.device
-) -> list[Call]:
-    return [((KEY, least(size, 1000), line), {"first": FIRST, "stream": 3, "device": device}) for line in LINES]
 
 
 def normals(

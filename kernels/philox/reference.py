@@ -9,12 +9,6 @@ ROUNDS = 10
 MASK = 0xFFFFFFFF
 
 
-def draw_key(generator: torch.Generator) -> int:
-    """A key of 64 bits, in [-2^63, 2^63), from a generator."""
-    word = torch.empty((), dtype=torch.int64, device=generator.device)
-    return int(word.random_(-(2**63), None, generator=generator))
-
-
 def words(
     key: int, index: Tensor, group: Tensor | int = 0, stream: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

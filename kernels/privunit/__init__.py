@@ -1,15 +1,14 @@
 """Lifted PrivUnit messages from explicit random inputs, and sums of many of them from a counter."""
 
-import torch
 from torch import Tensor
 
 from torchdp.kernels.dispatch import Kernel, cases
-from torchdp.kernels.normals.pieces import NUMBERS_AT_ONCE, portions
 from torchdp.kernels.privunit import reference
 from torchdp.kernels.privunit.reference import message, messages, total
 
 __all__ = ["LARGEST_DIM", "message", "messages", "sums", "total"]
 
+SUMS = Kernel(__name__, "sums", reference.sums, cases.PRIVUNIT)
 LARGEST_DIM = 4096  # of the fused path: what the registers of a program hold
 
 
@@ -33,28 +32,5 @@ def sums(
     """
     arguments = (points, counts, lift, along, across, key, first)
     if points.shape[1] > LARGEST_DIM:
-        return _sums(*arguments, radius=radius, mean=mean)
+        return reference.sums(*arguments, radius=radius, mean=mean)
     return SUMS(points.device, *arguments, radius=radius, mean=mean)
-
-
-def _sums(
-    points: Tensor,
-    counts: Tensor,
-    lift: Tensor,
-    along: Tensor,
-    across: Tensor,
-    key: int,
-    first: int,
-    *,
-    radius: float,
-    mean: float,
-) -> Tensor:
-    """reference.sums, in parts that take little memory."""
-    total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
-    for start, stop, some in portions(counts, max(1, NUMBERS_AT_ONCE // points.shape[1])):
-        draws = lift[start:stop], along[start:stop], across[start:stop]
-        total += reference.sums(points, some, *draws, key, first + start, radius=radius, mean=mean)
-    return total
-
-
-SUMS = Kernel(__name__, "sums", _sums, cases.PRIVUNIT)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from torchdp.kernels.normals.pieces import NUMBERS_AT_ONCE, portions
 from torchdp.kernels.normals.reference import normals as counted_normals
 
 COORDINATES = 0  # stream of the counter
@@ -64,9 +65,13 @@ def sums(
     mean: float,
 ) -> Tensor:
     """The sum of ``messages`` of counts[0] users at points[0], then counts[1] at points[1], ...: (d,), float64."""
-    types = torch.arange(len(points), device=points.device).repeat_interleave(counts)
-    made = messages(points, types, lift, along, across, key, first, radius=radius, mean=mean)
-    return made.sum(0, dtype=torch.float64)
+    total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
+    for start, stop, some in portions(counts, max(1, NUMBERS_AT_ONCE // points.shape[1])):
+        types = torch.arange(len(points), device=points.device).repeat_interleave(some)
+        draws = lift[start:stop], along[start:stop], across[start:stop]
+        made = messages(points, types, *draws, key, first + start, radius=radius, mean=mean)
+        total += made.sum(0, dtype=torch.float64)
+    return total
 
 
 def lifted(points: Tensor, radius: float) -> tuple[Tensor, Tensor]:

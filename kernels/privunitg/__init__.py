@@ -1,14 +1,14 @@
 """Lifted PrivUnitG messages from explicit random inputs, and sums of many of them from a counter."""
 
-import torch
 from torch import Tensor
 
 from torchdp.kernels.dispatch import Kernel, cases
-from torchdp.kernels.normals.pieces import NUMBERS_AT_ONCE, portions
 from torchdp.kernels.privunitg import reference
 from torchdp.kernels.privunitg.reference import message, messages, tilted_normal
 
 __all__ = ["message", "messages", "sums", "tilted_normal"]
+
+SUMS = Kernel(__name__, "sums", reference.sums, cases.PRIVUNITG)
 
 
 def sums(
@@ -29,14 +29,3 @@ def sums(
     """
     law = {"threshold": threshold, "upper": upper, "survival": survival}
     return SUMS(points.device, points, counts, key, first, radius=radius, **law)
-
-
-def _sums(points: Tensor, counts: Tensor, key: int, first: int, **law: float) -> Tensor:
-    """reference.sums, in parts that take little memory."""
-    total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
-    for start, _, some in portions(counts, max(1, NUMBERS_AT_ONCE // points.shape[1])):
-        total += reference.sums(points, some, key, first + start, **law)
-    return total
-
-
-SUMS = Kernel(__name__, "sums", _sums, cases.PRIVUNITG)

@@ -10,7 +10,7 @@ from torchdp.kernels.normals.fused import four
 from torchdp.kernels.normals.pieces import on, pieces, power_of_two
 from torchdp.kernels.philox.fused import side_by_side, unit, words
 from torchdp.kernels.privunitg import reference
-from torchdp.kernels.truncated_normal.fused import tilted
+from torchdp.kernels.privunitg.quantile import tilted
 
 COORDINATES: tl.constexpr = tl.constexpr(reference.COORDINATES)
 LIFT: tl.constexpr = tl.constexpr(reference.LIFT)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torchdp.kernels import philox
+from torchdp.kernels.normals.pieces import NUMBERS_AT_ONCE, portions
 from torchdp.kernels.normals.reference import normals
 
 COORDINATES, LIFT, TAU = 0, 1, 2  # streams of the counter
@@ -58,18 +59,11 @@ def messages(
     return message(points.index_select(0, types), g, lift, tau, radius=radius, threshold=threshold)
 
 
-def sums(
-    points: Tensor,
-    counts: Tensor,
-    key: int,
-    first: int = 0,
-    *,
-    radius: float,
-    threshold: float,
-    upper: float,
-    survival: float,
-) -> Tensor:
+def sums(points: Tensor, counts: Tensor, key: int, first: int = 0, **law: float) -> Tensor:
     """The sum of ``messages`` of counts[0] users at points[0], then counts[1] at points[1], ...: (d,), float64."""
-    types = torch.arange(len(points), device=points.device).repeat_interleave(counts)
-    law = {"threshold": threshold, "upper": upper, "survival": survival}
-    return messages(points, types, key, first, radius=radius, **law).sum(0, dtype=torch.float64)
+    total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
+    for start, _, some in portions(counts, max(1, NUMBERS_AT_ONCE // points.shape[1])):
+        types = torch.arange(len(points), device=points.device).repeat_interleave(some)
+        made = messages(points, types, key, first + start, **law)
+        total += made.sum(0, dtype=torch.float64)
+    return total

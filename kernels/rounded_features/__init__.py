@@ -1,6 +1,5 @@
 """How many users of each class round a random wave of their vector to a one: the features never reach memory."""
 
-import torch
 from torch import Tensor
 
 from torchdp.kernels.dispatch import Kernel, cases
@@ -8,7 +7,8 @@ from torchdp.kernels.rounded_features import reference
 
 __all__ = ["positive_counts", "rounded_counts"]
 
-BITS_AT_ONCE = 2**22
+ROUNDED = Kernel(__name__, "rounded_counts", reference.rounded_counts, cases.ROUNDED)
+POSITIVE = Kernel(__name__, "positive_counts", reference.positive_counts, cases.POSITIVE)
 
 
 def rounded_counts(
@@ -35,38 +35,3 @@ def rounded_counts(
 def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
     """How many users of each class have cos 2 pi t > 0: arguments as above -> (classes, I waves) int64."""
     return POSITIVE(x.device, x, frequencies, phases, labels, classes)
-
-
-def _rounded(
-    x: Tensor,
-    frequencies: Tensor,
-    phases: Tensor,
-    labels: Tensor,
-    classes: int,
-    key: int,
-    first: int,
-    repeats: int,
-) -> Tensor:
-    """reference.rounded_counts, in parts that take little memory."""
-    total = torch.zeros(repeats, classes, phases.numel(), dtype=torch.int64, device=x.device)
-    for part in _parts(len(x), phases.numel()):
-        some = x[part], frequencies, phases, labels[part], classes
-        total += reference.rounded_counts(*some, key, first + part.start, repeats)
-    return total
-
-
-def _positive(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """reference.positive_counts, in parts that take little memory."""
-    total = torch.zeros(classes, phases.numel(), dtype=torch.int64, device=x.device)
-    for part in _parts(len(x), phases.numel()):
-        total += reference.positive_counts(x[part], frequencies, phases, labels[part], classes)
-    return total
-
-
-def _parts(users: int, width: int) -> list[slice]:
-    step = max(1, BITS_AT_ONCE // max(1, width))
-    return [slice(start, start + step) for start in range(0, users, step)]
-
-
-ROUNDED = Kernel(__name__, "rounded_counts", _rounded, cases.ROUNDED)
-POSITIVE = Kernel(__name__, "positive_counts", _positive, cases.POSITIVE)

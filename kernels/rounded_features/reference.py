@@ -1,11 +1,14 @@
-"""The specification of counts of rounded waves in plain torch: n x I features at once."""
+"""The specification of counts of rounded waves in plain torch."""
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from torchdp.kernels import philox
+
+BITS_AT_ONCE = 2**22
 
 
 def nearest(t: Tensor) -> Tensor:
@@ -65,11 +68,23 @@ def rounded_counts(
     repeats: int,
 ) -> Tensor:
     """(repeats, classes, I waves)."""
-    bits = (rounded_bits(x, frequencies, phases, key, first, repeat) for repeat in range(repeats))
-    empty = torch.zeros(0, classes, phases.numel(), dtype=torch.int64, device=x.device)
-    return torch.cat([empty, *(counted(each, labels, classes)[None] for each in bits)])
+    total = torch.zeros(repeats, classes, phases.numel(), dtype=torch.int64, device=x.device)
+    for part in _parts(len(x), phases.numel()):
+        for repeat in range(repeats):
+            bits = rounded_bits(x[part], frequencies, phases, key, first + part.start, repeat)
+            total[repeat] += counted(bits, labels[part], classes)
+    return total
 
 
 def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
     """(classes, I waves)."""
-    return counted(positive_bits(x, frequencies, phases), labels, classes)
+    total = torch.zeros(classes, phases.numel(), dtype=torch.int64, device=x.device)
+    for part in _parts(len(x), phases.numel()):
+        total += counted(positive_bits(x[part], frequencies, phases), labels[part], classes)
+    return total
+
+
+def _parts(users: int, width: int) -> Iterator[slice]:
+    """Slices of the users whose features take little memory."""
+    step = max(1, BITS_AT_ONCE // max(1, width))
+    return (slice(start, start + step) for start in range(0, users, step))

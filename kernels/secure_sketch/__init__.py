@@ -9,7 +9,7 @@ from torchdp.kernels.secure_sketch.rows import add_rows
 
 __all__ = ["SURE", "VARIATION", "add", "add_rows", "words"]
 
-WORDS_AT_ONCE = 2**17  # stay in the cache
+ADD = Kernel(__name__, "add", reference.add, cases.SECURE_SKETCH)
 
 
 def add(
@@ -34,16 +34,3 @@ def add(
     """
     ADD(values.device, sums, values, rows, signs, units, key, first, scale)
     return sums
-
-
-def _add(
-    sums: Tensor, values: Tensor, rows: Tensor, signs: Tensor, units: Tensor, key: Tensor, first: int, scale: float
-) -> None:
-    """reference.add, in parts that stay in the cache."""
-    step = max(1, WORDS_AT_ONCE // max(1, len(rows) * values.shape[1]))
-    for start in range(0, len(values), step):
-        part = slice(start, min(start + step, len(values)))
-        reference.add(sums, values[part], rows[:, part], signs[:, part], units, key, first + start, scale)
-
-
-ADD = Kernel(__name__, "add", _add, cases.SECURE_SKETCH)

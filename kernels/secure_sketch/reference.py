@@ -20,6 +20,7 @@ from torchdp.kernels.secure_sketch.rows import add_rows
 NOISE, MASKS, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce
 SURE = 2.0**28  # units up to which rounding is decided without error; beyond, floats decide
 VARIATION = 2.0**-200  # of one entry's noise from a rounded normal, for uniform words and units of 2^-20 to SURE
+WORDS_AT_ONCE = 2**17  # stay in the cache
 MARGIN = 4  # of the error bound
 UNIT = 2.0**-53
 ROUNDINGS = 64  # |dG| <= ROUNDINGS UNIT r + rest/r, logarithm, sine, cosine to 4 units in the last place
@@ -118,10 +119,13 @@ def add(
 ) -> None:
     """Each server's share of each word into its row, in place."""
     (servers, _, columns), (copies, _) = sums.shape, rows.shape
-    total = words(values, rows, signs, units, key, first, scale, sums.dtype).view(-1, columns)
-    places, start = rows.mT.flatten(), first * copies * columns
-    for k in range(1, servers):
-        masks = integers(key, start, total.numel(), sums.dtype, k, MASKS).view_as(total)
-        add_rows(sums[k - 1], places, masks)
-        total -= masks
-    add_rows(sums[-1], places, total)
+    step = max(1, WORDS_AT_ONCE // max(1, copies * columns))
+    for begin in range(0, len(values), step):
+        part, number = slice(begin, begin + step), first + begin
+        total = words(values[part], rows[:, part], signs[:, part], units, key, number, scale, sums.dtype)
+        total, places = total.view(-1, columns), rows[:, part].mT.flatten()
+        for k in range(1, servers):
+            masks = integers(key, number * copies * columns, total.numel(), sums.dtype, k, MASKS).view_as(total)
+            add_rows(sums[k - 1], places, masks)
+            total -= masks
+        add_rows(sums[-1], places, total)

@@ -14,7 +14,7 @@ from torchdp.density import (
     InnerProductRotated,
     InnerProductSigns,
 )
-from torchdp.density.kde import ERROR, moved
+from torchdp.density.means import ERROR, moved
 from torchdp.density.rounding import rounded
 from torchdp.noise import SeededNoise
 

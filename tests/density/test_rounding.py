@@ -7,8 +7,13 @@ import torch
 from laws import generator
 from scipy import stats
 
-from torchdp.density import GaussianFourier, GaussianOrthogonal, GaussianSquareWave, ShuffledClasses
-from torchdp.density.kde import moved
+from torchdp.density import (
+    GaussianFourier,
+    GaussianOrthogonal,
+    GaussianSquareWave,
+    ShuffledClasses,
+)
+from torchdp.density.means import moved
 from torchdp.density.rounding import count, rounded
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise

@@ -263,8 +263,6 @@ def register(fused):
 KERNELS = {
     "chacha": ("keystream",),
     "normals": ("draws",),
-    "truncated_normal": ("above", "draws"),
-    "inversion": ("draws", "column_sums"),
     "privunitg": ("sums",),
     "privunit": ("sums",),
     "response_counts": ("counts",),

@@ -14,15 +14,15 @@ pytest.importorskip("triton")
 import triton
 
 BENCH, KERNELS = Path(__file__).parents[2] / "experiments" / "bench", Path(__file__).parents[2] / "kernels"
+FILES = sorted(KERNELS.glob("*/fused.py"))
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 disassembled = pytest.mark.skipif(not (TOOLS / "nvdisasm").exists(), reason="this Triton brings no disassembler")
 # without an FP64 instruction: for others the table says how many
-WITHOUT_FP64 = {"chacha.keystream_kernel", "inversion.draws_kernel", "inversion.sums_kernel"}
+WITHOUT_FP64 = {"chacha.keystream_kernel"}
 WITHOUT_FP64 |= {"response_counts.count_kernel", "unary_counts.others_kernel", "unary_counts.own_kernel"}
 WITHOUT_FP64 |= {"rounded_features.rounded_kernel", "rounded_features.positive_kernel"}
 # results stored where they are drawn: what a thread holds lies together
-WIDE = {"chacha.keystream_kernel", "truncated_normal.above_kernel", "truncated_normal.draws_kernel"}
-WIDE |= {"normals.draw_kernel", "inversion.draws_kernel"}
+WIDE = {"chacha.keystream_kernel", "normals.draw_kernel"}
 
 
 # names of triton.language in 3.4.0, 3.5.1, 3.6.0, 3.7.0, 3.8.0 and 3.9.0, of which pyproject.toml promises the first
@@ -31,7 +31,9 @@ EVERYWHERE = """abs arange atomic_add broadcast_to cast cdiv constexpr cumsum do
     split sqrt static_range store sum uint32 uint64 umulhi where zeros""".split()
 
 
-@pytest.mark.parametrize("file", sorted(KERNELS.glob("*/fused.py")), ids=lambda file: file.parent.name)
+@pytest.mark.parametrize(
+    "file", [*FILES, KERNELS / "privunitg" / "quantile.py"], ids=lambda file: file.parent.name
+)
 def test_kernels_use_what_every_supported_triton_has_and_are_launched_by_their_forms(file):
     nodes = list(ast.walk(ast.parse(file.read_text())))
     owned = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]

@@ -310,10 +310,10 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(devi
 @pytest.mark.parametrize(
     ("module", "form", "specification", "case", "limit", "width"),
     [
-        (privunit, "_sums", "messages", cases.PRIVUNIT, "NUMBERS_AT_ONCE", 64),
-        (privunitg, "_sums", "messages", cases.PRIVUNITG, "NUMBERS_AT_ONCE", 64),
-        (rounded_features, "_rounded", "counted", cases.ROUNDED, "BITS_AT_ONCE", 256),
-        (rounded_features, "_positive", "counted", cases.POSITIVE, "BITS_AT_ONCE", 256),
+        (privunit.reference, "sums", "messages", cases.PRIVUNIT, "NUMBERS_AT_ONCE", 64),
+        (privunitg.reference, "sums", "messages", cases.PRIVUNITG, "NUMBERS_AT_ONCE", 64),
+        (rounded_features.reference, "rounded_counts", "counted", cases.ROUNDED, "BITS_AT_ONCE", 256),
+        (rounded_features.reference, "positive_counts", "counted", cases.POSITIVE, "BITS_AT_ONCE", 256),
     ],
 )
 def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
@@ -321,14 +321,14 @@ def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
 ):
     """What stands in for a kernel on a GPU must not hold all messages or bits at once."""
     arguments, options = case.arguments(CPU, 30)
-    inner, sizes = getattr(module.reference, specification), []
+    inner, sizes = getattr(module, specification), []
 
     def watched(*some, **named):
         made = inner(*some, **named)
         sizes.append(len(made) if specification == "messages" else len(some[0]))
         return made
 
-    monkeypatch.setattr(module.reference, specification, watched)
+    monkeypatch.setattr(module, specification, watched)
     whole = getattr(module, form)(*arguments, **options)
     assert sizes == [30]
     monkeypatch.setattr(module, limit, 7 * width)

@@ -28,11 +28,3 @@ def test_unit_keeps_inside_the_interval_and_is_symmetric():
     top = torch.tensor(2**32 - 1)
     low, high = philox.unit(torch.tensor(0), torch.tensor(0)), philox.unit(top, top)
     assert float(low) == 2.0**-53 and float(high) == 1 - 2.0**-53
-
-
-def test_a_key_is_a_function_of_the_generator_and_uses_all_64_bits():
-    keys = [philox.draw_key(torch.Generator().manual_seed(seed)) for seed in range(200)]
-    assert len(set(keys)) == 200
-    both = [sum(key >> bit & 1 for key in keys) for bit in range(64)]
-    assert all(60 < count < 140 for count in both)
-    assert philox.draw_key(torch.Generator().manual_seed(3)) == keys[3]

@@ -71,7 +71,7 @@ def test_parts_add_up_to_the_whole_and_the_sums_to_the_words(bits, monkeypatch):
     (A, rows, signs, units), key = problem(101, 3, 5, 6), new_key(1)
     whole = torch.zeros(3, 6, 5, dtype=DTYPES[bits])
     secure_sketch.add(whole, A, rows, signs, units, key, scale=1024.0)
-    monkeypatch.setattr(secure_sketch, "WORDS_AT_ONCE", 100)  # six clients at once
+    monkeypatch.setattr(secure_sketch.reference, "WORDS_AT_ONCE", 100)  # six clients at once
     parts = torch.zeros_like(whole)
     for part in (slice(0, 1), slice(1, 64), slice(64, 64), slice(64, 101)):
         held = A[part], rows[:, part], signs[:, part]

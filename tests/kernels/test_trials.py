@@ -15,23 +15,21 @@ from torchdp.kernels import (
     chacha,
     correlated_noise,
     dispatch,
-    inversion,
     normals,
     privunit,
     privunitg,
     response_counts,
     rounded_features,
     secure_sketch,
-    truncated_normal,
     unary_counts,
 )
 from torchdp.kernels.dispatch import Kernel, Untried, launches, trials
 
 CPU, KEY, BITS = torch.device("cpu"), torch.arange(3, 11, dtype=torch.int32), torch.int64
 ROOT = Path(__file__).parents[2]
-INTERPRETED = ("response_counts", "truncated_normal", "normals", "rounded_features")  # in no time
+INTERPRETED = ("response_counts", "normals", "rounded_features")  # in no time
 SHORT, LONG = torch.float32, torch.float64
-wave, binomial, poisson = trials.wave, inversion.binomial, inversion.poisson
+wave = trials.wave
 
 
 def reports(k, dtype=BITS, key=5, first=0, step=1):
@@ -75,10 +73,6 @@ def noise(running, kept=0, dtype=SHORT, draws=1, size=40, step=9, alias=False, s
     return correlated_noise.ADD, (changed, total, now, KEY, step, 3)
 
 
-def tabled(kernel, law, users, columns, first=0):
-    return kernel, (law, 7, users, columns), {"first": first, "stream": 1}
-
-
 CALLS = {
     "chacha": [(chacha.KEYSTREAM, (KEY, 2**40, 5, 2**31 + 1, 2))],
     "response_counts": [
@@ -114,18 +108,6 @@ CALLS = {
     "correlated_noise": [
         *(noise(0), noise(3, size=48), noise(2, alias=True, dtype=LONG)),
         *(noise(0, 4), noise(0, 1, step=2**31 + 5), noise(2, draws=3), noise(1, 4, slots=(2, 4))),
-    ],
-    "inversion": [
-        *(tabled(inversion.DRAWS, binomial(3, 0.5), 9, 1), tabled(inversion.DRAWS, poisson(9.0), 9, 16, 2**33)),
-        *(tabled(inversion.DRAWS, poisson(1.0), 3, 300), tabled(inversion.COLUMN_SUMS, binomial(3, 0.5), 900, 1)),
-        *(
-            tabled(inversion.COLUMN_SUMS, poisson(9.0), 9, 16),
-            tabled(inversion.COLUMN_SUMS, poisson(1.0), 9, 300),
-        ),
-    ],
-    "truncated_normal": [
-        *((truncated_normal.ABOVE, (wave(CPU, 33), 0.5)), (truncated_normal.ABOVE, (wave(CPU, 33)[1:], -3.0))),
-        (truncated_normal.DRAWS, (3, 20, -1.0), {"first": 2**35, "stream": 2**31 + 1, "device": CPU}),
     ],
     "normals": [
         (normals.DRAWS, (3, 1, 5, width, dtype, 2, CPU))

@@ -11,7 +11,7 @@ from products import gaussian_delta, products, rows
 from scipy import stats
 
 from torchdp.noise import SeededNoise
-from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta
+from torchdp.privacy import Model, Neighbours, gaussian_log_delta
 from torchdp.protocol import Tally
 from torchdp.regression import AdaSSP, LocalRows, ModSulq, SecondMoments, SufficientStatistics, paper, phi
 from torchdp.regression.local import wishart
@@ -229,14 +229,6 @@ def test_sensitivity_of_the_smallest_eigenvalue_is_reached():
     x = torch.tensor([B, 0.0], dtype=torch.float64)
     gain = torch.linalg.eigvalsh(gram + torch.outer(x, x))[0] - torch.linalg.eigvalsh(gram)[0]
     assert float(gain) == pytest.approx(AdaSSP(2, B, C, EPSILON, DELTA).sensitivities[0])
-
-
-def test_published_adassp_scale_fails_alone_and_wastes_together():
-    scale = paper.adassp_scale(1.0, 1e-6)
-    assert gaussian_log_delta(scale, 1 / 3) > math.log(1e-6 / 3)  # one release at a third of the budget
-    assert gaussian_log_delta(scale, 1.0, math.sqrt(3)) < math.log(1e-10)  # all three at all of it
-    together = gaussian_guarantee(scale, 1e-6, math.sqrt(3), Model.CENTRAL, Neighbours.ADD_REMOVE)
-    assert together.epsilon < 0.7
 
 
 def test_adassp_solves_and_shrinks_where_noise_rules():

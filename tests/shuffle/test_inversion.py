@@ -13,7 +13,8 @@ from scipy import stats
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.count_laws import poisson_law
-from torchdp.shuffle.inversion import _Cut, _Move, moved_delta
+from torchdp.shuffle.inversion import moved_delta
+from torchdp.shuffle.moves import Cut, Move
 from torchdp.shuffle.response_curve import response_pairs
 
 KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": NegativeBinomialSum}
@@ -168,8 +169,8 @@ def test_more_movement_and_less_noise_cost_more(levels):
 def test_moduli_are_those_of_the_pairs(turned, up, levels):
     """|sum P^(1 + z) Q^(-z)|, outcome by outcome, less what is lost, and the tails' mass where nothing is lost."""
     mass = stats.poisson.pmf(np.arange(25), 5.0)
-    cut, x, a, step = _Cut(mass[3:20], 0.01, 0.0), np.linspace(0.1, levels, 7 * levels), 1.7, 0.9
-    found = list(_Move.of_noise(cut, x, levels, turned, up).moduli(a, step, 3))
+    cut, x, a, step = Cut(mass[3:20], 0.01, 0.0), np.linspace(0.1, levels, 7 * levels), 1.7, 0.9
+    found = list(Move.of_noise(cut, x, levels, turned, up).moduli(a, step, 3))
     base = np.concatenate([cut.mass[::-1] if turned else cut.mass, np.zeros(6)])
     for i, distance in enumerate(x):
         k, theta = int(distance), distance - int(distance)

@@ -25,13 +25,14 @@ Guarantees: ``ShuffledKDE`` (Wagner 2025, Theorem 3.1, with exact composition an
 move), ``ShuffledClasses`` for vectors and labels together; what is learned is post-processing.
 """
 
+from torchdp.density.curator import CentralKDE
 from torchdp.density.density import Density
 from torchdp.density.errors import kernel_means
 from torchdp.density.exponential import Exponential
 from torchdp.density.family import Family, Features
 from torchdp.density.gaussian import GaussianFourier, GaussianSquareWave
 from torchdp.density.inner_product import InnerProduct, InnerProductRotated, InnerProductSigns
-from torchdp.density.kde import CentralKDE, ShuffledKDE
+from torchdp.density.kde import ShuffledKDE
 from torchdp.density.laplacian import LaplacianSigns
 from torchdp.density.learning import ShuffledClasses, class_counts, classify, nearest_centre, nearest_words
 from torchdp.density.orthogonal import GaussianOrthogonal

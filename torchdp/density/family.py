@@ -280,14 +280,6 @@ class Features(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class LinearFeatures(Features):
-    """Sums of products with x: chances are computed in float64, where their errors do not count."""
-
-    def share(self, x: Tensor) -> Tensor:
-        return super().share(x.double())
-
-
-@dataclass(frozen=True, eq=False)
 class SignFeatures(Features):
     """f(x)_j = R or -R: a sign is a bit already, and nothing is rounded."""
 

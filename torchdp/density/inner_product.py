@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import SLACK, Family, Features, LinearFeatures, OneTermFamily, drawn
+from torchdp.density.family import SLACK, Family, Features, OneTermFamily, drawn
 from torchdp.density.hadamard import power_of_two, random_signs, rotate
 
 
@@ -63,6 +63,14 @@ class IdentityFeatures(Features):
 
     def g(self, y: Tensor) -> Tensor:
         return y.repeat(1, self.repetitions)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearFeatures(Features):
+    """Sums of products with x: chances are computed in float64, where their errors do not count."""
+
+    def share(self, x: Tensor) -> Tensor:
+        return super().share(x.double())
 
 
 @dataclass(frozen=True)

@@ -1,28 +1,25 @@
 """Kernel density estimation in the shuffle model: one bit sum for each random feature."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.density import Density
-from torchdp.density.errors import MeanSquaredError, kernel_means
 from torchdp.density.family import Features
-from torchdp.density.levels import class_steps, crowd_steps, rounding_variances, steps
+from torchdp.density.levels import class_steps, crowd_steps, steps
+from torchdp.density.means import OfFeatures, moved
 from torchdp.draws import Draws, Simulated
-from torchdp.privacy import Guarantee, gaussian_sigma
+from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Candidate, Choice, Crowd, CuratorProtocol, Layout, Limits, Objective, Protocol, Tally
-from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
-from torchdp.shuffle import BitLaw, BoundedSum, CentralGaussianSum, PoissonSum, RandomizedResponseSum
+from torchdp.protocol import Candidate, Choice, Crowd, Tally
+from torchdp.shuffle import BoundedSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.accounting import certified, kept, sent
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.one_type import OneTypeSum
-from torchdp.shuffle.references import CuratorSum
+from torchdp.shuffle.search import Target
 from torchdp.shuffle.sums import Shuffled
 
 TRIED: tuple[tuple[type[MessageLaw], int], ...] = (
@@ -31,77 +28,7 @@ TRIED: tuple[tuple[type[MessageLaw], int], ...] = (
     *((kind, levels) for levels in (2, 4, 8) for kind in (PoissonSum, BoundedSum)),
 )
 NEAR = 0.01  # of the least error: of candidates no further above it the one of fewest messages is best
-ERROR = 2.0**-22  # of a chance, by the floats that decide a bit
-
-
-class OfFeatures(Protocol[Crowd]):
-    """The question: the mean of each feature over the users, in [-R, R]. x: (n, d); a summary is a ``Crowd``.
-
-    B~_ij, the law's estimate of sum_u (1 + f_i(x_u)_j / R)/2, gives the mean R (2 B~_ij/n - 1).
-    """
-
-    features: Features
-    law: BitLaw
-
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
-    def exact(self, summary: Crowd) -> Tensor:
-        summary = self._users(summary)
-        return self.features.sums(summary)[0] / summary.n
-
-    def predicted_mse(self, summary: Crowd) -> Tensor:
-        """((n R^2 - sum_u f^2, none with a curator) + 4 R^2 E Var B~)/n^2."""
-        rounding, privacy = self._variances(self._users(summary))
-        return rounding + privacy
-
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        checks.instance("objective", objective, Objective)
-        checks.integer("n", n, 1)
-        rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding / self.law.levels**2
-        noise = self.law.spread(torch.tensor([0, n], dtype=torch.int64), n).max()
-        return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
-
-    def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
-        """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (q, d) -> (q,).
-
-        feature: (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy: ``predicted_mse``, weighted by g_j^2/I^2. It
-        is exact and not private: it reads the users' vectors.
-        """
-        summary = self._users(summary)
-        y = y.detach() if isinstance(y, Tensor) else y
-        right = self.features.right(y).double() / self.features.repetitions
-        truth = kernel_means(self.features.family, summary.values, y, counts=summary.counts)
-        feature = (right @ self.exact(summary) - truth).square()
-        return MeanSquaredError(feature, *(right.square() @ part for part in self._variances(summary)))
-
-    def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
-        """Of the means, by rounding and by privacy noise, (instances,) each."""
-        n, bound, (total, squares) = summary.n, self.features.bound, self.features.sums(summary)
-        if self.law.levels == 1:
-            rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
-        else:
-            rounding = rounding_variances(self.features, summary, self.law.levels)
-        noise = self.law.spread((n + total / bound) / 2, n)
-        return rounding / float(n) ** 2, 4 * bound**2 * noise / float(n) ** 2
-
-    def _density(self, tally: Tally) -> Density:
-        n, bound = tally.n, self.features.bound
-        value = bound * (2 * self.law.decode(tally["total"], n) / n - 1)
-        error = self.worst_mse(n).sqrt().expand_as(value)
-        return Density(
-            value, error, n, 0.0, None, (-bound, bound), features=self.features, guarantee=self.guarantee
-        )
-
-    def _users(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.features.family.admit)
-
-    def counted(self, summary: Crowd) -> Crowd:
-        """``summary``, a crowd of as many users as the law is of. Raises TypeError, ValueError."""
-        summary = self._users(summary)
-        if summary.n != self.law.users:
-            raise ValueError(f"summary must be of {self.law.users} users, as the law is, not {summary.n}")
-        return summary
+_certified = lru_cache(maxsize=1024)(certified)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,10 +94,11 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
             raise TypeError(f"kind must be a class of laws that users make, such as PoissonSum, not {kind!r}")
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-        own = absent > 0 or kind.own_number
-        spent = delta * ROUNDED
-        law = _calibrated(kind, users if own else 1, epsilon, spent, absent, *moved(features), levels)
-        return ShuffledKDE(features, law if own else replace(law, users=users), delta, epsilon, absent)
+        instances, change, flips = moved(features)
+        counted = _counted(kind, users, absent)
+        target = Target.of(counted, epsilon, delta * ROUNDED, instances, absent, change, flips)
+        law = _least(kind, target, checks.integer("levels", levels, 1))
+        return ShuffledKDE(features, replace(law, users=users), delta, epsilon, absent)
 
     @staticmethod
     def tuned(
@@ -219,17 +147,14 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        own = self.absent > 0 or self.law.own_number
-        law = self.law if own else replace(self.law, users=1)  # its noise has one law, however many there are
-        real = _promise(law, kept(law, self.delta), self.absent, self.epsilon, *moved(self.features))
+        law = replace(self.law, users=_counted(type(self.law), self.law.users, self.absent))
+        instances, change, flips = moved(self.features)
+        real = _certified(law, kept(law, self.delta), instances, self.absent, change, flips, self.epsilon)
         return sent(self.law, real, self.instances, self.delta)
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, d) in the domain, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
-        x = self.features.family.admit(x)
-        if len(x) > self.law.users:
-            raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
-        return x
+        return self.few(self.features.family.admit(x))
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         if self.law.levels > 1:
@@ -261,118 +186,15 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         return self._density(self.whole(tally))
 
 
-@dataclass(frozen=True, eq=False)
-class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
-    """The same density by a trusted curator, who adds up the features themselves: nothing is rounded.
-
-    features: public. law: ``CentralGaussianSum``, or ``ExactSum`` for no privacy at all. delta: at which the guarantee
-    is stated. Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError, ValueError.
-
-    Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what leaves: Gaussian noise at the l_2 distance
-    that ``features.movement`` allows, with room for floats (``moved``).
-    Source: Balle, Wang (2018), Theorem 8.
-    """
-
-    features: Features
-    law: CuratorSum
-    delta: float
-
-    def __post_init__(self) -> None:
-        checks.instance("features", self.features, Features)
-        if not checks.instance("law", self.law, CuratorSum).takes_numbers:
-            raise TypeError(f"law must add up numbers, such as CentralGaussianSum, not {type(self.law).__name__}")
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
-
-    @staticmethod
-    def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
-        """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
-        sums = _rounded(checks.instance("features", features, Features))
-        multiplier = gaussian_sigma(epsilon, checks.fraction("delta", delta) * ROUNDED)
-        return CentralKDE(features, CentralGaussianSum(users, sums(multiplier).sigma), delta)
-
-    @cached_property
-    def sums(self) -> RoundedSum | None:
-        """What the curator adds up, and its noise; None without noise."""
-        law = self.law
-        return (
-            replace(_rounded(self.features)(1.0), sigma=law.sigma) if isinstance(law, CentralGaussianSum) else None
-        )
-
-    @cached_property
-    def guarantee(self) -> Guarantee:
-        if self.sums is None:
-            return self.law.promise(self.delta, 1.0, self.features.instances)
-        return released_guarantee(self.sums.sigma / self.sums.sensitivity, self.delta, self.sums.size)
-
-    @property
-    def layout(self) -> Layout:
-        return {"total": ((self.features.instances,), torch.float64)}
-
-    def limits(self, n: int) -> dict[str, Limits]:
-        return {"total": self.law.limits(n)}
-
-    def impossible(self, tally: Tally) -> str | None:
-        return None if tally.n == self.law.users else f"the curator is told of {self.law.users}"
-
-    def admit(self, x: Tensor) -> Tensor:
-        """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
-        x = self.features.family.admit(x)
-        if len(x) != self.law.users:
-            raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
-        return x
-
-    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        if self.sums is None:
-            total = (summary.n + self.features.sums(summary)[0] / self.features.bound) / 2
-            return Tally(summary.n, {"total": self.law.noised(total.expand(*shape, -1), draws)})
-        blocks = in_blocks(summary.values, summary.counts, self.features.at_once)
-        shares = ((self.features.share(x).double().clamp_(-1, 1), counts) for x, counts in blocks)
-        each = (counts @ (1 + share) / 2 for share, counts in shares)
-        return Tally(summary.n, {"total": self.sums.released(self.sums.blocks(each, summary.n), draws, shape)})
-
-    def analyse(self, tally: Tally) -> Density:
-        return self._density(self.check(tally))
-
-
-def moved(features: Features) -> tuple[int, float, int]:
-    """All sums, how far a user's chances move in them, and how many of its bits may flip.
-
-    Floats err by at most 2^-22 in each chance, at both vectors: (movement^{1/2} + 2^-21 instances^{1/2})^2. A chance is
-    (1 + s)/2 for the number s that a feature was computed to, up to 2^-60 on a CPU and 2^-32 elsewhere
-    (``rounding.rounded``). s is the cosine or sine of one angle, right to 4 units in the last place, 2^-22 in float32;
-    a coordinate of x as it was given; an indicator; or a sum of D products in float64, right to D 2^-52.
-    """
-    room = 2 * ERROR * features.instances**0.5
-    change = min((features.movement**0.5 + room) ** 2, float(features.instances))
-    return features.instances, change, features.composed
-
-
-def _rounded(features: Features) -> Callable[[float], RoundedSum]:
-    """By the multiplier, a curator's sums of the chances, their noise in proportion to how far these move."""
-    instances, change, flips = moved(features)
-    return lambda multiplier: RoundedSum.least(multiplier, min(change, flips) ** 0.5, instances**0.5, instances)
+def _counted(kind: type[MessageLaw], users: int, absent: int) -> int:
+    """Users whom a guarantee is computed for: 1 where the noise has one law, however many there are."""
+    return users if absent or kind.own_number else 1
 
 
 @lru_cache(maxsize=1024)
-def _promise(
-    law: MessageLaw, delta: float, absent: int, epsilon: float | None, instances: int, change: float, flips: int
-) -> Guarantee:
-    return certified(law, delta, instances, absent, change, flips, epsilon)
-
-
-@lru_cache(maxsize=1024)
-def _calibrated(
-    kind: type[MessageLaw],
-    users: int,
-    epsilon: float,
-    delta: float,
-    absent: int,
-    instances: int,
-    change: float,
-    flips: int,
-    levels: int,
-) -> MessageLaw:
-    own = {} if checks.integer("levels", levels, 1) == 1 else {"levels": levels}
-    if own and not issubclass(kind, OneTypeSum):
+def _least(kind: type[MessageLaw], target: Target, levels: int) -> MessageLaw:
+    if levels == 1:
+        return kind.least(target)
+    if not issubclass(kind, OneTypeSum):
         raise TypeError(f"levels must be 1 with {kind.__name__}: it sends bits; take BoundedSum or PoissonSum")
-    return kind.calibrated(users, epsilon, delta, instances, absent, change=change, flips=flips, **own)
+    return kind.least(target, levels=levels)

@@ -32,7 +32,6 @@ from torchdp.regression.moments import FrequencyMoments, SecureHistogram
 from torchdp.regression.ridge import (
     adaptive_ridge,
     cautious_ridge,
-    predicted_phi,
     predicted_phi_of_sketch,
     solve_ridge,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "least_squares",
     "loss",
     "phi",
-    "predicted_phi",
     "predicted_phi_of_sketch",
     "predicted_psi",
     "predicted_psi_of_sketch",

@@ -152,14 +152,6 @@ def _local(d: int, bound: float, epsilon: float, delta: float, label_bound: floa
         return None
 
 
-def _best_height(error: Callable[[int], float], least: int, clients: int) -> tuple[float, int]:
-    """The least predicted error over heights least, 2 least, 4 least, ... up to n, and where it is."""
-    heights = [least]
-    while heights[-1] * 2 <= clients:
-        heights.append(heights[-1] * 2)
-    return min((error(height), height) for height in heights)
-
-
 def _sketch(
     error: Callable[[int], float],
     least: int,
@@ -168,7 +160,11 @@ def _sketch(
     bound: float,
     generator: torch.Generator,
 ) -> Candidate:
-    best, height = _best_height(error, least, gram.clients)
+    """Of least predicted error over heights least, 2 least, 4 least, ... up to n."""
+    heights = [least]
+    while heights[-1] * 2 <= gram.clients:
+        heights.append(heights[-1] * 2)
+    best, height = min((error(height), height) for height in heights)
     sketch = balanced_count_sketch(gram.clients, height, generator=generator)
     protocol = SecureSketch(sketch, gram.columns + gram.labelled, bound, gram.epsilon, gram.delta)
     level, off = math.sqrt(height) * V, gram.gram_sigma / math.sqrt(2)

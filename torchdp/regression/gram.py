@@ -14,7 +14,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.privacy import Model
-from torchdp.protocol import Tally
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol
 from torchdp.regression.second_moment_noise import NoisyMoments, triangular, vectorized
@@ -112,9 +111,8 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     def variances(self, n: int) -> Tensor:
         return (self.noise.level_of(n) * self.scales).square()
 
-    def analyse(self, tally: Tally) -> NoisyMoments:
-        """svec(A^T A) and A^T b of the clients heard. Raises TypeError, ValueError where fewer than n - absent are."""
-        total = self.heard(tally)
-        value = total * self.scales.to(total)
-        errors = self.variances(tally.n).sqrt().to(value).expand_as(value)
-        return NoisyMoments(value, errors, tally.n, columns=self.columns)
+    def value(self, total: Tensor, n: int) -> Tensor:
+        return total * self.scales.to(total)
+
+    def estimated(self, value: Tensor, error: Tensor, n: int) -> NoisyMoments:
+        return NoisyMoments(value, error, n, columns=self.columns)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Estimate, Limits, Tally
+from torchdp.protocol import Limits, Tally
 from torchdp.regression.shared_sum import SharedSum, shared_noise
 from torchdp.secure.shared_noise import SharedNoise
 
@@ -109,12 +109,8 @@ class FrequencyMoments(SharedSum[Tally]):
         """D^(2k) times that of the noise, whatever n."""
         return (self.noise.level_of(n) * self.scales).square()
 
-    def analyse(self, tally: Tally) -> Estimate:
-        """The moments of the clients heard, (*batch, r), unbiased. Raises ValueError where they are too few."""
-        total = self.heard(tally)
-        value = total * self.scales.to(total)
-        error = self.variances(tally.n).sqrt().to(value).expand_as(value)
-        return Estimate(value, error, tally.n, stretch=self.noise.stretch)
+    def value(self, total: Tensor, n: int) -> Tensor:
+        return total * self.scales.to(total)
 
 
 @dataclass(frozen=True)
@@ -180,9 +176,5 @@ class SecureHistogram(SharedSum[Tensor]):
         """A share 1 - 1/k of the noise's, whatever n."""
         return torch.full((self.types,), self.noise.level_of(n) ** 2 * (1 - 1 / self.types), dtype=torch.float64)
 
-    def analyse(self, tally: Tally) -> Estimate:
-        """The counts of the clients heard, (*batch, k), adding up to them; unbiased. Raises ValueError for too few."""
-        total = self.heard(tally)
-        value = total + (tally.n - total.sum(-1, keepdim=True)) / self.types
-        error = self.variances(tally.n).sqrt().to(value).expand_as(value)
-        return Estimate(value, error, tally.n, stretch=self.noise.stretch)
+    def value(self, total: Tensor, n: int) -> Tensor:
+        return total + (n - total.sum(-1, keepdim=True)) / self.types

@@ -21,18 +21,6 @@ def mod_sulq(clients: int, columns: int, bound: float, epsilon: float, delta: fl
     return ModSulq(d, bound, n * checks.squarable("bound", bound) ** 2 * beta, delta)
 
 
-def adassp_scale(epsilon: float, delta: float) -> float:
-    """sqrt(ln(6/delta))/(epsilon/3): the paper's noise of each release, over its sensitivity for adding or removing a
-    row.
-
-    One release alone exceeds delta/3 at epsilon/3 where epsilon is moderate; the three together spend less than
-    (epsilon, delta). Raises ValueError.
-
-    Source: Wang (2018), Algorithm 2.
-    """
-    return math.sqrt(math.log(6 / checks.fraction("delta", delta))) / (checks.positive("epsilon", epsilon) / 3)
-
-
 def moment_variance(bound: float, order: float, epsilon: float, delta: float) -> float:
     """Variance of F_k's Gaussian noise as printed: 2 D^k ln(1.25/delta)/epsilon^2. Raises ValueError.
 

@@ -11,7 +11,7 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Tally
+from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally
 from torchdp.protocol.protocol import S
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
@@ -55,6 +55,19 @@ class SharedSum(MessageProtocol[S, Tensor]):
     @abstractmethod
     def variances(self, n: int) -> Tensor:
         """Of the estimate from n clients: (*answer), whatever they hold."""
+
+    @abstractmethod
+    def value(self, total: Tensor, n: int) -> Tensor:
+        """The estimate from the noisy sum of what n clients show."""
+
+    def analyse(self, tally: Tally) -> Estimate:
+        """Of the clients heard, unbiased. Raises TypeError, ValueError where they are too few."""
+        value = self.value(self.heard(tally), tally.n)
+        return self.estimated(value, self.variances(tally.n).sqrt().to(value).expand_as(value), tally.n)
+
+    def estimated(self, value: Tensor, error: Tensor, n: int) -> Estimate:
+        """These numbers as this protocol's kind of estimate."""
+        return Estimate(value, error, n, stretch=self.noise.stretch)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -10,14 +10,13 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.grid import grid_sigma, grid_variation
 from torchdp.kernels.secure_sketch import SURE, VARIATION
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.secure.ring import Ring, farthest_sum
-from torchdp.secure.settings import Settings
+from torchdp.secure.settings import LEFT, Settings
 from torchdp.sketching.gaussian_noise import GaussianNoise
 
 GAINED = 1e-6  # of sigma: for less than that mu is kept without a variation
-LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,19 +58,8 @@ class GaussianSettings(Settings):
         """
         mu = None if self.coalition.slack(self.delta) else self._mu if self.variation == 0 else self._real_mu
         source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
-        if self.sensitivity is not None:
-            source += f"; for rows of a client at most {self.sensitivity:g} apart"
-        real = Guarantee(
-            self.epsilon,
-            self.delta * LEFT,
-            Model.LINEAR_TRANSFORM,
-            Neighbours.REPLACE_ONE,
-            False,
-            source,
-            mu=mu,
-            variation=self.variation if mu else 0.0,
-        )
-        return self._on_wire(real, self.sketch.clients * self.sketch.copies * self.columns * VARIATION, self.delta)
+        words = self.sketch.clients * self.sketch.copies * self.columns * VARIATION
+        return self._on_wire(self.delta, mu, source, self.variation, words)
 
     @cached_property
     def row_variance(self) -> Tensor:

@@ -16,16 +16,14 @@ from torchdp.draws import Draws, Simulated
 from torchdp.grid import NARROW, lattice_variation
 from torchdp.kernels import secure_sketch
 from torchdp.kernels.secure_sketch import SURE, VARIATION
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.rounded import RoundedNormal
-from torchdp.secure.gaussian import LEFT
 from torchdp.secure.protocol import one_key
 from torchdp.secure.ring import TAIL, Ring, farthest_sum
 from torchdp.secure.sums import SecureSums, Words
 from torchdp.sketching.gaussian_noise import OneCopyGaussianNoise
-from torchdp.sketching.transform import add_rows
 
 FLOATS = 1 + 1e-9  # of a leverage: what its inverse may be off by
 
@@ -109,14 +107,9 @@ class OneCopySecureSketch(SecureSums):
         """(epsilon, delta), of the words that are sent on a CPU, where noise is rounded without error."""
         mu = None if self.coalition.slack(self.delta) else self._mu
         source = "Burkhardt et al. (2025), section 4; proved here; Balle, Wang (2018), Theorem 8"
-        if self.sensitivity is not None:
-            source += f"; for rows of a client at most {self.sensitivity:g} apart"
-        model, neighbours = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
-        own = self.variation if mu else 0.0
-        real = Guarantee(self.epsilon, self.delta * LEFT, model, neighbours, False, source, mu=mu, variation=own)
         entries = self.servers * self.sketch.height * self.columns
-        variation = self.sketch.clients * self.columns * VARIATION + entries * self._own.variation
-        return self._on_wire(real, variation, self.delta)
+        words = self.sketch.clients * self.columns * VARIATION + entries * self._own.variation
+        return self._on_wire(self.delta, mu, source, self.variation, words)
 
     def speak(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         ring, rows = self.ring, torch.zeros(1, len(x), dtype=torch.int64, device=x.device)
@@ -126,7 +119,7 @@ class OneCopySecureSketch(SecureSums):
 
     def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
         rows, signs = (each.to(sums.device)[:, clients] for each in (self.sketch.rows, self.sketch.signs))
-        add_rows(sums, rows, words * signs[..., None])
+        secure_sketch.add_rows(sums, rows.flatten(), (words * signs[..., None]).flatten(0, 1))
 
     def published(self, sums: Tensor, draws: Draws) -> Tensor:
         """The sums and this server's own noise, modulo 2^bits; of fresh draws for each server."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.grid import grid_sensitivity
-from torchdp.privacy import Guarantee
+from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.secure.frames import payload_bytes
 from torchdp.secure.ring import Ring
 from torchdp.sketching.coalition import Coalition
@@ -19,6 +19,7 @@ from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.sketch import Sketch
 
 WASTE = 1.1  # times the least variance: from here on a warning
+LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
 
 
@@ -83,6 +84,19 @@ class Settings(ABC):
     def honest(self) -> Tensor:
         """Honest pairs that each row holds at least: (m,), int64."""
 
+    def _on_wire(self, delta: float, mu: float | None, source: str, own: float, words: float) -> Guarantee:
+        """(epsilon, delta) of the words that are sent on a CPU, where noise is rounded without error.
+
+        own, words: total variation distances of the noise from Gaussian noise, and of what is drawn from the noise.
+        """
+        if self.sensitivity is not None:
+            source += f"; for rows of a client at most {self.sensitivity:g} apart"
+        model, neighbours = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
+        own = own if mu else 0.0
+        real = Guarantee(self.epsilon, delta * LEFT, model, neighbours, False, source, mu=mu, variation=own)
+        whole = real.leaving(words, delta)
+        return whole if self.sketch.device.type == "cpu" else replace(real, delta=delta)  # a GPU's floats decide
+
     @property
     @abstractmethod
     def row_variance(self) -> Tensor:
@@ -110,11 +124,6 @@ class Settings(ABC):
     def _distance(self, ring: Ring) -> float:
         """And on the grid."""
         return grid_sensitivity(1 / ring.scale, self.bound, self.columns, self.sensitivity)
-
-    def _on_wire(self, real: Guarantee, variation: float, delta: float) -> Guarantee:
-        """Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats decide it."""
-        whole = real.leaving(variation, delta)
-        return whole if self.sketch.device.type == "cpu" else replace(real, delta=delta)
 
     def _fits(self, ring: Ring) -> bool:
         """Whether no sum wraps around in this ring."""

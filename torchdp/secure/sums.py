@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
+from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally
 from torchdp.secure.settings import WORDS_AT_ONCE, Settings
-from torchdp.sketching.transform import add_rows
 
 SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
 FIRST_BYTES = 8  # of a client's number
@@ -128,7 +128,8 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
         """Add these clients' words, or shares of them, (words_sent, k, d), into a server's sums (m, d), in place."""
-        add_rows(sums, self.sketch.rows.to(sums.device)[:, clients], words)
+        places = self.sketch.rows.to(sums.device)[:, clients].flatten()
+        secure_sketch.add_rows(sums, places, words.flatten(0, 1))
 
     def published(self, sums: Tensor, draws: Draws) -> Tensor:
         """What a server shows of its sums (m, d): the sums, unless servers add noise of their own."""

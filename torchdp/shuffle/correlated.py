@@ -159,22 +159,17 @@ class Rough:
     flood_ratio: float
     per: int
 
-    def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
-        """In the direction that costs more."""
-        flood = self.left * self.flood_shape, self.flood_ratio
-        return (coarse_profile(self.ratio, *flood, self.per, shape=self.left),)
-
     def excess(self, order: float, limit: float, target: Target) -> float:
         """About ln(delta/target's): by the moment of this order, of which unlimited flood at ``limit`` has enough.
 
         An outcome costs no more than if it were lost.
         """
+        shape = self.left * self.flood_shape
+        flood = coarse_flood(self.ratio, shape, self.flood_ratio, self.per, shape=self.left)
         if target.flips < MANY:
-            delta = composed_delta(self.profiles(), target.flips, target.epsilon)
-            return math.log(max(delta, 1e-300) / target.delta)
-        mass, loss, lost = coarse_flood(
-            self.ratio, self.left * self.flood_shape, self.flood_ratio, self.per, shape=self.left
-        )
+            profile = coarse_profile(self.ratio, flood, shape=self.left)
+            return math.log(max(composed_delta((profile,), target.flips, target.epsilon), 1e-300) / target.delta)
+        mass, loss, lost = flood
         cap = 1 / target.delta
         hidden = float(mass @ np.minimum(np.exp(np.minimum(order * loss, 700.0)), cap)) + lost * cap
         return target.flips * (_log_moment(-math.log(self.ratio), order, hidden) - _log_moment(limit, order))

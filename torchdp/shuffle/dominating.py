@@ -55,11 +55,9 @@ def coarse_flood(
     return a, loss / per, (float(law.mass[0]) + law.lost) / per
 
 
-def coarse_profile(
-    ratio: float, flood_shape: float, flood_ratio: float, per: int, *, shape: float = 1.0
-) -> Profile:
-    """About the second of ``correlated_profiles``, from ``coarse_flood``."""
-    down = pair_profile(*coarse_flood(ratio, flood_shape, flood_ratio, per, shape=shape))
+def coarse_profile(ratio: float, flood: tuple[np.ndarray, np.ndarray, float], *, shape: float = 1.0) -> Profile:
+    """About the second of ``correlated_profiles``, from ``coarse_flood``: in the direction that costs more."""
+    down = pair_profile(*flood)
     return _sides(checks.fraction("ratio", ratio), shape, down, down)[1]
 
 

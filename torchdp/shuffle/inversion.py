@@ -31,15 +31,16 @@ Source: the argument above.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 
 from torchdp.privacy import gaussian_log_delta
 from torchdp.shuffle.count_laws import CountLaw
+from torchdp.shuffle.moves import Array, Move, blocks, cut_of
 
-Array = np.ndarray
 Setting = tuple[float, float]
 FAST, SHARP = (5.0, 0.15), (10.0, 0.08)  # T in deviations of the loss; s a
 REACH = 3.5  # the last frequency, in 1/s
@@ -51,7 +52,7 @@ RATIO = 1.08  # of neighbouring points of the grid
 ENDS = (0.95, 0.97, 0.985, 0.995)  # of the largest distance, in the grid too
 WALK = np.arange(-4.0, 1.6, 0.5)  # ln a, about that of Gaussian noise: skewed noise wants less
 TILT = 0.1  # of ln a, tried on both sides
-WIDTH, NARROW = 2048, 256  # outcomes beyond which they are told by blocks; of pairs that are hardly the worst
+NARROW = 256  # outcomes beyond which pairs that are hardly the worst are told by blocks
 ROUNDING, FLOOR = 1e-9, 1e-13  # of a sum, relative and absolute
 LONGEST = 2000.0  # T in s: a rare outcome can make the loss deviate by far more
 FARTHEST = 9.0  # a in deviations of the loss: from there on delta is below e^-40, and the sum long
@@ -67,25 +68,39 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, le
     y = np.arange(len(law.mass))
     variance = float(law.mass @ y**2 - (law.mass @ y) ** 2)
     guess = math.exp(gaussian_log_delta(math.sqrt(max(variance, 1e-3) / gamma), max(epsilon, 1e-9)))
-    wide, most, best = math.sqrt(instances * gamma), math.ceil(farthest), 1.0
+    wide, most = math.sqrt(instances * gamma), math.ceil(farthest)
 
     def cut_at(lost: float, setting: Setting = FAST, tilt: float = 0.0) -> float:
-        cut = _cut(law, min(lost / wide, 4 * FLAT / max(variance, 1e-3) ** 2), most)
+        cut = cut_of(law, min(lost / wide, 4 * FLAT / max(variance, 1e-3) ** 2), most)
         if cut is None:
             return 1.0
         d = cut.mass
         chi = float(((d[1:] - d[:-1]) ** 2 / d[1:]).sum())  # c_2 of one step
         chi = max(chi, float(d[0]) / 100, float(d[-1]) / 100)  # that of uniform noise is 0
-        moves = lambda grid, _: _moves(cut, grid, levels)  # noqa: E731
-        found = _delta(moves, chi, epsilon, wide, gamma, farthest, setting, tilt)
+        turns = (False,) if np.array_equal(d, d[::-1]) else (False, True)  # symmetric noise has one direction
+
+        def moves(grid: Array) -> Iterator[Move]:
+            return (Move.of_noise(cut, grid, levels, turned, up) for turned in turns for up in (True, False))
+
+        found = _delta(moves, None, chi, epsilon, wide, gamma, farthest, setting, tilt)
         return min(1.0, cut.lost * wide + found)
 
+    best = _best(cut_at, guess, _skewed(law.mass, levels, farthest), farthest)
+    return min(1.0, best + 2 * instances * law.lost)
+
+
+class Bound(Protocol):
+    """A bound whose cuts cost so much of delta, at most."""
+
+    def __call__(self, lost: float, setting: Setting = FAST, tilt: float = 0.0) -> float: ...
+
+
+def _best(cut_at: Bound, guess: float, sharpened: bool, farthest: float) -> float:
+    """The bound for cuts that cost little of a guessed delta, sharpened where that gains."""
     lost = SHARES[0] * max(guess, 1e-25)
     while (best := cut_at(lost)) >= 1 and lost < 1e-2:  # tails that a Gaussian does not have
         lost *= 1e3
-    if 2 * FLOOR < best < 1 and _skewed(law.mass, levels, farthest):
-        best = _sharpest(cut_at, best, farthest)
-    return min(1.0, best + 2 * instances * law.lost)
+    return _sharpest(cut_at, best, farthest) if sharpened and 2 * FLOOR < best < 1 else best
 
 
 def _skewed(mass: Array, one: float, farthest: float) -> bool:
@@ -95,7 +110,7 @@ def _skewed(mass: Array, one: float, farthest: float) -> bool:
     return variance < SKEWED * one**2 or (farthest < 1 and float(mass @ off**3) ** 2 > LOPSIDED * variance**3)
 
 
-def _sharpest(cut_at: Callable[[float, Setting, float], float], best: float, farthest: float) -> float:
+def _sharpest(cut_at: Bound, best: float, farthest: float) -> float:
     """The least bound over what the cuts may cost, then over the order: not that of the largest term alone."""
     shares = SHARES[:1] if farthest >= 1 else SHARES
     best = min(best, cut_at(shares[0] * best, SHARP, 0.0))
@@ -106,145 +121,6 @@ def _sharpest(cut_at: Callable[[float, Setting, float], float], best: float, far
     bend = left + right - 2 * middle
     tilt = TILT * min(max((left - right) / (2 * bend), -1.5), 1.5) if bend > 0 else 0.0
     return min(best, tried[lost], math.exp(min(logs)), cut_at(lost, SHARP, tilt))
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """D where it is followed, the mass of its tails, and what is lost for each step of distance."""
-
-    mass: Array
-    beta: float
-    lost: float
-
-
-def _cut(law: CountLaw, rate: float, most: int) -> _Cut | None:
-    """The narrowest range beyond which at most ``rate`` is lost a step; None where too few outcomes are left."""
-    d = law.mass
-    light = np.flatnonzero(d > rate / 4)
-    if not len(light):
-        return None
-    a, b = int(light[0]), int(light[-1]) + 1
-    kept = d[a:b]
-    if len(kept) <= most + 1:
-        return None
-    count = np.arange(1, most + 1)
-    edges = max(float((np.cumsum(part[:most]) / count).max()) for part in (kept, kept[::-1]))
-    outside = (float(d[a - 1]) if a else 0.0) + (float(d[b]) if b < len(d) else 0.0)
-    return _Cut(kept, float(d[:a].sum() + d[b:].sum()), edges + outside)
-
-
-class _Move:
-    """One direction and role: base masses and ln(O_x/base) at each x of the grid, and the series near 0.
-
-    up: whether the base is Q, so that the power is 1 + z; else -z. excess: O_1/base - 1 on the kept outcomes; corner:
-    of the outcome that is linear in x, edge its slope; beta: mass on which both laws are the same.
-    """
-
-    def __init__(
-        self, grid: Array, base: Array, excess: Array, up: bool, edge: float = 0.0, beta: float = 0.0
-    ) -> None:
-        self.up, self.beta, self.edge = up, beta, edge
-        if len(base) > WIDTH:
-            base, excess = _blocks(base, excess)
-        self.base, self.excess = base, excess
-        self.moments = [float(base @ excess**j) for j in (1, 2, 3)]
-        with np.errstate(divide="ignore"):
-            self.mass: Array = np.broadcast_to(base, (len(grid), len(base)))
-            self.logs = np.log1p(np.minimum(grid, 1.0)[:, None] * excess)
-            self.corner: Array = (1 - grid) * self.edge
-
-    @staticmethod
-    def of_noise(cut: _Cut, grid: Array, levels: int, turned: bool, up: bool) -> "_Move":
-        """Of D up to the cut; turned: whether it moves down."""
-        d = cut.mass[::-1] if turned else cut.mass
-        one = np.concatenate([[0.0], d[:-1]])
-        base, excess = (d, one / d - 1) if up else (d[1:], d[:-1] / d[1:] - 1)
-        move = _Move(grid, base, excess, up, 0.0 if up else float(d[0]), cut.beta)
-        if levels > 1:
-            with np.errstate(divide="ignore"):
-                move.mass, move.logs = move._levels(d, grid)
-            move.corner = np.zeros(len(grid))
-        return move
-
-    def _levels(self, d: Array, grid: Array) -> tuple[Array, Array]:
-        """The same for any number of whole steps: outcomes below the shift are lost, or P has none there."""
-        mass, other = np.repeat(d[None], len(grid), 0), np.zeros((len(grid), len(d)))
-        for row, x in enumerate(grid):
-            k = min(int(x), len(d) - 1)
-            theta = x - k
-            other[row, k:] += (1 - theta) * d[: len(d) - k]
-            other[row, k + 1 :] += theta * d[: len(d) - k - 1]
-            if not self.up:
-                mass[row, :k] = 0.0
-                mass[row, k] *= 1 - theta
-        ratio = other / d
-        if not self.up:
-            k = np.minimum(grid.astype(int), len(d) - 1)
-            ratio[np.arange(len(grid)), k] = d[0] / d[k]
-            ratio = np.where(mass > 0, ratio, 1.0)
-        if len(d) > WIDTH:
-            mass, ratio = _ratio_blocks(mass, ratio)
-        return mass, np.log(ratio)
-
-    def moduli(self, a: float, step: float, count: int) -> Iterator[Array]:
-        """|M| at each x of the grid, for z = a + i step k, k = 0, ..., count - 1."""
-        power = 1 + a if self.up else -a
-        with np.errstate(invalid="ignore", over="ignore"):
-            terms = self.mass * np.exp(power * self.logs)
-            rest = self.corner + self.beta
-            yield np.abs(terms.sum(1) + rest)
-            if count == 1:
-                return
-            turns = (step if self.up else -step) * np.where(np.isfinite(self.logs), self.logs, 0.0)
-            turn, terms = np.exp(1j * turns), terms.astype(complex)
-            for _ in range(1, count):
-                terms *= turn
-                yield np.abs(terms.sum(1) + rest)
-
-    def near(self, z: Array, x: float) -> tuple[Array, Array]:
-        """G and r for all distances up to x, at each z; their real parts are one number."""
-        p = 1 + z if self.up else -z
-        c1, c2, c3 = self.moments
-        with np.errstate(over="ignore", invalid="ignore"):  # then no bound is found
-            grown = np.maximum(1.0, (1 + x * self.excess) ** (float(p[0].real) - 4))
-            fourth = float(self.base @ (self.excess**4 * grown))
-            rest = np.abs(p * (p - 1) * (p - 2) * (p - 3)) * x * x / 24 * fourth
-            slope = p * c1 - self.edge
-            curves = np.stack([p * (p - 1) * (c2 / 2 + at * (p - 2) * c3 / 6) for at in (0.0, x)])
-            largest = np.abs(curves).max(0) + rest
-            rate = curves.real.max(0) + rest + (np.abs(slope) + largest * x) ** 2 / 2
-        return rate, np.maximum(0.0, slope.real)
-
-
-def _blocks(base: Array, excess: Array, width: int = WIDTH) -> tuple[Array, Array]:
-    """Fewer outcomes: each is split into two, of the least and the largest excess of its block; masses stay.
-
-    (base, O_1) is what remains of that pair when it is forgotten which of the two it was.
-    """
-    starts = _starts(base, width)
-    total, moved = np.add.reduceat(base, starts), np.add.reduceat(base * excess, starts)
-    low, high = np.minimum.reduceat(excess, starts), np.maximum.reduceat(excess, starts)
-    share = np.clip((moved / total - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
-    return np.concatenate([total * (1 - share), total * share]), np.concatenate([low, high])
-
-
-def _starts(mass: Array, width: int) -> Array:
-    """Where blocks begin: half of them evenly, half as the cube root of the mass asks, for the loss' variance."""
-    weight = np.cumsum(np.cbrt(mass))
-    weight = weight / weight[-1] + np.arange(1, len(mass) + 1) / len(mass)
-    return np.unique(np.searchsorted(weight, weight[-1] * np.arange(width // 2) / (width // 2), side="right"))
-
-
-def _ratio_blocks(mass: Array, ratio: Array) -> tuple[Array, Array]:
-    """The same for ratios O_x/base, a row for each x."""
-    starts = _starts(mass.max(0), WIDTH)
-    total, moved = (np.add.reduceat(each, starts, axis=1) for each in (mass, mass * ratio))
-    low = np.minimum.reduceat(np.where(mass > 0, ratio, np.inf), starts, axis=1)
-    high = np.maximum.reduceat(np.where(mass > 0, ratio, -np.inf), starts, axis=1)
-    low, high = np.where(total > 0, low, 1.0), np.where(total > 0, high, 1.0)
-    width = np.where(high > low, high - low, 1.0)
-    share = np.clip((moved / np.where(total > 0, total, 1.0) - low) / width, 0.0, 1.0)
-    return np.concatenate([total * (1 - share), total * share], 1), np.concatenate([low, high], 1)
 
 
 def response_delta(
@@ -266,16 +142,12 @@ def response_delta(
     y = np.arange(len(b))
     deviation = math.sqrt(float(b @ y**2 - (b @ y) ** 2)) / float(o @ y - b @ y)
     guess = math.exp(gaussian_log_delta(deviation / math.sqrt(change), max(epsilon, 1e-9)))
-    tails, best = SHARES[0] * max(guess, 1e-25), 1.0
 
-    def cut_at(tails: float, setting: Setting = FAST, tilt: float = 0.0) -> float:
-        return _response(pairs, epsilon, wide, change, farthest, tails, setting, tilt)
+    def cut_at(lost: float, setting: Setting = FAST, tilt: float = 0.0) -> float:
+        return _response(pairs, epsilon, wide, change, farthest, lost, setting, tilt)
 
-    while (best := cut_at(tails)) >= 1 and tails < 1e-2:
-        tails *= 1e3
-    if 2 * FLOOR < best < 1 and not rough and _skewed(b, float(y @ (o - b)), farthest):
-        best = _sharpest(cut_at, best, farthest)
-    return min(1.0, best + 2 * instances * lost)
+    sharpened = not rough and _skewed(b, float(y @ (o - b)), farthest)
+    return min(1.0, _best(cut_at, guess, sharpened, farthest) + 2 * instances * lost)
 
 
 def _response(
@@ -301,21 +173,20 @@ def _response(
     chi = max(float(base @ excess**2) for base, excess, *_ in both)
     for i, (base, excess, own, others) in enumerate(both):
         if i > 1 and len(base) > NARROW:
-            both[i] = (*_blocks(base, excess, NARROW), own, others)
+            both[i] = (*blocks(base, excess, NARROW), own, others)
 
-    def moves(grid: Array, rough: bool) -> list[_Move]:
+    def moves(grid: Array) -> Iterator[Move]:
         """Beyond what is kept P is what Q is: the base, or the mixture, linear in x."""
-        return [
-            _Move(grid, base, excess, up, 0.0 if up else own - others, own if up else others)
-            for base, excess, own, others in (both[:2] if rough else both)
-            for up in (True, False)
-        ]
+        for base, excess, own, others in both:
+            for up in (True, False):
+                yield Move(grid, base, excess, up, 0.0 if up else own - others, own if up else others)
 
-    return min(1.0, tails + _delta(moves, chi, epsilon, wide, change, farthest, setting, tilt))
+    return min(1.0, tails + _delta(moves, 4, chi, epsilon, wide, change, farthest, setting, tilt))
 
 
 def _delta(
-    make: Callable[[Array, bool], list[_Move]],
+    make: Callable[[Array], Iterator[Move]],
+    leading: int | None,
     chi: float,
     epsilon: float,
     wide: float,
@@ -324,14 +195,15 @@ def _delta(
     setting: Setting,
     tilt: float = 0.0,
 ) -> float:
-    """The bound for all moves that ``make`` makes for a grid, or of some that are enough to choose the order by.
+    """The bound for all moves that ``make`` makes for a grid.
 
+    leading: so many of them, the first ones, are enough to choose the order by; None: all.
     tilt: what ln a is moved by from where the largest term is least.
     """
     longest, gaussian = setting
     start = max(min(epsilon / (gamma * chi) - 0.5, FARTHEST / math.sqrt(gamma * chi)), 1e-2)
 
-    def exponents(moves: list[_Move], a: float, step: float, count: int, grid: Array) -> Array:
+    def exponents(moves: list[Move], a: float, step: float, count: int, grid: Array) -> Array:
         rates, slopes = np.zeros((2, count))
         for each in moves:  # the largest of each apart: a user's moves may be of several kinds
             near, slope = each.near(a + 1j * step * np.arange(count), float(grid[0]))
@@ -341,7 +213,7 @@ def _delta(
         return np.minimum(found, found[0])
 
     rough = _grid(_first(chi, start, farthest), farthest)
-    real = make(rough, True)
+    real = list(islice(make(rough), leading))
 
     def height(log_a: float) -> float:
         a = math.exp(log_a)
@@ -357,7 +229,7 @@ def _delta(
     period = min(longest * math.sqrt(gamma * chi + s * s), LONGEST * s)
     count = math.ceil(REACH / (s * 2 * math.pi / period)) + 1
     grid = _grid(_first(chi, abs(complex(a, 2 * math.pi * (count - 1) / period)), farthest), farthest)
-    E = exponents(make(grid, False), a, 2 * math.pi / period, count, grid)
+    E = exponents(list(make(grid)), a, 2 * math.pi / period, count, grid)
     w = 2 * math.pi / period * np.arange(count)
     logs = E + (a * a + a - w * w) * s * s / 2 - a * epsilon
     with np.errstate(over="ignore"):
@@ -365,15 +237,6 @@ def _delta(
         tail = np.exp(E[0] + (a * a + a - w[-1] ** 2) * s * s / 2 - a * epsilon) / (math.pi * w[-1])
     total = (terms[0] + 2 * terms[1:].sum()) / period + tail
     return float(min(1.0, total * (1 + ROUNDING) + FLOOR)) if math.isfinite(total) else 1.0
-
-
-def _moves(cut: _Cut, grid: Array, levels: int) -> list[_Move]:
-    symmetric = np.array_equal(cut.mass, cut.mass[::-1])
-    return [
-        _Move.of_noise(cut, grid, levels, turned, up)
-        for turned in (False, True)[: 1 + (not symmetric)]
-        for up in (True, False)
-    ]
 
 
 def _first(chi: float, order: float, farthest: float) -> float:

@@ -90,12 +90,6 @@ class PureSum(MessageLaw):
         return math.log1p(odds) / tilt - 1
 
     @property
-    def flood_law(self) -> Tensor:
-        """Pr[F = 0], ..., Pr[F = s], float64."""
-        tilt = self.share * self.epsilon
-        return torch.softmax(tilt * torch.arange(self.flood + 1, dtype=torch.float64), 0)
-
-    @property
     def contents(self) -> tuple[int, ...]:
         return (-1, 1)
 

@@ -38,6 +38,12 @@ class Shuffled(MessageProtocol[S, Bag]):
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         """What users hold in each instance, unchecked: (n, instances) bool."""
 
+    def few(self, x: Tensor) -> Tensor:
+        """x, if it is of 1 to ``law.users`` users. Raises ValueError."""
+        if not 1 <= len(x) <= self.law.users:
+            raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
+        return x
+
     def speak(self, x: Tensor, draws: Draws) -> Bag:
         return self.law.speak(self.bits(x, draws), draws)
 
@@ -104,6 +110,29 @@ class Shuffled(MessageProtocol[S, Bag]):
         kinds = torch.tensor(self.law.contents, dtype=torch.int8)
         instance = checks.indices("data", word // len(kinds), self.instances)
         return Bag(n, instance.to(torch.int32), kinds[word % len(kinds)])
+
+
+class Curated(CuratorProtocol[S]):
+    """A curator who is told of ``law.users`` users, and releases each instance's total with noise."""
+
+    law: CuratorSum
+    instances: int
+
+    @property
+    def layout(self) -> Layout:
+        return {"total": ((self.instances,), torch.float64)}
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"total": self.law.limits(n)}
+
+    def impossible(self, tally: Tally) -> str | None:
+        return None if tally.n == self.law.users else f"the curator is told of {self.law.users}"
+
+    def everybody(self, x: Tensor) -> Tensor:
+        """x, if it is of ``law.users`` users. Raises ValueError."""
+        if len(x) != self.law.users:
+            raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
+        return x
 
 
 class OfBits(Protocol[Tensor]):
@@ -206,9 +235,7 @@ class BitSums(OfBits, Shuffled[Tensor]):
 
     def admit(self, x: Tensor) -> Tensor:
         """x, (n, instances) bool, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
-        if not 1 <= len(self._bits(x)) <= self.law.users:
-            raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
-        return x
+        return self.few(self._bits(x))
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return x
@@ -222,7 +249,7 @@ class BitSums(OfBits, Shuffled[Tensor]):
 
 
 @dataclass(frozen=True)
-class CuratorSums(OfBits, CuratorProtocol[Tensor]):
+class CuratorSums(OfBits, Curated[Tensor]):
     """The same question, answered by a trusted curator who sees every bit.
 
     law: ``RoundedGaussianSum``, whose guarantee speaks of what leaves, ``CentralGaussianSum``, or ``ExactSum`` for no
@@ -245,21 +272,9 @@ class CuratorSums(OfBits, CuratorProtocol[Tensor]):
     def guarantee(self) -> Guarantee:
         return self.law.promise(self.delta, math.sqrt(self.instances), self.instances)
 
-    @property
-    def layout(self) -> Layout:
-        return {"total": ((self.instances,), torch.float64)}
-
-    def limits(self, n: int) -> dict[str, Limits]:
-        return {"total": self.law.limits(n)}
-
-    def impossible(self, tally: Tally) -> str | None:
-        return None if tally.n == self.law.users else f"the curator is told of {self.law.users}"
-
     def admit(self, x: Tensor) -> Tensor:
         """x, (law.users, instances) bool. Raises TypeError, ValueError."""
-        if len(self._bits(x)) != self.law.users:
-            raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
-        return x
+        return self.everybody(self._bits(x))
 
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
         return Tally(self.law.users, {"total": self.law.noised(summary.expand(*shape, -1), draws)})

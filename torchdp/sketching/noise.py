@@ -1,7 +1,7 @@
 """Divisible noise: what each client adds, and the sum that the servers' transform makes of it, with one law.
 
 Client i adds noise of its own to what it sends in each copy; the sum over a row, signs included, is the noise of that
-row. ``sample_parts`` draws the clients' noise, ``sample_sum`` the rows' at once. The signs do not matter: every law
+row. ``collect`` draws the clients' noise, ``sample_sum`` the rows' at once. The signs do not matter: every law
 here is symmetric. Units: sums without the factor s^-1/2.
 """
 
@@ -25,12 +25,6 @@ EVERYBODY = AdaptiveCoalition(0)  # is honest
 class DivisibleNoise(ABC):
     """Noise whose parts are added by the clients; n clients, s copies, m rows, d columns."""
 
-    def sample_parts(self, sketch: Sketch, columns: int, *, generator: torch.Generator) -> Tensor:
-        """What each client adds in each copy, in simulation: (s, n, d). Raises ValueError, TypeError."""
-        draws = Simulated(generator, _checked(sketch).device)
-        checks.fits("the noise", *sketch.rows.shape, checks.integer("columns", columns, 1))
-        return self.parts_of(sketch, columns, draws)
-
     def sample_sum(
         self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tensor:
@@ -42,7 +36,7 @@ class DivisibleNoise(ABC):
 
     @abstractmethod
     def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
-        """``sample_parts`` from these draws; unchecked."""
+        """What each client adds in each copy, (s, n, d), from these draws; unchecked."""
 
     @abstractmethod
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:

@@ -1,0 +1,90 @@
+"""Kernel density estimation by a trusted curator: what shuffled densities are measured against."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.density.density import Density
+from torchdp.density.family import Features
+from torchdp.density.means import OfFeatures, moved
+from torchdp.draws import Draws
+from torchdp.privacy import Guarantee, gaussian_sigma
+from torchdp.privacy.gaussian import ROUNDED
+from torchdp.protocol import Crowd, Tally
+from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
+from torchdp.shuffle import CentralGaussianSum
+from torchdp.shuffle.references import CuratorSum
+from torchdp.shuffle.sums import Curated
+
+
+@dataclass(frozen=True, eq=False)
+class CentralKDE(OfFeatures, Curated[Crowd]):
+    """The same density by a trusted curator, who adds up the features themselves: nothing is rounded.
+
+    features: public. law: ``CentralGaussianSum``, or ``ExactSum`` for no privacy at all. delta: at which the guarantee
+    is stated. Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError, ValueError.
+
+    Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what leaves: Gaussian noise at the l_2 distance
+    that ``features.movement`` allows, with room for floats (``moved``).
+    Source: Balle, Wang (2018), Theorem 8.
+    """
+
+    features: Features
+    law: CuratorSum
+    delta: float
+
+    def __post_init__(self) -> None:
+        checks.instance("features", self.features, Features)
+        if not checks.instance("law", self.law, CuratorSum).takes_numbers:
+            raise TypeError(f"law must add up numbers, such as CentralGaussianSum, not {type(self.law).__name__}")
+        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+
+    @staticmethod
+    def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
+        """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
+        sums = _rounded(checks.instance("features", features, Features))
+        multiplier = gaussian_sigma(epsilon, checks.fraction("delta", delta) * ROUNDED)
+        return CentralKDE(features, CentralGaussianSum(users, sums(multiplier).sigma), delta)
+
+    @cached_property
+    def sums(self) -> RoundedSum | None:
+        """What the curator adds up, and its noise; None without noise."""
+        law = self.law
+        return (
+            replace(_rounded(self.features)(1.0), sigma=law.sigma) if isinstance(law, CentralGaussianSum) else None
+        )
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        if self.sums is None:
+            return self.law.promise(self.delta, 1.0, self.instances)
+        return released_guarantee(self.sums.sigma / self.sums.sensitivity, self.delta, self.sums.size)
+
+    @property
+    def instances(self) -> int:  # type: ignore[override]
+        return self.features.instances
+
+    def admit(self, x: Tensor) -> Tensor:
+        """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
+        return self.everybody(self.features.family.admit(x))
+
+    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        if self.sums is None:
+            total = (summary.n + self.features.sums(summary)[0] / self.features.bound) / 2
+            return Tally(summary.n, {"total": self.law.noised(total.expand(*shape, -1), draws)})
+        blocks = in_blocks(summary.values, summary.counts, self.features.at_once)
+        shares = ((self.features.share(x).double().clamp_(-1, 1), counts) for x, counts in blocks)
+        each = (counts @ (1 + share) / 2 for share, counts in shares)
+        return Tally(summary.n, {"total": self.sums.released(self.sums.blocks(each, summary.n), draws, shape)})
+
+    def analyse(self, tally: Tally) -> Density:
+        return self._density(self.check(tally))
+
+
+def _rounded(features: Features) -> Callable[[float], RoundedSum]:
+    """By the multiplier, a curator's sums of the chances, their noise in proportion to how far these move."""
+    instances, change, flips = moved(features)
+    return lambda multiplier: RoundedSum.least(multiplier, min(change, flips) ** 0.5, instances**0.5, instances)
