@@ -65,6 +65,7 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
 
     @property
     def instances(self) -> int:  # type: ignore[override]
+        """Means that are released: ``features.instances``."""
         return self.features.instances
 
     def admit(self, x: Tensor) -> Tensor:
