@@ -19,6 +19,48 @@ spec = importlib.util.spec_from_file_location("fuzz_recipes_of_verbs", Path(__fi
 sys.modules[spec.name] = recipes = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(recipes)
 
+SMALL = {  # protocols of the table of refusals, beside the battery's; made of the names of ``recipes``
+    "StrategyMatrix": ("randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4)", "types"),
+    "AdaptiveOracle": (
+        "queries.AdaptiveOracle(W, randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
+        "types",
+    ),
+    "LocalOracle": ("queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))", "types"),
+    "StrategyCovariance": (
+        "mean.StrategyCovariance(domains.Box(-ones, ones), 1, "
+        "randomizers.StrategyMatrix((torch.ones(9, 9) + 8 * torch.eye(9)).double() / 17))",
+        "points",
+    ),
+    "LocalFactorization": (
+        "queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)",
+        "types",
+    ),
+    "IntegerSums": ("queries.IntegerSums(2, 3.0, 4.0, 1e-5)", "labelled"),
+    "PrivateLearner": ("queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)", "labelled"),
+    "TwoMessage": ("pairwise.TwoMessage(pairwise.unequal(3), 1.0)", "types"),
+    "OneMessage": ("pairwise.OneMessage(pairwise.unequal(3), 1.0)", "types"),
+    "OneMessagePairs": ("pairwise.OneMessagePairs(pairwise.unequal(3), 1.0)", "types"),
+    "SubsetPairs": ("pairwise.SubsetPairs(pairwise.unequal(3), 1.0)", "types"),
+    "RandomizedResponsePlugIn": ("pairwise.RandomizedResponsePlugIn(pairwise.unequal(3), 1.0)", "types"),
+    "StrategyReports": (
+        "pairwise.StrategyReports(pairwise.unequal(3), 1.2, "
+        "randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
+        "types",
+    ),
+    "GaussianMean": ("mean.GaussianMean(polytope, shape, 1.0, 1e-5)", "points"),
+    "GaussianMoments": ("mean.GaussianMoments(ball, round, 1.0, 1e-5, 2)", "points"),
+    "LocalMean": ("mean.LocalMean.calibrated(polytope, shape, epsilon=1.0)", "points"),
+    "Response": ("shuffle.BitSums(shuffle.RandomizedResponseSum(5, 0.2), 2, 1e-3)", "bits"),
+    "Poisson": ("shuffle.BitSums(shuffle.PoissonSum(5, 30.0), 2, 1e-3)", "bits"),
+    "NegativeBinomial": ("shuffle.BitSums(shuffle.NegativeBinomialSum(5, 20.0, 0.5), 2, 1e-3)", "bits"),
+    "Correlated": ("shuffle.BitSums(shuffle.CorrelatedSum(5, 0.5, 9.0, 0.5), 2, 1e-2)", "bits"),
+    "Pure": ("shuffle.BitSums(shuffle.PureSum(5, 1.0, 0.3, 0.1), 2, 0.0)", "bits"),
+    "Curator": ("shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)", "bits"),
+    "SecureSketch": ("secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)", "rows"),
+    "GramRelease": ("regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)", "rows"),
+    "SufficientStatistics": ("regression.SufficientStatistics(1, 1.0, 1.0, 1.0, 1e-5)", "rows"),
+    "AdaSSP": ("regression.AdaSSP(1, 1.0, 1.0, 1.0, 1e-5)", "rows"),
+}
 FAST = (
     "randomizers.SubsetSelection", "randomizers.PrivUnit", "queries.IntegerSums", "queries.AdaptiveOracle",
     "pairwise.OneMessage", "pairwise.TwoRound", "mean.GaussianMean", "shuffle.Poisson", "density.Central",
@@ -38,11 +80,15 @@ OF_MESSAGES = (
 
 
 class Users(dict):
-    """Each entry of the battery, with what its protocol's verbs take and give; made when it is asked for."""
+    """Entries of the battery, and of ``SMALL``, with what their verbs take and give; made when asked for."""
 
     def __missing__(self, name):
-        entry = entries(name.split(".")[0])[name]
-        protocol, x = entry.protocol, entry.x
+        if name in SMALL:
+            made, data = SMALL[name]
+            protocol, x = eval(made, known()), known()[data]
+        else:
+            entry = entries(name.split(".")[0])[name]
+            protocol, x = entry.protocol, entry.x
         tally = protocol.collect(x, noise=SeededNoise(1))
         found = {"protocol": protocol, "x": x, "summary": protocol.summary(protocol.admit(x)), "tally": tally}
         if isinstance(protocol, MessageProtocol):
