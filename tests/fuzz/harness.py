@@ -20,7 +20,7 @@ from torchdp.noise import Noise, SeededNoise
 from torchdp.protocol import Crowd, Tally
 from torchdp.regression import SecondMoments
 from torchdp.secure.protocol import Words
-from torchdp.shuffle import Bag
+from torchdp.shuffle import ShuffledMessages
 
 LIBRARY = Path(torchdp.__file__).resolve().parent.parent  # torchdp/ and kernels/ lie here
 SECONDS = 30  # of the processor, whatever else the machine does
@@ -28,7 +28,7 @@ SLOW = f"no answer in {SECONDS} CPU-s"
 NUMBERS = (math.nan, math.inf, -1.0, 0.0, 1e300, 1e-300, 1e30, "x", None, True, torch.ones(2), 2**40)
 COUNTS = (-1, 0, 1.5, math.nan, "x", None, True, torch.ones(2), 2**70, 2**40)
 OBJECTS = (None, 1, "x", torch.ones(2), object())
-RECORDS = (Tally, Crowd, Bag, Words, SecondMoments)  # what comes from elsewhere
+RECORDS = (Tally, Crowd, ShuffledMessages, Words, SecondMoments)  # what comes from elsewhere
 
 
 class TooSlow(BaseException):

@@ -121,7 +121,7 @@ def test_choice_without_a_prior_is_the_mean_over_its_histograms():
 def test_a_kernel_whose_diagonal_varies_is_answered_from_pairs(closed_forms_only):
     kernel = torch.tensor([[1.0, 0.5, 0.0], [0.5, 2.0, 1.0], [0.0, 1.0, 4.0]])
     choice = choose(kernel, 100, 1.0, prior=torch.ones(3))
-    assert all(candidate.protocol.native_pairs is Pairs.DISTINCT for candidate in choice.candidates)
+    assert all(candidate.protocol.estimated_pairs is Pairs.DISTINCT for candidate in choice.candidates)
     everything = pairwise.from_kernel(kernel, pairs=Pairs.ALL)
     assert all(isinstance(c.protocol, OneMessage | TwoMessage) for c in choose(everything, 100, 1.0).candidates)
 

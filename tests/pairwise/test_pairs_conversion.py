@@ -61,7 +61,7 @@ def test_conversion_is_an_exact_map_of_the_answer_and_of_its_error(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_diagonal_that_depends_on_the_type_is_refused_with_the_remedy(kind, scale):
     kernel = UNEVEN.kernel(UNEVEN.form) * scale
-    native = kind(UNEVEN, 1.0).native_pairs
+    native = kind(UNEVEN, 1.0).estimated_pairs
     other = next(pairs for pairs in Pairs if pairs is not native)
     asked = kind(pairwise.from_kernel(kernel, pairs=other), 1.0)
     remedy = "use the other value of Pairs, or OneMessagePairs for Pairs.DISTINCT and OneMessage for Pairs.ALL"

@@ -62,14 +62,14 @@ def test_class_sizes_come_from_the_messages(kind):
     protocol, n = kind(statistic, 4.0), int(counts.sum())
     sums = protocol.sample_tally(counts, generator=keyed_generator(b"sizes"), sample_shape=(2_000,))
     below = protocol.mean(sums, statistic.denominator)
-    if protocol.native_pairs is pairwise.Pairs.ALL:
+    if protocol.estimated_pairs is pairwise.Pairs.ALL:
         below = (n * below - statistic.common_diagonal(statistic.denominator)) / (n - 1)
     positives = int(counts[4:].sum())
     truth = positives * (n - positives) / (n * (n - 1))
     found = Moments.of(below)
     assert abs(found.z_score(truth)) < 5 and 0 < found.variance < (0.3 * truth) ** 2
     numerator = protocol.mean(sums, statistic.form)  # its diagonal is 0
-    slope = n / (n - 1) if protocol.native_pairs is pairwise.Pairs.ALL else 1
+    slope = n / (n - 1) if protocol.estimated_pairs is pairwise.Pairs.ALL else 1
     torch.testing.assert_close(protocol.analyse(sums).value, 0.5 + numerator * slope / below, rtol=1e-6, atol=0)
 
 

@@ -13,7 +13,6 @@ from scipy import stats
 
 from torchdp.noise import SeededNoise
 from torchdp.shuffle import (
-    Bag,
     BitSums,
     CentralGaussianSum,
     CorrelatedSum,
@@ -24,6 +23,7 @@ from torchdp.shuffle import (
     PureSum,
     RandomizedResponseSum,
     RoundedGaussianSum,
+    ShuffledMessages,
 )
 
 N, DELTA, SIZE = 30, 1e-3, 128
@@ -254,7 +254,7 @@ def test_a_billion_users_cost_no_more_than_two(law):
 
 
 def bag(n, instance, content):
-    return Bag(n, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8))
+    return ShuffledMessages(n, torch.tensor(instance, dtype=torch.int32), torch.tensor(content, dtype=torch.int8))
 
 
 def test_response_needs_one_message_of_every_user():

@@ -8,7 +8,7 @@ from rules import permits
 from torch.utils.data import DataLoader, TensorDataset
 
 from torchdp.randomness import keyed_generator
-from torchdp.training import Attendance, Batches, Epochs, Once, Separated
+from torchdp.training import Batches, Epochs, Once, ParticipationLog, Separated
 
 RULES = [Once(), Epochs(1), Epochs(3), Epochs(4), Separated(1, 3), Separated(2, 2), Separated(3, 9)]
 
@@ -18,7 +18,7 @@ def test_guarantee_accepted_batches_keep_the_rule_and_refused_ones_break_it(rule
     """Random batches of 6 users: the check refuses exactly those after which some user's steps break the rule."""
     g, refused = keyed_generator(b"attendance"), 0
     for _ in range(30):
-        attendance, steps = Attendance(rule, 6), {user: [] for user in range(6)}
+        attendance, steps = ParticipationLog(rule, 6), {user: [] for user in range(6)}
         while attendance.step < 9:
             batch = torch.randperm(6, generator=g)[: int(torch.randint(0, 4, (), generator=g))]
             breaks = any(not permits(rule, [*steps[user], attendance.step]) for user in batch.tolist())
@@ -43,7 +43,7 @@ def test_guarantee_batches_keep_the_rule_or_are_refused(rule):
                 places = [list(range(place, steps, period)) for place in range(period)]
                 if all(permits(rule, place) for place in places):
                     batches = Batches(rule, users, size, steps, generator=keyed_generator(b"order"))
-                    attendance = Attendance(rule, users)
+                    attendance = ParticipationLog(rule, users)
                     assert [len(attendance.check(batch)) for batch in batches] == [size] * steps
                     made += 1
                 else:
@@ -53,7 +53,7 @@ def test_guarantee_batches_keep_the_rule_or_are_refused(rule):
 
 
 def test_a_shuffled_loader_breaks_fixed_epochs_and_is_refused():
-    data, attendance = TensorDataset(torch.arange(150)), Attendance(Epochs(30), 150)
+    data, attendance = TensorDataset(torch.arange(150)), ParticipationLog(Epochs(30), 150)
     shuffled = DataLoader(data, batch_size=5, shuffle=True, generator=keyed_generator(b"shuffled"))
     for (batch,) in shuffled:
         attendance.check(batch)
@@ -62,7 +62,7 @@ def test_a_shuffled_loader_breaks_fixed_epochs_and_is_refused():
     assert attendance.step == 30
     kept, attendance = (
         Batches(Epochs(30), 150, 5, 60, generator=keyed_generator(b"kept")),
-        Attendance(Epochs(30), 150),
+        ParticipationLog(Epochs(30), 150),
     )
     loader = DataLoader(data, batch_sampler=kept)
     for (batch,) in loader:
@@ -87,15 +87,19 @@ def test_batches_go_on_after_a_restart():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: Attendance("once", 3), TypeError, "participation must be"),
-        (lambda: Attendance(Once(), 0), ValueError, "users must be"),
-        (lambda: Attendance(Once(), 3).check([3]), ValueError, "indices must lie"),
-        (lambda: Attendance(Once(), 3).check([0.5]), ValueError, "indices must be an integer"),
-        (lambda: Attendance(Once(), 3).check(2), TypeError, "indices must be"),
-        (lambda: Attendance(Once(), 2**50), ValueError, "users would hold"),
-        (lambda: Attendance(Once(), 3).check([1, 1]), ValueError, "each user once"),
-        (lambda: Attendance(Once(), 3).check(torch.zeros(1, 1, dtype=torch.int64)), ValueError, "must have shape"),
-        (lambda: Attendance(Once(), 3).check(torch.zeros(1)), TypeError, "indices must"),
+        (lambda: ParticipationLog("once", 3), TypeError, "participation must be"),
+        (lambda: ParticipationLog(Once(), 0), ValueError, "users must be"),
+        (lambda: ParticipationLog(Once(), 3).check([3]), ValueError, "indices must lie"),
+        (lambda: ParticipationLog(Once(), 3).check([0.5]), ValueError, "indices must be an integer"),
+        (lambda: ParticipationLog(Once(), 3).check(2), TypeError, "indices must be"),
+        (lambda: ParticipationLog(Once(), 2**50), ValueError, "users would hold"),
+        (lambda: ParticipationLog(Once(), 3).check([1, 1]), ValueError, "each user once"),
+        (
+            lambda: ParticipationLog(Once(), 3).check(torch.zeros(1, 1, dtype=torch.int64)),
+            ValueError,
+            "must have shape",
+        ),
+        (lambda: ParticipationLog(Once(), 3).check(torch.zeros(1)), TypeError, "indices must"),
         (lambda: Batches(Once(), 3, 4, 1, generator=keyed_generator(b"")), ValueError, "size must be"),
         (lambda: Batches(Once(), 3, 1, 1, generator=3), TypeError, "generator must be"),
         (lambda: Batches(Once(), 3, 1, math.inf, generator=keyed_generator(b"")), ValueError, "steps must be"),

@@ -162,7 +162,7 @@ def _messages(prefix: str, statistic: PairwiseStatistic, epsilon: float) -> list
 def _converts(protocol: PairwiseProtocol) -> bool:
     """Whether the protocol can answer for the statistic's kind of pairs."""
     statistic = protocol.statistic
-    if statistic.pairs is protocol.native_pairs:
+    if statistic.pairs is protocol.estimated_pairs:
         return True
     try:
         for form in statistic.forms:

@@ -39,7 +39,7 @@ class TwoMessage(LocalPairs):
         return compose([self.randomizer.guarantee] * 2)
 
     @property
-    def native_pairs(self) -> Pairs:
+    def estimated_pairs(self) -> Pairs:
         return Pairs.ALL
 
     @property
@@ -162,7 +162,7 @@ class OneMessage(SingleMessage):
     """
 
     @property
-    def native_pairs(self) -> Pairs:
+    def estimated_pairs(self) -> Pairs:
         return Pairs.ALL
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
@@ -219,7 +219,7 @@ class OneMessagePairs(SingleMessage):
     """
 
     @property
-    def native_pairs(self) -> Pairs:
+    def estimated_pairs(self) -> Pairs:
         return Pairs.DISTINCT
 
     @property

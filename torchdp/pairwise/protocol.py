@@ -52,7 +52,7 @@ class PairwiseProtocol(Protocol[Tensor]):
 
     @property
     @abstractmethod
-    def native_pairs(self) -> Pairs:
+    def estimated_pairs(self) -> Pairs:
         """The pairs whose mean the analyst estimates directly."""
 
     @abstractmethod
@@ -120,18 +120,18 @@ class PairwiseProtocol(Protocol[Tensor]):
         value, slope = self.pairs_mean(tally, statistic.form), self.slope(tally.n)
         if statistic.denominator is None:
             error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
-            bias = slope * (self.missed(tally) + self.clipping_bias(tally))
+            bias = slope * (self.approximation_bias(tally) + self.clipping_bias(tally))
             return Estimate(value, error, tally.n, bias, partial(self._error, kept), limits)
         below = self.pairs_mean(tally, statistic.denominator)
         below = torch.where(below.abs() > self._rounding(statistic.denominator), below, torch.nan)
         ratio = value / below
         parts = self.ratio_error(tally, ratio, below)
         _warn_of_small(parts.curvature)
-        bias = self.missed(tally) / below.abs()
+        bias = self.approximation_bias(tally) / below.abs()
         wider = partial(self._ratio_error, kept, ratio, below, parts)
         return Estimate(statistic.offset + ratio, parts.variance[..., 0].sqrt(), tally.n, bias, wider, limits)
 
-    def missed(self, tally: Tally) -> Tensor | float:
+    def approximation_bias(self, tally: Tally) -> Tensor | float:
         """The most by which ``mean`` of an approximate form misses that of the statistic's own."""
         return self.distortion
 
@@ -206,7 +206,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         if self.statistic.denominator is not None:
             return float(replace(self.statistic, approximates=None).exact(counts) - self.statistic.exact(counts))
         form, n = self.statistic.form, float(counts.sum())
-        expected = replace(self.statistic, pairs=self.native_pairs, approximates=None).mean(counts, form)
+        expected = replace(self.statistic, pairs=self.estimated_pairs, approximates=None).mean(counts, form)
         return float(self._convert(expected, n, form) - self.statistic.exact(counts))
 
     def _rounding(self, form: Form) -> float:
@@ -215,16 +215,16 @@ class PairwiseProtocol(Protocol[Tensor]):
 
     def slope(self, n: float) -> float:
         """Factor of the mean in the conversion between the two kinds of pairs."""
-        if self.statistic.pairs is self.native_pairs:
+        if self.statistic.pairs is self.estimated_pairs:
             return 1.0
-        return n / (n - 1) if self.native_pairs is Pairs.ALL else (n - 1) / n
+        return n / (n - 1) if self.estimated_pairs is Pairs.ALL else (n - 1) / n
 
     def _convert(self, mean: Tensor, n: float, form: Form) -> Tensor:
         """From the native pairs to the statistic's: n^2 V = n (n - 1) U + n f(x, x)."""
-        if self.statistic.pairs is self.native_pairs:
+        if self.statistic.pairs is self.estimated_pairs:
             return mean
         n, diagonal = float(n), self.statistic.common_diagonal(form)
-        if self.native_pairs is Pairs.ALL:
+        if self.estimated_pairs is Pairs.ALL:
             return (n * mean - diagonal) / (n - 1)
         return ((n - 1) * mean + diagonal) / n
 

@@ -34,7 +34,7 @@ class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
     """Users report their type by an oracle, ``client``; the analyst averages the kernel over pairs of reports."""
 
     @property
-    def native_pairs(self) -> Pairs:
+    def estimated_pairs(self) -> Pairs:
         return Pairs.DISTINCT
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:

@@ -109,7 +109,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         return replace(sent(self.law, real, instances, self.delta), source=source)
 
     @property
-    def native_pairs(self) -> Pairs:
+    def estimated_pairs(self) -> Pairs:
         return Pairs.ALL
 
     def admit(self, x: Tensor) -> Tensor:

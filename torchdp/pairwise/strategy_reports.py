@@ -182,7 +182,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     def noise(self, counts: Tensor) -> Tensor:
         return torch.einsum("...x,xst->...st", counts, self.covariances)
 
-    def missed(self, tally: Tally) -> Tensor | float:
+    def approximation_bias(self, tally: Tally) -> Tensor | float:
         """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h their decoded shares, plausible."""
         near, points = self.statistic.approximates, self.statistic.points
         if near is None:

@@ -27,10 +27,10 @@ far a user's numbers move (``shuffle.inversion``, with proof). ``shuffle.paper``
 
 from torchdp.shuffle import paper
 from torchdp.shuffle.accounting import delta_of, epsilon_of
-from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.bounded import BoundedSum
 from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.laws import BitLaw
+from torchdp.shuffle.messages import ShuffledMessages
 from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
 from torchdp.shuffle.pure import PureSum
 from torchdp.shuffle.references import CentralGaussianSum, ExactSum, RoundedGaussianSum
@@ -38,7 +38,6 @@ from torchdp.shuffle.response import RandomizedResponseSum
 from torchdp.shuffle.sums import BitSums, CuratorSums
 
 __all__ = [
-    "Bag",
     "BitLaw",
     "BitSums",
     "BoundedSum",
@@ -51,6 +50,7 @@ __all__ = [
     "PureSum",
     "RandomizedResponseSum",
     "RoundedGaussianSum",
+    "ShuffledMessages",
     "delta_of",
     "epsilon_of",
     "paper",

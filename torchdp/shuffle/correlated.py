@@ -14,10 +14,10 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile, composed_delta
 from torchdp.protocol.records import Limits, farthest
-from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.dominating import coarse_flood, coarse_profile, correlated_profiles, unlimited_flood_profiles
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, variation_of
 from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.messages import ShuffledMessages
 from torchdp.shuffle.search import Target, crossing, largest_epsilon, settled
 
 ROUGH = 0.01  # of the root of the flood's shape, where floods are compared
@@ -75,7 +75,7 @@ class CorrelatedSum(MessageLaw):
             return None
         return variation_of(3 * self.users, (MOST_RATE + 1) * self.messages_per_user * self.users)
 
-    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance."""
         (users, instances), true = bits.shape, bits.nonzero()[:, 1].to(torch.int32)
         above, below = (
@@ -190,12 +190,12 @@ def _order(e: float, target: Target) -> float:
     return math.exp(float(minimize_scalar(bound, bounds=(-2.0, math.log(most)), method="bounded").x))
 
 
-def signed_messages(n: int, plus: list[Tensor], minus: list[Tensor]) -> Bag:
+def signed_messages(n: int, plus: list[Tensor], minus: list[Tensor]) -> ShuffledMessages:
     """Messages "+1" and "-1" of n users from the instances they belong to, int32."""
     instance, positive = torch.cat(plus + minus), sum(len(part) for part in plus)
     content = torch.ones_like(instance, dtype=torch.int8)
     content[positive:] = -1
-    return Bag(n, instance, content)
+    return ShuffledMessages(n, instance, content)
 
 
 def signed_limits(n: int, share: float, ratio: float) -> Limits:

@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
 from torchdp.protocol import Limits
-from torchdp.shuffle.bag import Bag
+from torchdp.shuffle.messages import ShuffledMessages
 from torchdp.shuffle.search import Target
 
 COUNTABLE = 2.0**53  # whole numbers up to here are exact in float64
@@ -166,7 +166,7 @@ class MessageLaw(BitLaw):
         return None
 
     @abstractmethod
-    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """The messages of some of the users, unchecked: (m, instances) bool."""
 
     def spread(self, ones: Tensor, n: int) -> Tensor:

@@ -12,7 +12,6 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile
 from torchdp.protocol.records import Limits, farthest
-from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, poisson_law
 from torchdp.shuffle.dominating import one_type_profiles
 from torchdp.shuffle.draws import (
@@ -24,6 +23,7 @@ from torchdp.shuffle.draws import (
 )
 from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.messages import ShuffledMessages
 from torchdp.shuffle.search import Target, least_noise_or_less
 
 MOST_LEVELS = 64
@@ -91,7 +91,7 @@ class OneTypeSum(MessageLaw):
         """levels + E D / n."""
         return self.levels + self.noise_mean / self.users
 
-    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """x + Z messages of each user in each instance."""
         if self.levels == 1:
             true = bits.nonzero()[:, 1].to(torch.int32)
@@ -99,7 +99,7 @@ class OneTypeSum(MessageLaw):
             place = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
             true = torch.repeat_interleave(place, bits.flatten())
         instance = torch.cat([true, self.scattered(len(bits), bits.shape[1], draws)])
-        return Bag(len(bits), instance, torch.ones_like(instance, dtype=torch.int8))
+        return ShuffledMessages(len(bits), instance, torch.ones_like(instance, dtype=torch.int8))
 
     def noised(self, ones: Tensor, draws: Draws) -> Tensor:
         """S + D."""

@@ -15,10 +15,10 @@ from torchdp.kernels.inversion import Table
 from torchdp.privacy.accounting import Profile
 from torchdp.privacy.profiles import pure_profile
 from torchdp.protocol import Limits
-from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.correlated import discrete_laplace, signed_limits, signed_messages
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, tabulated, variation_of
 from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.messages import ShuffledMessages
 from torchdp.shuffle.search import Target, largest_epsilon
 
 LONGEST = 2**15  # copies of a flood that a table holds
@@ -126,7 +126,7 @@ class PureSum(MessageLaw):
             return None
         return variation_of(4 * self.users, (MOST_RATE + 1) * self.messages_per_user * self.users)
 
-    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """The messages "+1" and "-1" of each user in each instance."""
         users, instances = bits.shape
         above, below = (

@@ -13,10 +13,10 @@ from torchdp.draws import Draws
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile
 from torchdp.protocol import Limits
-from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.draws import SURELY
 from torchdp.shuffle.inversion import response_delta
 from torchdp.shuffle.laws import MessageLaw
+from torchdp.shuffle.messages import ShuffledMessages
 from torchdp.shuffle.response_curve import response_pair, response_pairs, response_profile
 from torchdp.shuffle.search import TOLERANCE, Target, crossing, least_noise, less_by_flips
 
@@ -57,11 +57,11 @@ class RandomizedResponseSum(MessageLaw):
         """1."""
         return 1.0
 
-    def speak(self, bits: Tensor, draws: Draws) -> Bag:
+    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """One message of each user in each instance."""
         flips = draws.integers(tuple(bits.shape)) < math.ceil(Fraction(self.flip) * 2**63)  # no fewer than flip
         instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
-        return Bag(len(bits), instance, (bits ^ flips).flatten().to(torch.int8))
+        return ShuffledMessages(len(bits), instance, (bits ^ flips).flatten().to(torch.int8))
 
     @property
     def variation(self) -> float:

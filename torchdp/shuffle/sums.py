@@ -15,15 +15,15 @@ from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Protocol, Tally
 from torchdp.protocol.protocol import S
 from torchdp.shuffle.accounting import promise
-from torchdp.shuffle.bag import Bag
 from torchdp.shuffle.laws import BitLaw, MessageLaw
+from torchdp.shuffle.messages import ShuffledMessages
 from torchdp.shuffle.references import CuratorSum
 
 MESSAGES_AT_ONCE = 2**22  # held in memory while users speak
 COUNT_BITS = 32  # of the number of users, before the messages of a bag
 
 
-class Shuffled(MessageProtocol[S, Bag]):
+class Shuffled(MessageProtocol[S, ShuffledMessages]):
     """Users who send bits under one law in each of ``instances`` sums, whatever their bits are made from.
 
     A tally keeps each instance's total and how many users were heard. ``absent``: so many of ``law.users`` may send
@@ -44,7 +44,7 @@ class Shuffled(MessageProtocol[S, Bag]):
             raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
         return x
 
-    def speak(self, x: Tensor, draws: Draws) -> Bag:
+    def speak(self, x: Tensor, draws: Draws) -> ShuffledMessages:
         return self.law.speak(self.bits(x, draws), draws)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
@@ -72,9 +72,9 @@ class Shuffled(MessageProtocol[S, Bag]):
         """Its content, and which of the instances it belongs to."""
         return max(1, (self.instances * len(self.law.contents) - 1).bit_length())
 
-    def tally(self, messages: Bag) -> Tally:
+    def tally(self, messages: ShuffledMessages) -> Tally:
         """Totals of shuffled messages. Raises TypeError, ValueError for what no users send."""
-        checks.instance("messages", messages, Bag)
+        checks.instance("messages", messages, ShuffledMessages)
         instance = checks.indices("the instance of a message", messages.instance, self.instances)
         known = torch.zeros_like(messages.content, dtype=torch.bool)
         for content in self.law.contents:
@@ -93,23 +93,23 @@ class Shuffled(MessageProtocol[S, Bag]):
             raise ValueError(f"tally must be of {users} users, as the noise counts on, not {tally.n}")
         return tally
 
-    def encode(self, messages: Bag) -> bytes:
+    def encode(self, messages: ShuffledMessages) -> bytes:
         """The number of users, 4 bytes, then each message."""
-        checks.instance("messages", messages, Bag)
+        checks.instance("messages", messages, ShuffledMessages)
         kinds = torch.tensor(self.law.contents, dtype=torch.int64, device=messages.content.device)
         word = messages.instance.long() * len(kinds) + torch.searchsorted(kinds, messages.content.long())
         return wire.pack(torch.tensor([messages.n], dtype=torch.int64), COUNT_BITS) + wire.pack(
             word, self.bits_per_message
         )
 
-    def decode(self, data: bytes) -> Bag:
+    def decode(self, data: bytes) -> ShuffledMessages:
         head = COUNT_BITS // 8
         if len(checks.instance("data", data, bytes)) < head:
             raise ValueError(f"data must begin with the number of users, {head} bytes; there are {len(data)}")
         n, word = int(wire.unpack(data[:head], COUNT_BITS)), wire.unpack(data[head:], self.bits_per_message)
         kinds = torch.tensor(self.law.contents, dtype=torch.int8)
         instance = checks.indices("data", word // len(kinds), self.instances)
-        return Bag(n, instance.to(torch.int32), kinds[word % len(kinds)])
+        return ShuffledMessages(n, instance.to(torch.int32), kinds[word % len(kinds)])
 
 
 class Curated(CuratorProtocol[S]):

@@ -15,7 +15,7 @@
 
 :func:`choose` compares sampled batches with independent or banded noise and a fixed order with correlated noise; a
 :class:`Plan` holds what belongs together, a :class:`Run` spends it once. Underneath: :func:`clip_and_sum` makes the
-sums, :class:`Batches`, :class:`SampledBatches` and :class:`Attendance` keep users to the participation that the noise
+sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` keep users to the participation that the noise
 is calibrated for, :class:`CorrelatedNoise` spends each number once.
 
 Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients depend on earlier
@@ -33,7 +33,7 @@ A user is in steps by a :class:`Participation`, or by chance: :class:`CyclicPois
 | standard_errors | | row norms of W C^{-1}: at sigma = 1 | no |
 """
 
-from torchdp.training.batches import Attendance, Batches
+from torchdp.training.batches import Batches, ParticipationLog
 from torchdp.training.binned import BallsInBins
 from torchdp.training.choose import choose
 from torchdp.training.clipping import clip_and_sum, clipped_sum, set_gradients
@@ -45,7 +45,6 @@ from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.strategy import Iterates, causal_strategy, standard_errors
 
 __all__ = [
-    "Attendance",
     "BallsInBins",
     "Batches",
     "CorrelatedNoise",
@@ -55,6 +54,7 @@ __all__ = [
     "Iterates",
     "Once",
     "Participation",
+    "ParticipationLog",
     "Plan",
     "Run",
     "SampledBatches",

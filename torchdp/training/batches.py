@@ -10,7 +10,7 @@ from torchdp import checks
 from torchdp.training.participation import Participation
 
 
-class Attendance:
+class ParticipationLog:
     """Which users took part in which steps: a batch that breaks ``participation`` is refused before it is used.
 
     users: how many there are; a batch holds their numbers, each once. Where a user has several examples, number the

@@ -17,7 +17,7 @@ from torchdp.training.sampled import SampledBatches
 DECIDED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator", "in_order")
 
 
-class Ahead(Sampler[list[int]]):
+class PrefetchSampler(Sampler[list[int]]):
     """This process's part of the batches that are left, drawn before they are due: the given ones stay where they are.
 
     counts: of the batches that were drawn, in their order.
@@ -45,7 +45,7 @@ class Collate:
 
 
 def loader(
-    data: Dataset[Any], ahead: Ahead, users: int, generator: torch.Generator, options: Any
+    data: Dataset[Any], ahead: PrefetchSampler, users: int, generator: torch.Generator, options: Any
 ) -> DataLoader[Any]:
     """The rows of each batch, collated. Raises TypeError, ValueError."""
     if isinstance(data, IterableDataset) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):

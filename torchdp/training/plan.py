@@ -22,7 +22,7 @@ from torchdp.training.batches import Batches
 from torchdp.training.binned import BallsInBins
 from torchdp.training.clipping import Clipper, Inputs, clipped_sum, set_gradients
 from torchdp.training.ledger import Ledger
-from torchdp.training.loading import Ahead, loader
+from torchdp.training.loading import PrefetchSampler, loader
 from torchdp.training.noise import CorrelatedNoise, noise_guarantee
 from torchdp.training.participation import Participation
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
@@ -244,11 +244,11 @@ class Run:
         """
         with self._turn:
             first = self.batches.step = self.step
-            ahead = Ahead(self.batches, *self._place())
+            ahead = PrefetchSampler(self.batches, *self._place())
         rows = loader(data, ahead, self.plan.users, self._generator(b"loader", urandom(16)), options)
         return self._handing(rows, ahead, first)
 
-    def _handing(self, rows: Iterable[Any], ahead: Ahead, first: int) -> Iterator[Any]:
+    def _handing(self, rows: Iterable[Any], ahead: PrefetchSampler, first: int) -> Iterator[Any]:
         for step, batch in enumerate(rows, first):
             with self._turn:
                 self._refuse_unused()

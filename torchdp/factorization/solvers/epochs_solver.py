@@ -11,7 +11,7 @@ from torchdp.factorization.solvers.acceleration import History, simplex
 from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns
 from torchdp.factorization.solvers.spectrum import SQUARE_TOLERANCE
-from torchdp.factorization.solvers.stopping import Looks
+from torchdp.factorization.solvers.stopping import Schedule
 
 STEP = 0.9  # exponent of the update of M: half of that of single columns' weights
 FLOOR = 0.1  # rows' weights stay above FLOOR * tol / m, which costs the lower bound about FLOOR * tol
@@ -31,7 +31,7 @@ def attempts(
     Yields its best where the gap seems to be below ``tol``, and now and then before that, as the exact fixed point
     does: the caller judges, and takes the next where the certificate is open. shapes: (classes, columns of each).
     """
-    weights, looks = _Weights(A, shapes, p, tol), Looks(tol)
+    weights, looks = _Weights(A, shapes, p, tol), Schedule(tol)
     upper, lower = math.inf, 0.0
     for iteration in range(1, max_iterations + 1):
         c, roots, inverses = weights.dual()

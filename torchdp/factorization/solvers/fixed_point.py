@@ -31,7 +31,7 @@ from torchdp.factorization.certificates.certificate import certify
 from torchdp.factorization.solvers.acceleration import pick
 from torchdp.factorization.solvers.beginning import begin
 from torchdp.factorization.solvers.spectrum import RANK_TOLERANCE, Spectrum, choose, factors, triangle
-from torchdp.factorization.solvers.stopping import Looks
+from torchdp.factorization.solvers.stopping import Schedule
 from torchdp.factorization.solvers.symmetry import Symmetry, symmetry_of
 from torchdp.factorization.solvers.weights import Found, Problem, Weights
 from torchdp.factorization.solvers.weights import power_norm as power_norm
@@ -102,7 +102,7 @@ def attempts(
     if symmetry.turned:
         W = whole = whole.flip(-1)
     problem = Problem(W, symmetry, p, shift)
-    weights, looks = Weights(problem, tol, memory), Looks(tol)
+    weights, looks = Weights(problem, tol, memory), Schedule(tol)
     begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
     spectrum = choose(problem.blocks[0], symmetry.mirrored) if spectrum is None else spectrum
     best = _Best(weights)

@@ -13,7 +13,7 @@ REFUSALS = 6  # solutions, finished as the iteration sees it, that may be refuse
 SMALL, STALLED = 1e-8, 0.98  # a gap below SMALL that falls by less than this in three looks is rounding
 
 
-class Looks:
+class Schedule:
     """When an iteration shows its solution to the caller, who judges it by its certificate, and when it gives up.
 
     within: the gap, as the iteration sees it, at which it believes to be finished; half of it after each refusal.

@@ -86,7 +86,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         return compose([*(one.guarantee for one in self.randomizers), *(one.guarantee for one in self.responses)])
 
     @property
-    def native_pairs(self) -> Pairs:
+    def estimated_pairs(self) -> Pairs:
         return Pairs.ALL
 
     @property

@@ -9,7 +9,7 @@ from torchdp import checks
 
 
 @dataclass(frozen=True, eq=False)
-class Bag:
+class ShuffledMessages:
     """Anonymous messages of n users: the instance that each belongs to, (m,) int32, and its content, (m,) int8.
 
     n: how many users sent them. The shuffler counts users, since how many messages one sends may be random. A bag of
@@ -44,13 +44,13 @@ class Bag:
     def __len__(self) -> int:
         return len(self.instance)
 
-    def __add__(self, other: "Bag") -> "Bag":
+    def __add__(self, other: "ShuffledMessages") -> "ShuffledMessages":
         """All messages of both: what the shuffler receives from two groups of users."""
-        checks.instance("other", other, Bag)
+        checks.instance("other", other, ShuffledMessages)
         pairs = ((self.instance, other.instance), (self.content, other.content))
-        return Bag(self.n + other.n, *(torch.cat(pair) for pair in pairs))
+        return ShuffledMessages(self.n + other.n, *(torch.cat(pair) for pair in pairs))
 
-    def mixed(self) -> "Bag":
+    def mixed(self) -> "ShuffledMessages":
         """The shuffler: the same messages in the order of their instances and contents.
 
         The result is a function of the multiset of messages alone, whatever order they came in. A uniformly random
@@ -67,4 +67,4 @@ class Bag:
         counts = torch.bincount(kind)
         kinds = torch.arange(len(counts), device=counts.device)
         instance, content = (kinds // width + first).to(torch.int32), (kinds % width + least).to(torch.int8)
-        return Bag(self.n, instance.repeat_interleave(counts), content.repeat_interleave(counts))
+        return ShuffledMessages(self.n, instance.repeat_interleave(counts), content.repeat_interleave(counts))
