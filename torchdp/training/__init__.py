@@ -15,8 +15,8 @@
 
 :func:`choose` compares sampled batches with independent or banded noise and a fixed order with correlated noise; a
 :class:`Plan` holds what belongs together, a :class:`Run` spends it once. Underneath: :func:`clip_and_sum` makes the
-sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` keep users to the participation that the noise
-is calibrated for, :class:`CorrelatedNoise` spends each number once.
+sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` keep users to the participation that the
+noise is calibrated for, :class:`CorrelatedNoise` spends each number once.
 
 Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients depend on earlier
 outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled: Choquette-Choo et al. 2023, Theorem 4).
