@@ -79,7 +79,8 @@ def byte_chi_square(words: Tensor) -> float:
 
 def overlap(one: Any, two: Any, room: float = 1e-12) -> bool:
     """Whether two certificates, with ``lower`` and ``upper``, may speak of one number."""
-    return bool(((one.lower <= two.upper * (1 + room)) & (two.lower <= one.upper * (1 + room))).all())
+    meet = (one.lower <= two.upper * (1 + room)) & (two.lower <= one.upper * (1 + room))
+    return bool(torch.as_tensor(meet).all())
 
 
 def one_law(one: Tensor, two: Tensor, axes: int = 3) -> bool:

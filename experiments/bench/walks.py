@@ -108,11 +108,15 @@ def traced(call: Callable[[], object]) -> tuple[set[str], Counter[tuple[str, str
     return files, moves
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> None:
     print(f"{'walk':32} files moves bounce")
     for title, prepare in WALKS.items():
         files, moves = traced(prepare())
         pair, bounce = moves.most_common(1)[0] if moves else (("", ""), 0)
         print(f"{title:32} {len(files):5} {moves.total():5} {bounce:6}  {' / '.join(pair)}", flush=True)
-        if "--files" in sys.argv:
+        if "--files" in arguments:
             print("   ", *sorted(files))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

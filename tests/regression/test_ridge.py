@@ -20,6 +20,7 @@ from torchdp.regression import (
     least_squares,
     loss,
     phi,
+    predicted_phi,
     predicted_phi_of_sketch,
     solve_ridge,
 )
@@ -115,6 +116,17 @@ def test_one_column_one_client_and_nothing_at_all():
     assert adaptive_ridge(noisy, 1.0).shape == (1,) and bool(torch.isfinite(adaptive_ridge(noisy, 1.0)).all())
 
 
+def test_predicted_phi_is_measured():
+    _, _, moments = problem(n=200_000)
+    release, noisy = released(moments, 0.3, 4000)
+    predicted = predicted_phi(moments, RIDGE, release.gram_sigma, release.cross_sigma)
+    for x in (solve_ridge(noisy.gram, noisy.cross, RIDGE), adaptive_ridge(noisy, RIDGE)):
+        errors = phi(moments, x, RIDGE) - 1
+        assert abs(float(errors.mean()) - (predicted - 1)) < 5 * float(errors.std()) / math.sqrt(4000)
+    wrong = predicted_phi(moments, RIDGE, 1.2 * release.gram_sigma, 1.2 * release.cross_sigma) - 1
+    assert wrong - float(errors.mean()) > 5 * float(errors.std()) / math.sqrt(4000)
+
+
 def test_predicted_phi_of_a_sketch_is_measured():
     A, b, moments = problem(n=8192)
     for m, V in ((64, 0.0), (256, 1.0)):
@@ -132,8 +144,10 @@ def test_predicted_phi_of_a_sketch_is_measured():
 def test_predictions_end_at_phi_of_zero():
     _, _, moments = problem()
     zero = float(phi(moments, torch.zeros(D), RIDGE))
+    assert predicted_phi(moments, RIDGE, 1e9, 1e9) == pytest.approx(zero)
     assert predicted_phi_of_sketch(moments, RIDGE, 100, 1e9) == pytest.approx(zero)
     assert predicted_phi_of_sketch(moments, RIDGE, D + 1, 0.0) == pytest.approx(zero)
+    assert predicted_phi(moments, RIDGE, 0.0, 0.0) == pytest.approx(1)
 
 
 def test_debiased_moments_are_unbiased_and_their_levels_are_measured():

@@ -32,6 +32,7 @@ from torchdp.regression.moments import FrequencyMoments, SecureHistogram
 from torchdp.regression.ridge import (
     adaptive_ridge,
     cautious_ridge,
+    predicted_phi,
     predicted_phi_of_sketch,
     solve_ridge,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "least_squares",
     "loss",
     "phi",
+    "predicted_phi",
     "predicted_phi_of_sketch",
     "predicted_psi",
     "predicted_psi_of_sketch",

@@ -105,6 +105,20 @@ def estimated_loss(values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: No
     return torch.where(usable, fitted + penalty, math.inf)
 
 
+def predicted_phi(moments: SecondMoments, ridge: float, gram_sigma: float, cross_sigma: float) -> float:
+    """E phi of the plain ridge solution from moments with noise of these levels, to first order; or phi(0) if less.
+
+    Where noise is large the plain solution can err more than x = 0 does, and ``adaptive_ridge`` less than predicted.
+    1 + (gram_sigma^2 (tr(H^-1) |x|^2 + x^T H^-1 x)/2 + cross_sigma^2 tr H^-1)/least loss, H = A^T A + ridge I: the
+    solution moves by H^-1 (e - E x). Raises ValueError.
+    """
+    levels = level("gram_sigma", gram_sigma), level("cross_sigma", cross_sigma)
+    x, inverse, least = _optimum(moments, ridge)
+    trace = inverse.trace()
+    excess = levels[0] ** 2 * (trace * x @ x + x @ inverse @ x) / 2 + levels[1] ** 2 * trace
+    return min(1 + float(excess) / least, moments.label_square / least)
+
+
 def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, variance: float) -> float:
     """E phi of the debiased ridge solution of a sketch of m rows whose entries carry noise V; or phi(0) if less.
 
@@ -113,7 +127,7 @@ def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, v
     normal sketch's, exact without ridge). Raises ValueError.
     """
     height, V = checks.integer("height", height, 1), level("variance", variance)
-    x, least = _optimum(moments, ridge)
+    x, _, least = _optimum(moments, ridge)
     zero = moments.label_square / least
     if height <= len(x) + 1:
         return zero
@@ -125,14 +139,14 @@ def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, v
     return min(1 + (float(noise.sum()) + len(x) * residual / (height - len(x) - 1)) / least, zero)
 
 
-def _optimum(moments: SecondMoments, ridge: float) -> tuple[Tensor, float]:
-    """The solution, and its loss."""
-    x = least_squares(moments, ridge)
-    info = torch.linalg.inv_ex(moments.gram + float(ridge) * torch.eye(len(x)).to(moments.gram)).info
-    least = float(loss(moments, x, float(ridge)))
+def _optimum(moments: SecondMoments, ridge: float) -> tuple[Tensor, Tensor, float]:
+    x, ridge = least_squares(moments, ridge), float(ridge)
+    shifted = moments.gram + ridge * torch.eye(len(x)).to(moments.gram)
+    inverse, info = torch.linalg.inv_ex(shifted)
+    least = float(loss(moments, x, ridge))
     if info or not least > 1e-12 * moments.label_square:
         raise ValueError(
             "the moments are singular or fit without loss, so phi is undefined; take a ridge > 0 and labels that are "
             "not all 0"
         )
-    return x, least
+    return x, inverse, least

@@ -119,6 +119,7 @@ def _points(
     """A point for each row: its panel, line, x, squared error with its interval's ends, and predicted one."""
     import pandas
 
+    panel = "" if panels is None else checks.instance("panels", panels, str)
     if not rows:
         raise ValueError("rows is empty; there is nothing to draw")
     for row in rows:
@@ -130,7 +131,7 @@ def _points(
                 f"log axes need {x} > 0 and an error > 0, not {x}={at!r} with mean {row.moments.mean!r}"
             )
     points = pandas.DataFrame({
-        "panel": [str(row.config.get(panels or "")) for row in rows],
+        "panel": [str(row.config.get(panel)) for row in rows],
         "line": [str(row.config[lines]) if lines else "" for row in rows],
         "x": [float(row.config[x]) for row in rows],
         "mse": [row.moments.mean for row in rows],

@@ -177,7 +177,8 @@ def standard_errors(W: Tensor | Iterates, strategy: Strategy) -> Tensor:
 
 
 def _formed(name: str, value: Iterates | StreamStrategy) -> Tensor:
-    """The matrix of not too many steps."""
+    """The matrix of not too many steps. Raises TypeError, ValueError."""
+    checks.instance(name, value, (Iterates, StreamStrategy))
     if value.steps > MOST_DENSE:
         raise ValueError(
             f"{name} has {value.steps} steps: above {MOST_DENSE} the errors are those of Iterates under a "
