@@ -16,6 +16,7 @@ EVEN = 1e-3  # deviates below which the saddlepoint formula is replaced by its l
 NOISELESS = 1e-9  # of the largest coordinate: what rounding leaves of a direction without noise
 LARGEST = 40.0  # standard errors: of less than 1e-300
 TINY = 1e-300
+MANY = 256  # rows, of which those that are done are put aside
 ENDLESS = 1e15  # a saddlepoint beyond it is that of a value which cannot be told from the end of the range
 
 
@@ -237,12 +238,11 @@ def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> T
             TINY
         )
         half = torch.where(high.isinf(), 8 * low + 1, torch.where(low.isinf(), 8 * high - 1, (low + high) / 2))
-        near = (p.abs() < LARGEST) | (high - low).isfinite()  # far out Newton's steps would only double p
-        inside = near & (step >= low) & (step <= high) & (step.abs() <= 8 * p.abs() + 1)
+        inside = (step >= low) & (step <= high) & (step.abs() <= 8 * p.abs() + 1)
         new = torch.where(inside, step, half)
         going = ((new - p).abs() > NEAR * p.abs()) & (new.abs() < ENDLESS)
         p, left = new, int(going.sum())
-        if 2 * left < len(p):  # the others are done with
+        if len(p) > MANY and 2 * left < len(p):  # the others are done with
             found[rows] = p
             w, g, x, up, down, low, high, p, rows = (
                 each[going] for each in (w, g, x, up, down, low, high, p, rows)
