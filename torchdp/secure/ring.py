@@ -61,7 +61,7 @@ class Ring:
         if not isinstance(value, Tensor) or value.dtype != self.dtype:
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"{name} must be a {self.dtype} tensor (the ring has {self.bits} bits), not {kind}")
-        return value
+        return checks.dense(name, value)
 
 
 def farthest_sum(counts: Tensor, entry: float, sigma: Tensor, unit: float = 0.0) -> float:
