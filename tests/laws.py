@@ -44,7 +44,7 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
-    """The delta of one law against another at epsilon: sum max(0, p - e^epsilon q)."""
+    """The hockey-stick divergence of p from q at epsilon: sum max(0, p - e^epsilon q)."""
     return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
 
 

@@ -187,7 +187,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
 
 def _counted(kind: type[MessageLaw], users: int, absent: int) -> int:
-    """Users whom a guarantee is computed for: 1 where the noise has one law, however many there are."""
+    """Users whom a guarantee is computed for: 1 where the distribution of the noise does not depend on their number."""
     return users if absent or kind.own_number else 1
 
 

@@ -1,5 +1,6 @@
 """Jobs done in this process, in worker processes, or by any executor. It knows no block and no store."""
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
@@ -18,12 +19,12 @@ Device = torch.device | str
 MOST = 256  # jobs in a task
 
 
-class Jobs(Generic[J]):
+class Jobs(ABC, Generic[J]):
     """What is to be done: asked as it goes, since what is needed may depend on the answers."""
 
+    @abstractmethod
     def next(self, previous: J | None) -> J | None:
         """The next job, for whoever has just done ``previous`` (None: nothing yet); None when nothing is left."""
-        raise NotImplementedError
 
     def wait(self) -> bool:
         """Asked when nothing is left and nothing is busy: True, after a pause, where there may be more."""

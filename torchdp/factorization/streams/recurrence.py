@@ -86,7 +86,7 @@ class Recurrence:
         return {each.name: v for each in fields(self) if isinstance(v := getattr(self, each.name), Tensor)}
 
     def digest(self) -> bytes:
-        """32 bytes that name the law of the noise, whatever class made the tables."""
+        """32 bytes that name the distribution of the noise, whatever class made the tables."""
         tables = [x.cpu().contiguous() for x in self.tables.values()]
         shapes = repr((self.steps, self.lags, [tuple(x.shape) for x in tables])).encode()
         return hashlib.sha256(shapes + b"".join(x.numpy().tobytes() for x in tables)).digest()

@@ -77,8 +77,8 @@ class AxialSums:
 
         Two such sums add up to one with A + A' and (rho^2 + rho'^2 + 2 rho rho' t)^(1/2), t = <w, w'> a coordinate of
         a uniform point of the sphere in R^{dim - 1}: points are added along a binary tree, at one normal besides the
-        draw of T for each, whatever the dimension. From ``least`` points on the law of the sum is drawn, to 1e-8
-        standard deviations: beyond, the cost does not grow with the counts.
+        draw of T for each, whatever the dimension. From ``least`` points on the sum is drawn from its distribution, to
+        1e-8 standard deviations: beyond, the cost does not grow with the counts.
         """
         shape, left = counts.shape, counts.flatten()
         along = torch.zeros(left.shape, dtype=torch.float64, device=left.device)
