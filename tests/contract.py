@@ -31,8 +31,8 @@ from laws import generator, one_law, z_scores
 
 from torchdp.collection import Collection, Journal
 from torchdp.noise import Noise, SeededNoise
-from torchdp.privacy import Arithmetic
-from torchdp.protocol import Crowd, LocalProtocol, Objective, Tally
+from torchdp.privacy import Arithmetic, Model
+from torchdp.protocol import Crowd, MessageProtocol, Objective, Tally
 from torchdp.regression import SecondMoments
 from torchdp.secure import SecureSums
 from torchdp.shuffle.sums import Shuffled
@@ -224,7 +224,7 @@ class Contract:
         """That no verb that takes tallies takes this one, and that each says so in words of its own."""
         p = self.protocol
         verbs = [getattr(p, name, p.check) for name in names or ("check", "analyse", "add")]
-        if isinstance(p, LocalProtocol) and not names:
+        if isinstance(p, MessageProtocol) and p.guarantee.model is Model.LOCAL and not names:
             verbs.append(partial(Collection.of(p).add, "batch"))
         for verb in verbs:
             with pytest.raises((TypeError, ValueError), match=r"tally|must be|NaN"):

@@ -39,7 +39,7 @@ from torchdp import (
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic, Guarantee
-from torchdp.protocol import LocalProtocol, Protocol
+from torchdp.protocol import Protocol
 from torchdp.simulate import Experiment, Report
 
 K, EPSILON, DELTA = 16, 1.0, 1e-6
@@ -143,7 +143,7 @@ def measure(config: Config, report: Report) -> None:
             arithmetic=promise.arithmetic.name, guarantee=str(promise),
             bits_delta="not stated" if delta is None else f"{delta:.2g}",
             users_a_second=float(f"{users_a_second(protocol, x):.2g}"),
-            messages="each user's" if isinstance(protocol, LocalProtocol) or hasattr(protocol, "randomize") else "none",
+            messages="each user's" if hasattr(protocol, "randomize") else "none",
         )  # fmt: skip
 
 

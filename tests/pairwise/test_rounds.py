@@ -103,7 +103,7 @@ def test_guarantee_the_messages_are_those_of_the_randomizers(index):
 def test_two_journals_carry_a_protocol_of_two_rounds(tmp_path):
     """Users come in batches in each round; the analyst reads both files."""
     protocol, noise = TwoRound(DIFFERENCE, 2.0, 1.0), SeededNoise(4)
-    with pytest.raises(TypeError, match="must be a LocalProtocol, not TwoRound"):
+    with pytest.raises(TypeError, match="in the local model, not TwoRound"):
         Journal(tmp_path / "all.db", protocol)
     heard = ()
     for number in range(2):

@@ -16,11 +16,10 @@ from torchdp.cli.table import Bins
 from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.choose import LARGEST_STRATEGY
-from torchdp.pairwise.protocol import LocalPairs
-from torchdp.protocol import Candidate, Choice, Crowd, Estimate, LocalProtocol, Objective, Tally
+from torchdp.protocol import Candidate, Choice, Crowd, Estimate, MessageProtocol, Objective, Tally
 
-Asked = LocalProtocol[Tensor, Any]
-PROTOCOLS: dict[str, type[LocalPairs]] = {
+Asked = MessageProtocol[Tensor, Any]
+PROTOCOLS: dict[str, Callable[[PairwiseStatistic, float], Asked]] = {
     "one-message": pairwise.OneMessage,
     "randomized-response": pairwise.RandomizedResponsePlugIn,
     "two-message": pairwise.TwoMessage,
@@ -250,7 +249,7 @@ class OfCovariance(Question):
         places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))
         evenly = self.box.low + places * (self.box.high - self.box.low)
         users = Crowd(evenly, torch.full((33,), max(1, round(n / 33)), dtype=torch.int64))
-        return math.sqrt(float(cast(LocalProtocol[Crowd, Any], protocol).predicted_mse(users).max()))
+        return math.sqrt(float(cast(MessageProtocol[Crowd, Any], protocol).predicted_mse(users).max()))
 
 
 def bounded_by(bound: float | None) -> str:

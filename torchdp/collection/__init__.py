@@ -1,4 +1,4 @@
-"""Messages that arrive in batches, for every local protocol: in memory, on disk, and two groups compared.
+"""Messages that arrive in batches, for every protocol of the local model: in memory, on disk, and two groups compared.
 
 >>> import torch
 >>> from torchdp.collection import Collection
@@ -9,9 +9,9 @@
 4
 
 ``Collection`` is a value in memory, ``Journal`` the same in one SQLite file, which any number of threads and processes
-fill at once. A batch has a name and counts once, however often it is sent. Only a :class:`LocalProtocol` can be heard
-in parts: where users hide among each other, a part of them would be protected less. A protocol in rounds takes one
-journal for each round. ``compare`` and ``difference`` say what two groups' estimates mean together.
+fill at once. A batch has a name and counts once, however often it is sent. Only messages in the local model can be
+heard in parts: where users hide among each other, a part of them would be protected less. A protocol in rounds takes
+one journal for each round. ``compare`` and ``difference`` say what two groups' estimates mean together.
 """
 
 from torchdp.collection.collection import Collection

@@ -7,8 +7,8 @@ from typing import Any
 from torchdp import checks
 from torchdp.collection.batches import Batches
 from torchdp.collection.description import same
-from torchdp.privacy import Guarantee
-from torchdp.protocol import Estimate, LocalProtocol, Tally
+from torchdp.privacy import Guarantee, Model
+from torchdp.protocol import Estimate, MessageProtocol, Tally
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,17 +24,17 @@ class Collection:
     twice; names are chosen by the collector and must not speak of users' values.
     """
 
-    protocol: LocalProtocol[Any, Any]
+    protocol: MessageProtocol[Any, Any]
     batches: Batches = field(repr=False)
     tally: Tally = field(repr=False)
 
     @staticmethod
-    def of(protocol: LocalProtocol[Any, Any]) -> "Collection":
+    def of(protocol: MessageProtocol[Any, Any]) -> "Collection":
         """Before the first batch. Raises TypeError for a protocol whose users hide among each other."""
-        if not isinstance(protocol, LocalProtocol):
+        if not isinstance(protocol, MessageProtocol) or protocol.guarantee.model is not Model.LOCAL:
             raise TypeError(
-                f"protocol must be a LocalProtocol, not {type(protocol).__name__}: users of any other must be heard "
-                "together; of one in rounds, collect each round (protocol.round) by itself"
+                f"protocol must be one of messages in the local model, not {type(protocol).__name__}: users of any "
+                "other must be heard together; of one in rounds, collect each round (protocol.round) by itself"
             )
         return Collection(protocol, Batches(), protocol.empty)
 

@@ -23,7 +23,7 @@ from torchdp import checks
 from torchdp.collection.batches import Batches
 from torchdp.collection.collection import Collection, to_bytes
 from torchdp.collection.description import described, device_of, difference, made
-from torchdp.protocol import Estimate, LocalProtocol, Tally
+from torchdp.protocol import Estimate, MessageProtocol, Tally
 
 FORMAT = "torchdp.journal/1"
 PATIENCE = 60.0  # seconds to wait for the batches of other processes
@@ -82,7 +82,7 @@ class Journal:
     leaves it as it is.
     """
 
-    def __init__(self, path: str | os.PathLike[str], protocol: LocalProtocol[Any, Any] | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], protocol: MessageProtocol[Any, Any] | None = None) -> None:
         self.path = checks.path("path", path).absolute()
         given = None if protocol is None else Collection.of(protocol)
         with _turn, self._explained():
@@ -98,7 +98,7 @@ class Journal:
                 self._read(db)
 
     @property
-    def protocol(self) -> LocalProtocol[Any, Any]:
+    def protocol(self) -> MessageProtocol[Any, Any]:
         """That of the file."""
         return self._collection.protocol
 
@@ -236,7 +236,7 @@ class Journal:
             raise OSError(error.errno, f"{error.strerror or error}; {KEPT}", str(self.path)) from error
 
 
-def _begin(db: sqlite3.Connection, protocol: LocalProtocol[Any, Any]) -> None:
+def _begin(db: sqlite3.Connection, protocol: MessageProtocol[Any, Any]) -> None:
     """The tables of a new file. Raises TypeError for a protocol that cannot be made again from its fields."""
     classes: dict[str, type] = {}
     written = described(protocol, classes)

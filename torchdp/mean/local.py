@@ -14,13 +14,13 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import normal_moment
 from torchdp.domains.shapes import least_error_shape
 from torchdp.mean.protocol import MeanProtocol
-from torchdp.protocol import CrowdRelay, Layout
+from torchdp.protocol import Crowd, Layout, Relay
 from torchdp.randomizers import BallRandomizer, PrivUnit
 from torchdp.randomizers.ball.ball import check_client
 
 
 @dataclass(frozen=True, eq=False)
-class LocalMean(MeanProtocol, CrowdRelay[Tensor, BallRandomizer]):
+class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     """Each user sends A^+ (x - c) through a randomizer of the ball; the analyst averages and applies A.
 
     With E Y = u and Cov(Y | u) = v I at every point of the ball the estimate has covariance v A A^T / n exactly,

@@ -11,14 +11,14 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains import Box
 from torchdp.mean.covariance import Covariance, symmetric
-from torchdp.protocol import Crowd, CrowdRelay, Estimate, LocalProtocol, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, MessageProtocol, Objective, Relay, Tally
 from torchdp.randomizers import BallRandomizer, PrivUnitG
 from torchdp.randomizers.ball.ball import check_client
 
-C = TypeVar("C", bound=LocalProtocol)
+C = TypeVar("C", bound=MessageProtocol)
 
 
-class OfCovariance(CrowdRelay[Tensor, C]):
+class OfCovariance(Relay[Crowd, Tensor, C]):
     """The covariance of the users' own numbers in a box, divisor n. x: (n, d); a summary is a ``Crowd``."""
 
     domain: Box

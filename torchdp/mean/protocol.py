@@ -15,14 +15,14 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import Measured, NormError
 from torchdp.draws import Simulated
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Crowd, Estimate, Layout, Objective, OfCrowds, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Objective, Protocol, Tally
 from torchdp.protocol.rounded_sum import in_blocks
 from torchdp.randomness import keyed_generator
 
 WIDTHS = 1 << 14  # draws of the noise for the width of a domain
 
 
-class DomainProtocol(OfCrowds):
+class DomainProtocol(Protocol[Crowd]):
     """Users hold points of ``domain``, (n, d); a summary is a crowd of such points; n is public.
 
     domain: K. shape: an ellipsoid for the noise, any: a bad one costs accuracy, not privacy. Points outside the domain

@@ -9,16 +9,17 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
-from torchdp.pairwise.protocol import ROUNDING, LocalPairs
+from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import Layout, Limits, Relay, Tally
+from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally
 from torchdp.protocol.quadratic import QuadraticError
+from torchdp.protocol.types import from_messages
 from torchdp.randomizers import BallRandomizer, PrivUnit, PrivUnitG
 
 
 @dataclass(frozen=True)
-class TwoMessage(LocalPairs):
+class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
     """The non-interactive protocol: each user sends its vector twice, each time at epsilon/2.
 
     With Y, Y' the two noisy copies of u_x and J = diag(weights), the analyst returns (mean Y)^T J (mean Y').
@@ -113,7 +114,7 @@ class TwoMessage(LocalPairs):
 
 
 @dataclass(frozen=True)
-class SingleMessage(LocalPairs, Relay[Tensor, Tensor, BallRandomizer]):
+class SingleMessage(PairwiseProtocol, Relay[Tensor, Tensor, BallRandomizer]):
     """Protocols in which each user sends its vector once, at the full epsilon.
 
     kind: PrivUnitG, or PrivUnit, whose noise is less by a fraction of order 1/r (a quarter at r = 16, epsilon = 8).
@@ -238,7 +239,10 @@ class OneMessagePairs(SingleMessage):
         return Tally(total.n, {"sum": total["sum"], "squares": squares})
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return LocalPairs.hear(self, x, draws)
+        return MessageProtocol.hear(self, x, draws)
+
+    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return from_messages(self, self.statistic.each(self.counted(summary)), draws, shape)
 
     def limits(self, n: int) -> dict[str, Limits]:
         return {**super().limits(n), "squares": Limits(0.0, n * self.client.reach**2)}

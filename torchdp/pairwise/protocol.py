@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Simulated
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
-from torchdp.protocol import Estimate, LocalProtocol, Objective, Protocol, Tally
+from torchdp.protocol import Estimate, Objective, Protocol, Tally
 from torchdp.protocol.interval import Error, ErrorParts, WidestError
-from torchdp.protocol.types import from_messages
 
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
 ROUNDING = 1e-9  # of sums over users
@@ -227,15 +225,6 @@ class PairwiseProtocol(Protocol[Tensor]):
         if self.estimated_pairs is Pairs.ALL:
             return (n * mean - diagonal) / (n - 1)
         return ((n - 1) * mean + diagonal) / n
-
-
-@dataclass(frozen=True)
-class LocalPairs(PairwiseProtocol, LocalProtocol[Tensor, Tensor]):
-    """Those whose messages hide their senders each by itself."""
-
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """From messages, O(n) each time: for who knows no shorter way."""
-        return from_messages(self, self.statistic.each(self.counted(summary)), draws, shape)
 
 
 def _difference(form: Form, ratio: Tensor, denominator: Form) -> Form:

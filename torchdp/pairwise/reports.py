@@ -10,12 +10,13 @@ from torch import Tensor
 
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.consistent import nearest
-from torchdp.pairwise.protocol import ROUNDING, LocalPairs
+from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.pairwise.variance import NUMBERS_AT_ONCE, symmetric_variance, worst_symmetric
-from torchdp.protocol import Layout, Limits, Relay, Tally
+from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally
 from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError, coordinates
+from torchdp.protocol.types import from_messages
 from torchdp.randomizers import (
     FrequencyOracle,
     OptimizedUnaryEncoding,
@@ -30,12 +31,15 @@ O = TypeVar("O", bound=FrequencyOracle)
 
 
 @dataclass(frozen=True)
-class ReportPairs(LocalPairs, Relay[Tensor, Tensor, O]):
+class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
     """Users report their type by an oracle, ``client``; the analyst averages the kernel over pairs of reports."""
 
     @property
     def estimated_pairs(self) -> Pairs:
         return Pairs.DISTINCT
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.hear(x, draws)
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.drawn(self.counted(summary), draws, shape)
@@ -115,10 +119,10 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         return max(1, 2**22 // self.statistic.types)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return LocalPairs.hear(self, x, draws)
+        return MessageProtocol.hear(self, x, draws)
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return LocalPairs.drawn(self, summary, draws, shape)
+        return from_messages(self, self.statistic.each(self.counted(summary)), draws, shape)
 
     def tally(self, messages: Tensor) -> Tally:
         """Packed bits (n, ceil(k/64)): the oracle's tally, and the sum of the squares of the coordinates of Z, (r,)."""

@@ -21,10 +21,10 @@
 
 from torchdp.protocol.choice import Candidate, Choice
 from torchdp.protocol.curator import CuratorProtocol
-from torchdp.protocol.message import LocalProtocol, MessageProtocol
-from torchdp.protocol.protocol import OfCrowds, Protocol
+from torchdp.protocol.message import MessageProtocol
+from torchdp.protocol.protocol import Protocol
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
-from torchdp.protocol.relay import CrowdRelay, Relay
+from torchdp.protocol.relay import Relay
 from torchdp.protocol.rounds import InteractiveProtocol
 from torchdp.protocol.types import TypeProtocol
 
@@ -32,16 +32,13 @@ __all__ = [
     "Candidate",
     "Choice",
     "Crowd",
-    "CrowdRelay",
     "CuratorProtocol",
     "Estimate",
     "InteractiveProtocol",
     "Layout",
     "Limits",
-    "LocalProtocol",
     "MessageProtocol",
     "Objective",
-    "OfCrowds",
     "Protocol",
     "Relay",
     "Tally",

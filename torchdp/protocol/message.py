@@ -15,7 +15,11 @@ M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
 
 
 class MessageProtocol(Protocol[S], Generic[S, M]):
-    """Users speak once; tallies of different users add."""
+    """Users speak once; tallies of different users add.
+
+    Where the guarantee's model is local each message hides its sender by itself: tallies may be kept, added and looked
+    at as they come.
+    """
 
     users_at_once: int = 2**18  # whose messages ``collect`` holds
 
@@ -50,6 +54,11 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         return tallies[0] if len(tallies) == 1 else self.add(*tallies)
 
     @property
+    def subject(self) -> object:
+        """What is asked, a frozen dataclass: answers to the same may be compared. The whole protocol, unless said."""
+        return self
+
+    @property
     def empty(self) -> Tally:
         """Before the first user, on the CPU."""
         return Tally(0, {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.layout.items()})
@@ -65,12 +74,3 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
                 n += each.n
                 parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
         return Tally(n, parts)
-
-
-class LocalProtocol(MessageProtocol[S, M]):
-    """Each message hides its sender by itself: tallies may be kept, added and looked at as they come."""
-
-    @property
-    def subject(self) -> object:
-        """What is asked, a frozen dataclass: answers to the same may be compared. The whole protocol, unless said."""
-        return self

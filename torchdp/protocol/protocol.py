@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar, final
+from typing import Generic, TypeVar, cast, final
 
 import torch
 from torch import Tensor
@@ -58,13 +58,13 @@ class Protocol(ABC, Generic[S]):
     def admit(self, x: Tensor) -> Tensor:
         """x, if these can be users' data, one user at least. Raises TypeError, ValueError: the one check of x."""
 
-    @abstractmethod
     def summary(self, x: Tensor) -> S:
-        """All of x that the law of a tally depends on; additive. Not private."""
+        """All of x that the distribution of a tally depends on; additive. Not private. Here a crowd of rows."""
+        return cast(S, Crowd.of(x))
 
     def counted(self, summary: S) -> S:
         """summary, if whole users can have it, one at least. Raises TypeError, ValueError: what sampling checks."""
-        return summary
+        return cast(S, Crowd.checked(summary, self.admit))
 
     @abstractmethod
     def hear(self, x: Tensor, draws: Draws) -> Tally:
@@ -114,14 +114,3 @@ class Protocol(ABC, Generic[S]):
     ) -> Estimate:
         """``analyse(sample_tally(summary))``."""
         return self.analyse(self.sample_tally(summary, generator=generator, sample_shape=sample_shape))
-
-
-class OfCrowds(Protocol[Crowd]):
-    """Each user holds a row; a summary says how many hold which."""
-
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
-    def counted(self, summary: Crowd) -> Crowd:
-        """``summary``, a crowd of rows that users may hold, one user at least. Raises TypeError, ValueError."""
-        return Crowd.checked(summary, self.admit)

@@ -5,18 +5,22 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
-from torchdp.protocol.message import LocalProtocol, M
-from torchdp.protocol.protocol import OfCrowds, S
+from torchdp.protocol.message import M, MessageProtocol
+from torchdp.protocol.protocol import S
 from torchdp.protocol.records import Crowd, Layout, Limits, Tally
 
-C = TypeVar("C", bound=LocalProtocol)
+C = TypeVar("C", bound=MessageProtocol)
 
 
-class Relay(LocalProtocol[S, M], Generic[S, M, C]):
-    """Users speak as ``client``'s do, of ``shown(x)``; a class adds the analyst. It keeps the client's guarantee."""
+class Relay(MessageProtocol[S, M], Generic[S, M, C]):
+    """Users speak as ``client``'s do, of ``shown(x)``; a class adds the analyst. It keeps the client's guarantee.
+
+    Here users hold rows and show points of the client, part by part.
+    """
 
     client: C
 
@@ -45,9 +49,6 @@ class Relay(LocalProtocol[S, M], Generic[S, M, C]):
     def speak(self, x: Tensor, draws: Draws) -> M:
         return self.client.speak(self.shown(x), draws)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.hear(self.shown(x), draws)
-
     def tally(self, messages: M) -> Tally:
         return self.client.tally(messages)
 
@@ -57,13 +58,10 @@ class Relay(LocalProtocol[S, M], Generic[S, M, C]):
     def decode(self, data: bytes) -> M:
         return self.client.decode(data)
 
-
-class CrowdRelay(OfCrowds, Relay[Crowd, M, C], Generic[M, C]):
-    """Users hold rows and show points of the client, part by part."""
-
     def hear(self, x: Tensor, draws: Draws) -> Tally:
         parts = x.split(rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values())))
         return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
 
-    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(Crowd(self.shown(summary.values), summary.counts), draws, shape)
+    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        crowd = checks.instance("summary", summary, Crowd)
+        return self.client.drawn(Crowd(self.shown(crowd.values), crowd.counts), draws, shape)

@@ -7,7 +7,7 @@ from typing import Any, final
 from torch import Tensor
 
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol.message import LocalProtocol
+from torchdp.protocol.message import MessageProtocol
 from torchdp.protocol.protocol import Protocol, S
 from torchdp.protocol.records import Tally
 
@@ -21,7 +21,7 @@ class InteractiveProtocol(Protocol[S]):
         """How many."""
 
     @abstractmethod
-    def round(self, heard: tuple[Tally, ...]) -> LocalProtocol[S, Any]:
+    def round(self, heard: tuple[Tally, ...]) -> MessageProtocol[S, Any]:
         """The next round's protocol; batched where ``heard`` is."""
 
     @final
@@ -32,7 +32,7 @@ class InteractiveProtocol(Protocol[S]):
     def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self._play(lambda one, first: one.drawn(summary, draws, shape if first else ()))
 
-    def _play(self, hear: Callable[[LocalProtocol[S, Any], bool], Tally]) -> Tally:
+    def _play(self, hear: Callable[[MessageProtocol[S, Any], bool], Tally]) -> Tally:
         heard: tuple[Tally, ...] = ()
         for _ in range(self.rounds):
             heard = (*heard, hear(self.round(heard), not heard))

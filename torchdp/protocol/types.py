@@ -9,11 +9,11 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.draws import Simulated
-from torchdp.protocol.message import LocalProtocol
+from torchdp.protocol.message import MessageProtocol
 from torchdp.protocol.records import Tally
 
 
-class TypeProtocol(LocalProtocol[Tensor, Tensor]):
+class TypeProtocol(MessageProtocol[Tensor, Tensor]):
     """Users hold one of ``k`` types and send one of ``outputs`` whole numbers; a summary is counts (k,)."""
 
     k: int
@@ -50,7 +50,9 @@ class TypeProtocol(LocalProtocol[Tensor, Tensor]):
         return checks.indices("data", wire.unpack(data, self.bits_per_user), self.outputs)
 
 
-def from_messages(protocol: LocalProtocol[Any, Any], x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+def from_messages(
+    protocol: MessageProtocol[Any, Any], x: Tensor, draws: Simulated, shape: tuple[int, ...]
+) -> Tally:
     """``drawn`` from what these users say, O(n) each time."""
     each = [protocol.hear(x, draws) for _ in range(math.prod(shape))]
     parts = {

@@ -82,9 +82,8 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
         return {"sum": self.sums.limits(n)}
 
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        counts, n = self.counts(summary)
-        whole = exact_sums(self.queries.right, counts, self.sums.step)
-        return Tally(n, {"sum": self.sums.released(whole, draws, shape)})
+        whole = exact_sums(self.queries.right, summary, self.sums.step)
+        return Tally(int(summary.sum()), {"sum": self.sums.released(whole, draws, shape)})
 
     def analyse(self, tally: Tally) -> Estimate:
         value = self.check(tally)["sum"] / tally.n @ self.queries.left.mT + self.queries.shift

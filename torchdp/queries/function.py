@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import grad, hessian, vmap
 
 from torchdp import checks
-from torchdp.draws import Simulated
+from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Choice, Estimate, Relay, Tally
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries.bound import lower_bound
@@ -111,6 +111,9 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
 
     def counted(self, summary: Tensor) -> Tensor:
         return self.client.counted(summary)
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.hear(x, draws)
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.drawn(summary, draws, shape)

@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma, rounded_guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, OfCrowds, Tally
+from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.records import farthest
 from torchdp.rounded import RoundedNormal
 
@@ -20,7 +20,7 @@ LONGEST = 2**20  # of a user's vector
 
 
 @dataclass(frozen=True)
-class IntegerSums(OfCrowds, CuratorProtocol[Crowd]):
+class IntegerSums(CuratorProtocol[Crowd]):
     """sum_u x_u + R, x_u whole numbers of l2 norm ``bound`` at most, R rounded normals: whole numbers leave.
 
     The error of each sum is sigma^2 + step^2/12, whatever the data. x: (n, dim), integers.

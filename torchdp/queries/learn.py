@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol import Crowd, CrowdRelay, Estimate, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally
 from torchdp.queries.concepts import ConceptClass
 from torchdp.randomizers import BallRandomizer, PrivUnit
 from torchdp.randomizers.ball.ball import check_client
@@ -48,7 +48,7 @@ class Learned:
 
 
 @dataclass(frozen=True, eq=False)
-class PrivateLearner(CrowdRelay[Tensor, BallRandomizer]):
+class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
     """Each user sends y code(record) through a randomizer of the ball; the analyst reads off every concept's loss.
 
     loss of concept i = 1/2 - <readers_i, mean of y code(record)>/2. Its variance over the noise is

@@ -71,8 +71,7 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
         return self.client.hear_types(self.queries.right.mT, self.summary(x), draws)
 
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        counts, _ = self.counts(summary)
-        return self.client.drawn(Crowd(self.queries.right.mT, counts), draws, shape)
+        return self.client.drawn(Crowd(self.queries.right.mT, summary), draws, shape)
 
     def analyse(self, tally: Tally) -> Estimate:
         """The standard error is that on the worst data."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Simulated
+from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Estimate, Relay, Tally
 from torchdp.queries.factored import dense
 from torchdp.queries.protocol import QueryProtocol
@@ -59,8 +59,11 @@ class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
     def bias(self) -> Tensor:
         return torch.zeros_like(self.workload)
 
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.hear(x, draws)
+
     def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(self.counts(summary)[0], draws, shape)
+        return self.client.drawn(summary, draws, shape)
 
 
 @dataclass(frozen=True, eq=False)

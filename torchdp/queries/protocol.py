@@ -39,10 +39,9 @@ class QueryProtocol(Protocol[Tensor]):
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.workload.shape[1])
 
-    def counts(self, summary: Tensor) -> tuple[Tensor, int]:
-        """The counts (k,), int64, and their sum, 1 at least. Raises TypeError, ValueError."""
-        counts = checks.counts("summary", summary, self.workload.shape[1]).to(self.workload.device)
-        return counts, checks.integer("summary's users", int(counts.sum()), 1)
+    def counted(self, summary: Tensor) -> Tensor:
+        """Counts (k,) of whole users, one at least, on the workload's device. Raises TypeError, ValueError."""
+        return checks.counts("summary", summary, self.workload.shape[1], fewest=1).to(self.workload.device)
 
     def exact(self, summary: Tensor) -> Tensor:
         h, _ = self._shares(summary)

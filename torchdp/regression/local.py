@@ -10,12 +10,12 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Layout, Limits, LocalProtocol, Objective, Tally
+from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Tally
 from torchdp.protocol.records import ROUNDING
 from torchdp.protocol.relay import Relay
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import SecondMoments
-from torchdp.regression.rows import RowsProtocol, within
+from torchdp.regression.rows import RowsProtocol
 from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows, product_variances
 
 
@@ -81,7 +81,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         return self.clipped(x)
 
     def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return LocalProtocol.hear(self, x, draws)  # the products are not the client's tally
+        return MessageProtocol.hear(self, x, draws)  # the products are not the client's tally
 
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages).double()
@@ -95,7 +95,6 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G normal, W Wishart
         with n - r degrees of freedom.
         """
-        within(summary, self.columns, self.bound, self.label_bound, "summary")
         n, d = summary.clients, summary.columns
         values, vectors = torch.linalg.eigh(summary.matrix)
         r = min(n, d)  # rows that can differ from zero after a rotation of the clients
@@ -112,8 +111,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""
-        within(summary, self.columns, self.bound, self.label_bound, "summary")
-        diagonal = summary.matrix.diagonal()
+        diagonal = self.counted(summary).matrix.diagonal()
         return product_variances(diagonal, summary.clients * self.sigma**4, self.sigma**2, self.labelled)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:

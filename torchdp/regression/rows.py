@@ -51,10 +51,14 @@ class RowsProtocol(Protocol[SecondMoments]):
         first, *rest = (SecondMoments.of(self.clipped(part)) for part in parts)
         return sum(rest, first)
 
-    def exact(self, summary: SecondMoments) -> Tensor:
-        """svec(A^T A) and A^T b. Raises TypeError, ValueError for moments that rows within the bounds cannot have."""
+    def counted(self, summary: SecondMoments) -> SecondMoments:
+        """``summary``, if rows within the bounds can have it. Raises TypeError, ValueError."""
         within(summary, self.columns, self.bound, self.label_bound, "summary")
-        return moment_vector(summary.matrix, self.labelled)
+        return summary
+
+    def exact(self, summary: SecondMoments) -> Tensor:
+        """svec(A^T A) and A^T b."""
+        return moment_vector(self.counted(summary).matrix, self.labelled)
 
 
 def shortened(rows: Tensor, bound: float) -> Tensor:

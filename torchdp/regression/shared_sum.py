@@ -52,6 +52,10 @@ class SharedSum(MessageProtocol[S, Tensor]):
     def total(self, summary: S) -> tuple[Tensor, int]:
         """The sum of what these clients show, (words,), and how many they are. Raises TypeError, ValueError."""
 
+    def counted(self, summary: S) -> S:
+        self.total(summary)  # refuses what no clients can have
+        return summary
+
     @abstractmethod
     def variances(self, n: int) -> Tensor:
         """Of the estimate from n clients: (*answer), whatever they hold."""

@@ -12,12 +12,12 @@ from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.rounds.question import Question
 from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import Crowd, Estimate, Layout, Limits, LocalProtocol, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally
 from torchdp.randomizers import PrivUnitG
 
 
 @dataclass(frozen=True)
-class Round(LocalProtocol[Tensor, Tensor]):
+class Round(MessageProtocol[Tensor, Tensor]):
     """A user of type x sends a noisy u_x at each of ``vectors``, then answers each question at ``answers``.
 
     A message is a row of all of them, float64; the estimate is their mean: vectors (r each), then answers, each cut off

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Crowd, Estimate, Layout, Limits, LocalProtocol, Objective, OfCrowds, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally
 from torchdp.protocol.records import farthest
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
@@ -44,7 +44,7 @@ class BallMoments:
 
 
 @dataclass(frozen=True)
-class BallRandomizer(OfCrowds, LocalProtocol[Crowd, Tensor]):
+class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     """For x in R^dim with ||x|| <= radius a private message Y in R^dim with E Y = x.
 
     The value is the users' mean vector, (dim,); a tally holds the ``sum`` of their messages, float64; a summary is a
