@@ -195,6 +195,22 @@ cli.main(ask.split())
     assert lines[0] == "simulate" and lines[1].startswith("mean of height")
 
 
+def script(path):
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_class_is_deep():
+    """Whoever reads a class looks up what it has from its bases: six of the library's at most, itself included."""
+    ancestors = script("experiments/bench/walks.py").ancestors()
+    assert {"PrivUnit", "BallRandomizer", "Protocol"} < set(
+        ancestors["torchdp.randomizers.ball.privunit.PrivUnit"]
+    )
+    assert not [names for names in ancestors.values() if len(names) > 6]
+
+
 def test_rooms_load_on_first_use():
     rooms = {path.parent.name for path in ROOT.glob("torchdp/*/__init__.py")} - {"cli"}
     rooms |= {"kernels", "noise", "workloads"}
@@ -225,9 +241,7 @@ def test_every_public_name_is_documented():
 
 def test_the_page_of_mechanisms_is_up_to_date():
     """A protocol without an entry of the battery, or a promise without a test, has no row."""
-    spec = importlib.util.spec_from_file_location("mechanisms", ROOT / "docs/mechanisms.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("docs/mechanisms.py")
     assert module.page() == module.PAGE.read_text(), "python docs/mechanisms.py writes the page anew"
     absent = {name for name in concrete(Protocol) if f"| `{name}`" not in module.PAGE.read_text()}
     assert not absent and "??" not in module.PAGE.read_text()

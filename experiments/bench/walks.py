@@ -3,8 +3,12 @@
 Each walk is a real call, traced. *Files* are those of torchdp whose functions ran, but for the floor (checks, random
 numbers, memory and threads), which every call enters; *moves* count calls from one file into another; *bounce* is the
 largest number of moves between the same two files, with the two. A warm-up makes caches, which a reader does not pass.
+Below, the classes with the most bases to look up: of torchdp's in the order of resolution, the class itself included.
 """
 
+import importlib
+import inspect
+import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +18,7 @@ from typing import Any
 
 import torch
 
+import torchdp
 from torchdp import density, pairwise, secure, shuffle, simulate, sketching, training, workloads
 from torchdp.factorization import factorize
 from torchdp.noise import SeededNoise
@@ -108,6 +113,22 @@ def traced(call: Callable[[], object]) -> tuple[set[str], Counter[tuple[str, str
     return files, moves
 
 
+def ancestors() -> dict[str, list[str]]:
+    """Each class of the library by its full name: torchdp's classes among its ancestors, itself first."""
+    for room in pkgutil.iter_modules(torchdp.__path__):
+        if room.name != "__main__":
+            importlib.import_module(f"torchdp.{room.name}")
+    loaded = [module for name, module in sys.modules.items() if name.startswith("torchdp.")]
+    kinds = {each for module in loaded for each in vars(module).values() if inspect.isclass(each)}
+    return {
+        f"{each.__module__}.{each.__qualname__}": [
+            kind.__name__ for kind in each.__mro__ if kind.__module__.startswith("torchdp.")
+        ]
+        for each in kinds
+        if each.__module__.startswith("torchdp.")
+    }
+
+
 def main(arguments: list[str]) -> None:
     print(f"{'walk':32} files moves bounce")
     for title, prepare in WALKS.items():
@@ -116,6 +137,9 @@ def main(arguments: list[str]) -> None:
         print(f"{title:32} {len(files):5} {moves.total():5} {bounce:6}  {' / '.join(pair)}", flush=True)
         if "--files" in arguments:
             print("   ", *sorted(files))
+    deepest = sorted(ancestors().values(), key=lambda names: (-len(names), names))
+    for names in deepest if "--classes" in arguments else deepest[:3]:
+        print(len(names), *names)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def test_closed_forms_are_those_of_the_matrix_written_out():
     # On the whole circle the decoder is the best of all for uniform types: that of the matrix.
     circle = ShiftStrategy(PATTERNS, SHARES, 9, 1.2)
     matrix = StrategyMatrix(circle.laws(torch.arange(9)).mT)
-    torch.testing.assert_close(circle.variances, matrix.variances, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(circle.variance.matrix, matrix.variance.matrix, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("x", [0, 6])
@@ -89,7 +89,7 @@ def test_the_bound_by_singular_values_is_below_the_best_and_near_it_for_the_hist
 @torch.no_grad()
 def test_few_queries_still_tell_all_types_apart_where_gradients_are_off(queries):
     W = torch.randn(queries, 40, dtype=torch.float64, generator=generator())
-    assert ShiftStrategy.tuned(W, 2.0, generator=generator(), steps=20, starts=2).variances.isfinite().all()
+    assert ShiftStrategy.tuned(W, 2.0, generator=generator(), steps=20, starts=2).variance.matrix.isfinite().all()
 
 
 def test_beyond_64_types_a_matrix_starts_from_shifts():

@@ -15,19 +15,27 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, Limits, Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import WORDS_AT_ONCE, SymmetricOracle
+from torchdp.randomizers.alphabet.frequency import WORDS_AT_ONCE, AlikeVariance, FrequencyOracle, keep_range
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, words_for
 
 
 @dataclass(frozen=True)
-class BitVectorOracle(SymmetricOracle):
+class BitVectorOracle(FrequencyOracle):
     """The message b in {0, 1}^k has P(b_x = 1) = p for the user's own x and q for every other value.
 
-    Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v is bit v % 64 of the int64 word v // 64, so a message
-    is ceil(k/64) words. A tally holds, for each value, the users whose bit is set.
+    The bits are independent unless a class says otherwise. Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v
+    is bit v % 64 of the int64 word v // 64, so a message is ceil(k/64) words. A tally holds, for each value, the users
+    whose bit is set.
     k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
     """
+
+    k: int
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        keep_range(self)
+        checks.computable(self.off)  # an epsilon that chances drawn can not keep
 
     @property
     @abstractmethod
@@ -50,8 +58,9 @@ class BitVectorOracle(SymmetricOracle):
         return 1 - self.lost
 
     @property
-    def own_and_other(self) -> tuple[float, float]:
-        return self.on * self.lost / self.gap**2, self.off * (1 - self.off) / self.gap**2
+    def variance(self) -> AlikeVariance:
+        own, other = self.on * self.lost / self.gap**2, self.off * (1 - self.off) / self.gap**2
+        return AlikeVariance(self.k, own, other)
 
     @property
     def layout(self) -> Layout:
@@ -104,27 +113,6 @@ class BitVectorOracle(SymmetricOracle):
         """Each user's own bit, 0 with probability ``lost``: (users,), int64."""
         return 1 - bernoulli(users, self.lost, draws)
 
-
-@dataclass(frozen=True)
-class UnaryEncoding(BitVectorOracle):
-    """A bit vector whose k bits are independent."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        root = self._growth
-        wanted = (root - 1) / (root + 1)  # p - q for p = 1 - q; half as much for p = 1/2
-        drawn = 1 - 2 * Fraction(self.off)
-        told_apart(self.epsilon, drawn, wanted)
-
-    @property
-    @abstractmethod
-    def _growth(self) -> Fraction:
-        """(1 - q)/q, at most."""
-
-    @cached_property
-    def off(self) -> float:
-        return at_least(1 / (self._growth + 1))  # a float is a dyadic number, which is drawn without rounding
-
     @property
     def _drawn(self) -> float:
         """log p (1 - q)/(q (1 - p)) of the chances drawn."""
@@ -132,15 +120,14 @@ class UnaryEncoding(BitVectorOracle):
         return stated(self.epsilon, logarithm((1 - lost) * (1 - off) / (lost * off)))
 
     def covariance(self, x: int) -> Tensor:
-        covariance = torch.eye(self.k, dtype=torch.float64) * (self.off * (1 - self.off) / self.gap**2)
-        covariance[self._type(x), x] = self.on * self.lost / self.gap**2
+        covariance = torch.eye(self.k, dtype=torch.float64) * self.variance.other
+        covariance[self._type(x), x] = self.variance.own
         return covariance
 
     def workload_variance(self, W: Tensor) -> Tensor:
         """(sum_v W_iv^2 q (1 - q) + W_ix^2 (p (1 - p) - q (1 - q)))/(p - q)^2. O(m k)."""
-        squares = self._workload(W).square()
-        own, other = self.own_and_other
-        return squares.sum(-1, keepdim=True) * other + squares * (own - other)
+        squares, variance = self._workload(W).square(), self.variance
+        return squares.sum(-1, keepdim=True) * variance.other + squares * (variance.own - variance.other)
 
     @property
     def outputs(self) -> int:
@@ -185,7 +172,7 @@ class UnaryEncoding(BitVectorOracle):
 
 
 @dataclass(frozen=True)
-class OptimizedUnaryEncoding(UnaryEncoding):
+class OptimizedUnaryEncoding(BitVectorOracle):
     """Unary encoding with p = 1/2, q = 1/(e^epsilon + 1): Cov(Y | x) = I / sinh^2(epsilon/2) + e_x e_x^T.
 
     k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
@@ -198,9 +185,9 @@ class OptimizedUnaryEncoding(UnaryEncoding):
     def guarantee(self) -> Guarantee:
         return exact_local(self._drawn, "Wang, Blocki, Li, Jha (2017), OUE; log p (1 - q)/(q (1 - p)) as drawn")
 
-    @property
-    def _growth(self) -> Fraction:
-        return exponential(self.epsilon)
+    @cached_property
+    def off(self) -> float:
+        return least_off(self.epsilon, exponential(self.epsilon))
 
     @property
     def lost(self) -> float:
@@ -214,7 +201,7 @@ class OptimizedUnaryEncoding(UnaryEncoding):
 
 
 @dataclass(frozen=True)
-class SymmetricUnaryEncoding(UnaryEncoding):
+class SymmetricUnaryEncoding(BitVectorOracle):
     """Unary encoding with p = 1 - q = e^{epsilon/2}/(e^{epsilon/2} + 1): Cov(Y | x) = I / (4 sinh^2(epsilon/4)).
 
     One-time RAPPOR without a Bloom filter. k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
@@ -227,9 +214,9 @@ class SymmetricUnaryEncoding(UnaryEncoding):
     def guarantee(self) -> Guarantee:
         return exact_local(self._drawn, "Erlingsson, Pihur, Korolova (2014); 2 log p/(1 - p) as drawn")
 
-    @property
-    def _growth(self) -> Fraction:
-        return exponential(self.epsilon / 2)
+    @cached_property
+    def off(self) -> float:
+        return least_off(self.epsilon, exponential(self.epsilon / 2))
 
     @property
     def lost(self) -> float:
@@ -240,6 +227,15 @@ class SymmetricUnaryEncoding(UnaryEncoding):
     def gap(self) -> float:
         """p - q, near tanh(epsilon/4)."""
         return 1 - 2 * self.off
+
+
+def least_off(epsilon: float, growth: Fraction) -> float:
+    """q with (1 - q)/q at most ``growth``: a dyadic number, which is drawn without rounding. Raises ValueError."""
+    off = at_least(1 / (growth + 1))
+    told_apart(
+        epsilon, 1 - 2 * Fraction(off), (growth - 1) / (growth + 1)
+    )  # p - q for p = 1 - q, twice it for 1/2
+    return off
 
 
 def put_bit(words: Tensor, x: Tensor, bit: Tensor) -> None:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,36 @@ from torchdp.randomizers.draws import multinomial
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
 
 
+@dataclass(frozen=True)
+class AlikeVariance:
+    """Var(Y_i | x) where all k types are alike: ``own`` for i = x, ``other`` for any other i."""
+
+    k: int
+    own: float
+    other: float
+
+    def under(self, shares: Tensor) -> Tensor:
+        return self.other * shares.sum(-1, keepdim=True) + (self.own - self.other) * shares
+
+    def worst(self, objective: Objective) -> Tensor:
+        worst = objective is Objective.WORST
+        each = max(self.own, self.other) if worst else self.other + (self.own - self.other) / self.k
+        return torch.tensor(each, dtype=torch.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class VarianceMatrix:
+    """Var(Y_i | x) in general: (k, k), i by x."""
+
+    matrix: Tensor
+
+    def under(self, shares: Tensor) -> Tensor:
+        return shares @ self.matrix.mT
+
+    def worst(self, objective: Objective) -> Tensor:
+        return (self.matrix.amax(0) if objective is Objective.WORST else self.matrix.mean(0)).amax()
+
+
 class FrequencyOracle(TypeProtocol):
     """A user of type x in [0, k) sends a message; decoded, it is a report Y in R^k with E Y = e_x.
 
@@ -27,6 +58,11 @@ class FrequencyOracle(TypeProtocol):
 
     k: int
     epsilon: float
+
+    @property
+    @abstractmethod
+    def variance(self) -> AlikeVariance | VarianceMatrix:
+        """Var(Y_i | x): ``under`` shares of types (*batch, k) its mean, (*batch, k); ``worst``, of types, ()."""
 
     @abstractmethod
     def covariance(self, x: int) -> Tensor:
@@ -91,15 +127,11 @@ class FrequencyOracle(TypeProtocol):
         shares = value.clamp_min(0)
         total = shares.sum(-1, keepdim=True)
         shares = torch.where(total > 0, shares / total, 1 / self.k)  # of few users none may be positive
-        return Estimate(value, (self.report_variance(shares) / tally.n).sqrt(), tally.n)
+        return Estimate(value, (self.variance.under(shares) / tally.n).sqrt(), tally.n)
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
         return self.totals(tally) @ self._workload(W).mT
-
-    @abstractmethod
-    def report_variance(self, shares: Tensor) -> Tensor:
-        """sum_x shares_x Var(Y_i | x): (*batch, k) -> (*batch, k), float64. Unchecked."""
 
     def exact(self, summary: Tensor) -> Tensor:
         """The shares, (k,)."""
@@ -108,7 +140,11 @@ class FrequencyOracle(TypeProtocol):
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         counts = checks.users("summary", summary, self.k)
-        return self.report_variance(counts) / counts.sum() ** 2
+        return self.variance.under(counts) / counts.sum() ** 2
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        n = checks.integer("n", n, 1)
+        return self.variance.worst(checks.instance("objective", objective, Objective)) / n
 
     def _workload(self, W: Tensor) -> Tensor:
         W = checks.matrix("W", W).double()
@@ -120,34 +156,6 @@ class FrequencyOracle(TypeProtocol):
         if not 0 <= checks.integer("x", x, 0) < self.k:
             raise ValueError(f"x must lie in [0, {self.k}), not {x!r}")
         return x
-
-
-@dataclass(frozen=True)
-class SymmetricOracle(FrequencyOracle):
-    """One that treats all types alike: k >= 2, epsilon in (0, 700]. Raises ValueError."""
-
-    k: int
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "k", alphabet(self.k))
-        object.__setattr__(self, "epsilon", budget(self.epsilon))
-
-    @property
-    @abstractmethod
-    def own_and_other(self) -> tuple[float, float]:
-        """Var(Y_i | x) for i = x and for any other i."""
-
-    def report_variance(self, shares: Tensor) -> Tensor:
-        """sum_x shares_x Var(Y_i | x): (*batch, k) -> (*batch, k), float64. Unchecked."""
-        own, other = self.own_and_other
-        return other * shares.sum(-1, keepdim=True) + (own - other) * shares
-
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        (own, other), n = self.own_and_other, checks.integer("n", n, 1)
-        worst = checks.instance("objective", objective, Objective) is Objective.WORST
-        each = max(own, other) if worst else other + (own - other) / self.k
-        return torch.tensor(each / n, dtype=torch.float64)
 
 
 class StrategyOracle(FrequencyOracle):
@@ -180,18 +188,8 @@ class StrategyOracle(FrequencyOracle):
         return (centred * law) @ centred.mT
 
     @cached_property
-    def variances(self) -> Tensor:
-        """Var(Y_i | x), (k, k)."""
-        return self.workload_variance(self.identity)
-
-    def report_variance(self, shares: Tensor) -> Tensor:
-        """sum_x shares_x Var(Y_i | x): (*batch, k) -> (*batch, k), float64. Unchecked."""
-        return shares @ self.variances.mT
-
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        worst = checks.instance("objective", objective, Objective) is Objective.WORST
-        of_types = self.variances.amax(0) if worst else self.variances.mean(0)
-        return of_types.amax() / checks.integer("n", n, 1)
+    def variance(self) -> VarianceMatrix:
+        return VarianceMatrix(self.workload_variance(self.identity))
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""
@@ -202,17 +200,11 @@ class StrategyOracle(FrequencyOracle):
         return result
 
 
-def alphabet(k: int) -> int:
-    """Number of types, at least 2. Raises ValueError."""
-    return checks.integer("k", k, 2)
-
-
-def budget(epsilon: float) -> float:
-    """epsilon in (0, 700]: its exponential is a float. Raises ValueError."""
-    epsilon = checks.positive("epsilon", epsilon)
-    if epsilon > 700:
-        raise ValueError(f"epsilon must be at most 700, not {epsilon!r}")
-    return epsilon
+def keep_range(made: Any) -> None:
+    """Refuses k and epsilon of a frozen dataclass but k >= 2 and epsilon in (0, 700]. Raises TypeError, ValueError."""
+    checks.keep(made, k=lambda name, k: checks.integer(name, k, 2), epsilon=checks.positive)
+    if made.epsilon > 700:  # its exponential must be a float
+        raise ValueError(f"epsilon must be at most 700, not {made.epsilon!r}")
 
 
 def spread(W: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import SymmetricOracle
+from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, keep_range
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import DRAWS_AT_ONCE, bernoulli, halved, popcount
 
@@ -20,7 +20,7 @@ BLOCK = 32  # rows of H in one product
 
 
 @dataclass(frozen=True)
-class HadamardResponse(SymmetricOracle):
+class HadamardResponse(FrequencyOracle):
     """An index y in [0, K), K = 2^ceil(log2(k + 1)), e^epsilon times as likely where H[x + 1, y] = 1 as where -1.
 
     H is Sylvester's Hadamard matrix, H[a, y] = (-1)^popcount(a & y). Decoded: Y_v = c H[v + 1, y], c = coth(epsilon/2);
@@ -31,8 +31,11 @@ class HadamardResponse(SymmetricOracle):
     Source: Acharya, Sun, Zhang (2019), the high privacy regime.
     """
 
+    k: int
+    epsilon: float
+
     def __post_init__(self) -> None:
-        super().__post_init__()
+        keep_range(self)
         growth = exponential(self.epsilon)
         told_apart(self.epsilon, 1 - 2 * Fraction(self.lost), (growth - 1) / (growth + 1))
 
@@ -57,8 +60,8 @@ class HadamardResponse(SymmetricOracle):
         return 1 / (1 - 2 * self.lost)  # a difference without rounding, near 1/2
 
     @property
-    def own_and_other(self) -> tuple[float, float]:
-        return self._scale**2 - 1, self._scale**2
+    def variance(self) -> AlikeVariance:
+        return AlikeVariance(self.k, self._scale**2 - 1, self._scale**2)
 
     def covariance(self, x: int) -> Tensor:
         rows, c = torch.arange(1, self.k + 1), self._scale

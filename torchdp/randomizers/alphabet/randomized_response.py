@@ -14,12 +14,12 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import SymmetricOracle, spread
+from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, keep_range, spread
 from torchdp.randomizers.base import exact_local
 
 
 @dataclass(frozen=True)
-class RandomizedResponse(SymmetricOracle):
+class RandomizedResponse(FrequencyOracle):
     """Report x in [0, k) with probability p = e^epsilon/(e^epsilon + k - 1), any other value with q = p/e^epsilon.
 
     q is rounded up to a multiple of 2^-63, which is what is drawn, decoded and stated: at epsilon = 40 it costs .02 of
@@ -30,8 +30,11 @@ class RandomizedResponse(SymmetricOracle):
     Source: Warner (1965); Kairouz, Bonawitz, Ramage (2016), section 4.1.
     """
 
+    k: int
+    epsilon: float
+
     def __post_init__(self) -> None:
-        super().__post_init__()
+        keep_range(self)
         growth = exponential(self.epsilon)
         told_apart(self.epsilon, self._kept_exactly, (growth - 1) / (growth + self.k - 1))
 
@@ -56,8 +59,9 @@ class RandomizedResponse(SymmetricOracle):
         return self.k
 
     @property
-    def own_and_other(self) -> tuple[float, float]:
-        return self.p * (self._uniform - self._q) / self._kept**2, self._q * (1 - self._q) / self._kept**2
+    def variance(self) -> AlikeVariance:
+        own, other = self.p * (self._uniform - self._q), self._q * (1 - self._q)
+        return AlikeVariance(self.k, own / self._kept**2, other / self._kept**2)
 
     def speak(self, x: Tensor, draws: Draws) -> Tensor:
         """One report in [0, k) for each user: int64, the shape of ``x``."""

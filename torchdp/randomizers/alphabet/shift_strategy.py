@@ -14,7 +14,7 @@ from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import StrategyOracle, alphabet, budget
+from torchdp.randomizers.alphabet.frequency import StrategyOracle, keep_range
 from torchdp.randomizers.alphabet.strategy_search import strategy_problem
 from torchdp.randomizers.alphabet.translates import shifts, signed_sums
 from torchdp.randomizers.base import exact_local
@@ -56,7 +56,8 @@ class ShiftStrategy(StrategyOracle):
         sizes, circle = patterns.sum(1), patterns.shape[1]
         if not bool(((sizes > 0) & (sizes < circle)).all()) or not len(patterns):
             raise ValueError("patterns must be neither empty nor full: such a one says nothing")
-        k, epsilon = alphabet(self.k), budget(self.epsilon)
+        keep_range(self)
+        k, epsilon = self.k, self.epsilon
         if epsilon < LEAST_EPSILON:
             raise ValueError(
                 f"epsilon must be at least {LEAST_EPSILON:g}, not {epsilon!r}: M is singular to rounding"
@@ -67,7 +68,7 @@ class ShiftStrategy(StrategyOracle):
         numbers, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, epsilon)
         table = torch.tensor(numbers, dtype=torch.int64, device=patterns.device)
         shares = (table.view(2, -1).double() / TOTAL).sum(0)
-        values = {"k": k, "epsilon": epsilon, "table": table, "shares": shares}
+        values = {"epsilon": epsilon, "table": table, "shares": shares}
         for name, value in values.items():
             object.__setattr__(self, name, value)
         checks.computable(self._triangle)  # patterns that can not be decoded

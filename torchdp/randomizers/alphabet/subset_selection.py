@@ -11,10 +11,10 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Limits
+from torchdp.protocol import Limits, Tally
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import spread
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle, spread
 from torchdp.randomizers.alphabet.subset_sums import subset_sums
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, popcount, unpack
@@ -171,6 +171,9 @@ class SubsetSelection(BitVectorOracle):
             missing -= torch.bincount(row, minlength=len(rows))
         put_bit(words, own, held)
         return words.view(*x.shape, self.words)
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return FrequencyOracle.hear(self, x, draws)  # the bits of a set are not independent
 
     def _first(self, own: Tensor, wanted: Tensor, draws: Draws) -> Tensor:
         """Sets of other values than ``own``, with at most ``wanted`` members: (n, words), without own's bit."""
