@@ -20,11 +20,8 @@
 """
 
 from torchdp.protocol.choice import Candidate, Choice
-from torchdp.protocol.curator import CuratorProtocol
-from torchdp.protocol.message import MessageProtocol
-from torchdp.protocol.protocol import Protocol
+from torchdp.protocol.protocol import CuratorProtocol, MessageProtocol, Protocol, Relay
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
-from torchdp.protocol.relay import Relay
 from torchdp.protocol.rounds import InteractiveProtocol
 from torchdp.protocol.types import TypeProtocol
 

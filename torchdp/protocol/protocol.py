@@ -1,5 +1,6 @@
-"""What can be said of every protocol, whoever is trusted."""
+"""Protocols: from users' data to an estimate; by a curator, by messages of users, by another protocol's messages."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Generic, TypeVar, cast, final
@@ -9,11 +10,14 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
+from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
 
-S = TypeVar("S")  # what the law of a tally depends on: counts (k,), a Crowd, moments, sums
+S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
+M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
+C = TypeVar("C", bound="MessageProtocol")
 
 
 class Protocol(ABC, Generic[S]):
@@ -114,3 +118,132 @@ class Protocol(ABC, Generic[S]):
     ) -> Estimate:
         """``analyse(sample_tally(summary))``."""
         return self.analyse(self.sample_tally(summary, generator=generator, sample_shape=sample_shape))
+
+
+class CuratorProtocol(Protocol[S]):
+    """Collecting is the summary, released once. Nothing is sent, and tallies do not add."""
+
+    @abstractmethod
+    def release(self, summary: S, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        """The summary under its noise, ``shape`` times over."""
+
+    @final
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        return self.release(self.summary(x), draws, ())
+
+    @final
+    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.release(summary, draws, shape)
+
+
+class MessageProtocol(Protocol[S], Generic[S, M]):
+    """Users speak once; tallies of different users add.
+
+    Where the guarantee's model is local each message hides its sender by itself: tallies may be kept, added and looked
+    at as they come.
+    """
+
+    users_at_once: int = 2**18  # whose messages ``collect`` holds
+
+    @property
+    @abstractmethod
+    def bits_per_user(self) -> float:
+        """Bits that one user sends, in the mean where their number is random."""
+
+    @abstractmethod
+    def speak(self, x: Tensor, draws: Draws) -> M:
+        """``randomize``, unchecked, by any draws."""
+
+    @abstractmethod
+    def tally(self, messages: M) -> Tally:
+        """Raises TypeError, ValueError for what no user sends."""
+
+    @abstractmethod
+    def encode(self, messages: M) -> bytes:
+        """Messages as bytes: bits_per_user each, rounded up to bytes."""
+
+    @abstractmethod
+    def decode(self, data: bytes) -> M:
+        """Raises ValueError for bytes that no ``encode`` made."""
+
+    def randomize(self, x: Tensor, *, noise: Noise | None = None) -> M:
+        """What these users send: the client half, for one row as for a million. Raises TypeError, ValueError."""
+        x = self.admit(x).detach()
+        return self.speak(x, source(noise, x.device))
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        tallies = [self.tally(self.speak(part, draws)) for part in x.split(self.users_at_once)]
+        return tallies[0] if len(tallies) == 1 else self.add(*tallies)
+
+    @property
+    def subject(self) -> object:
+        """What is asked, a frozen dataclass: answers to the same may be compared. The whole protocol, unless said."""
+        return self
+
+    @property
+    def empty(self) -> Tally:
+        """Before the first user, on the CPU."""
+        return Tally(0, {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.layout.items()})
+
+    @final
+    def add(self, *tallies: Tally) -> Tally:
+        """One tally of all these users, on the device of the first that has any. Raises TypeError, ValueError."""
+        checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
+        first = next((each for each in checked if each.n), checked[0])
+        n, parts = first.n, dict(first.parts)
+        for each in checked:
+            if each is not first:
+                n += each.n
+                parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
+        return Tally(n, parts)
+
+
+class Relay(MessageProtocol[S, M], Generic[S, M, C]):
+    """Users speak as ``client``'s do, of ``shown(x)``; a class adds the analyst. It keeps the client's guarantee.
+
+    Here users hold rows and show points of the client, part by part.
+    """
+
+    client: C
+
+    def shown(self, x: Tensor) -> Tensor:
+        """The client's data of these users: x itself where nothing else is said."""
+        return x
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.client.guarantee
+
+    @property
+    def layout(self) -> Layout:
+        return self.client.layout
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return self.client.limits(n)
+
+    def impossible(self, tally: Tally) -> str | None:
+        return self.client.impossible(tally)
+
+    @property
+    def bits_per_user(self) -> float:
+        return self.client.bits_per_user
+
+    def speak(self, x: Tensor, draws: Draws) -> M:
+        return self.client.speak(self.shown(x), draws)
+
+    def tally(self, messages: M) -> Tally:
+        return self.client.tally(messages)
+
+    def encode(self, messages: M) -> bytes:
+        return self.client.encode(messages)
+
+    def decode(self, data: bytes) -> M:
+        return self.client.decode(data)
+
+    def hear(self, x: Tensor, draws: Draws) -> Tally:
+        parts = x.split(rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values())))
+        return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
+
+    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        crowd = checks.instance("summary", summary, Crowd)
+        return self.client.drawn(Crowd(self.shown(crowd.values), crowd.counts), draws, shape)

@@ -7,8 +7,7 @@ from typing import Any, final
 from torch import Tensor
 
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol.message import MessageProtocol
-from torchdp.protocol.protocol import Protocol, S
+from torchdp.protocol.protocol import MessageProtocol, Protocol, S
 from torchdp.protocol.records import Tally
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.draws import Simulated
-from torchdp.protocol.message import MessageProtocol
+from torchdp.protocol.protocol import MessageProtocol
 from torchdp.protocol.records import Tally
 
 

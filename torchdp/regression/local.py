@@ -10,9 +10,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Tally
+from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Relay, Tally
 from torchdp.protocol.records import ROUNDING
-from torchdp.protocol.relay import Relay
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol

@@ -51,7 +51,7 @@ class GaussianVector(LatticeRandomizer):
         real = real_local(self.epsilon, source, self.delta * ROUNDED)
         return replace(real, mu=2 * self.radius / self.sigma).rounded(self.variation, self.delta)
 
-    @property
+    @cached_property
     def moments(self) -> BallMoments:
         """Exact moments: variance sigma^2 (1 + h^2/6); those of a normal, but for h^2."""
         return BallMoments(self.sigma**2 + self.step**2 / 6, 0.0, 3.0)

@@ -3,6 +3,7 @@
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -98,7 +99,7 @@ class LatticeRandomizer(BallRandomizer):
         """h, in units of V."""
         return FINE if self.dim <= MANY else COARSE
 
-    @property
+    @cached_property
     def step(self) -> float:
         """Messages are its whole multiples: h in the units of x."""
         return self.grid * self._unit

@@ -48,7 +48,7 @@ class PrivUnit(LatticeRandomizer, SphereRandomizer):
         source = "Bhowmick et al. (2018), PrivUnit, rounded; density ratio c1/c0 = e^epsilon"
         return self.sent(real_local(self.epsilon, source))
 
-    @property
+    @cached_property
     def moments(self) -> BallMoments:
         """Exact moments; variance radius^2 (1 - gamma^2)/((dim + 1) gamma^2) + step^2/6; the others but for step^2."""
         variance = self.radius**2 * self.cap.variance + self.step**2 / 6

@@ -44,7 +44,7 @@ class PrivUnitG(LatticeRandomizer):
         source = "Asi, Feldman, Talwar (2022), PrivUnitG, rounded; density ratio c1/c0 = e^epsilon"
         return self.sent(real_local(self.epsilon, source))
 
-    @property
+    @cached_property
     def moments(self) -> BallMoments:
         """Exact moments: variance (radius/k)^2 (1 + h^2/6); third -k, fourth 3 + k^2, but for h^2."""
         variance = self._unit**2 + self.step**2 / 6

@@ -144,7 +144,7 @@ class ProjUnit(SphereRandomizer):
     def guarantee(self) -> Guarantee:
         return real_local(self.epsilon, "Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; ratio e^epsilon")
 
-    @property
+    @cached_property
     def moments(self) -> BallMoments:
         """Exact moments; with v the variance of PrivUnit in R^k, D = dim + 1 and c = E ||P u||, variance = radius^2 b.
 

@@ -64,7 +64,7 @@ class SignRounding(BallRandomizer):
     def _csch2(self) -> float:
         return math.sinh(self.epsilon / 2) ** -2
 
-    @property
+    @cached_property
     def moments(self) -> BallMoments:
         """Exact moments: variance radius^2 shape coth(epsilon/2)^2, outer -1."""
         along = (self._shape - 1) + self._shape * self._csch2  # coth^2 = 1 + csch^2; Var along x, radius 1
