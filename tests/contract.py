@@ -95,7 +95,7 @@ class Contract:
     @pytest.fixture(scope="class")
     @classmethod
     def summary(cls):
-        return cls.protocol.summary(cls.protocol.admit(cls.x))
+        return cls.protocol.summary(cls.protocol.validate(cls.x))
 
     def test_guarantee_is_what_the_law_says(self):
         loss, bound = self.loss(self.protocol), self.bound(self.protocol)
@@ -134,7 +134,7 @@ class Contract:
     def released(self, row, seed, times):
         """What leaves where the first user holds this row, (times, columns), whole numbers or floats."""
         x = torch.cat([row[None], self.x[1:]])
-        summary = self.protocol.counted(self.protocol.summary(self.protocol.admit(x)))
+        summary = self.protocol.validate_summary(self.protocol.summary(self.protocol.validate(x)))
         if not hasattr(self.protocol, "release"):  # rounds whose messages are attacked one by one
             pytest.skip("nothing leaves at once")
         parts = self.protocol.release(summary, SeededNoise(seed), (times,)).parts.values()
@@ -167,11 +167,11 @@ class Contract:
 
     def test_bad_data_are_refused(self):
         users = self.protocol
-        verbs = [users.admit, users.collect, getattr(users, "randomize", users.estimate)]
+        verbs = [users.validate, users.collect, getattr(users, "randomize", users.estimate)]
         if self.x.is_floating_point():  # alike in all rooms, with the cure
             for short in (torch.float16, torch.bfloat16):
                 with pytest.raises(TypeError, match=rf"float32 or float64, not {short}; call \.float"):
-                    self.protocol.admit(self.x.to(short))
+                    self.protocol.validate(self.x.to(short))
         for bad in [*self.bad, self.x[:0], "text", None, self.x.to_sparse()]:
             for verb in verbs:
                 with pytest.raises((TypeError, ValueError), match=r"\bx\b"):
@@ -203,7 +203,10 @@ class Contract:
     def test_an_estimate_carries_no_data_in_its_graph(self):
         if self.x.is_floating_point():
             x = self.x.clone().requires_grad_()
-            found = self.protocol.estimate(x), self.protocol.exact(self.protocol.summary(self.protocol.admit(x)))
+            found = (
+                self.protocol.estimate(x),
+                self.protocol.exact(self.protocol.summary(self.protocol.validate(x))),
+            )
             assert not (found[0].value.requires_grad or found[1].requires_grad)
 
     def test_a_tally_that_nobody_can_have_sent_is_refused(self):
@@ -347,7 +350,7 @@ class LocalContract(MessageContract):
         for x in (self.x[:1], self.x[-1:], self.x[:1].expand(self.x.shape).contiguous()):
             heard = p.collect(x, noise=SeededNoise(2))
             p.check(p.add(heard, p.empty, heard))
-            p.check(p.sample_tally(p.summary(p.admit(x)), generator=draws, sample_shape=(200,)))
+            p.check(p.sample_tally(p.summary(p.validate(x)), generator=draws, sample_shape=(200,)))
         p.check(p.sample_tally(times(summary, self.many), generator=draws, sample_shape=(3,)))
 
     def test_the_length_is_what_is_sent(self):
@@ -376,7 +379,7 @@ class RelayContract(LocalContract):
     """A relay keeps its client's guarantee, which has an entry of its own: what is shown must be the client's data."""
 
     def loss(self, protocol):
-        protocol.client.admit(protocol.shown(protocol.admit(self.x)))
+        protocol.client.validate(protocol.client_input(protocol.validate(self.x)))
         assert protocol.guarantee == protocol.client.guarantee
         return protocol.client.epsilon
 

@@ -91,7 +91,7 @@ def test_simulated_users_stay_in_simulations(room):
         "def total(x, draws): return torch.randn(3, generator=draws.generator)",
         "def public(dim): return torch.randn(dim)",
         "def total(x, draws): return x.uniform_(generator=draws.generator)",
-        "def drawn(self, summary, draws, shape): return normals(torch.Generator().manual_seed(0))",
+        "def sample_unchecked(self, summary, draws, shape): return normals(torch.Generator().manual_seed(0))",
     ],
 )
 def test_the_rule_sees_a_fault(code):

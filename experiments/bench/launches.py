@@ -89,7 +89,7 @@ def verbs(name, made, x, only=("estimate", "sample", "predict")):
 
     def set_up(w):
         p, users = made(w), x(w)
-        return p, users, p.summary(p.admit(users)), w.noise(), w.generator()
+        return p, users, p.summary(p.validate(users)), w.noise(), w.generator()
 
     def sampled(w, s):
         return s[0].sample_estimate(s[2], generator=s[4], sample_shape=(w.repeats,))

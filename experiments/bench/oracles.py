@@ -122,8 +122,8 @@ def cipher(kind: type, n: int, k: int) -> Work:
     """Words of the system's cipher beside those of a generator."""
     oracle, x = kind(k, EPSILON), users(n, k)
     plain, private = Simulated(keyed_generator(b"oracles", DEVICE)), Noise(DEVICE)
-    floor = {"by a generator": lambda: oracle.speak(x, plain)}
-    return Work(lambda: oracle.speak(x, private), n, floor)
+    floor = {"by a generator": lambda: oracle.randomize_unchecked(x, plain)}
+    return Work(lambda: oracle.randomize_unchecked(x, private), n, floor)
 
 
 def cases(small: bool) -> Iterator[Case]:
@@ -136,7 +136,8 @@ def cases(small: bool) -> Iterator[Case]:
                 yield Case(f"{kind.__name__}.sample_tally, 1e9 users, k = {k}", partial(drawn, kind, k))
     for kind in ORACLES[:4]:
         yield Case(
-            f"{kind.__name__}.speak, k = 1024, cipher", partial(cipher, kind, 200 if small else 10_000, 1024)
+            f"{kind.__name__}.randomize_unchecked, k = 1024, cipher",
+            partial(cipher, kind, 200 if small else 10_000, 1024),
         )
 
 

@@ -57,7 +57,7 @@ def of_types(kind: type, n: int, d: int) -> Work:
     """Users in 100 types."""
     randomizer, x, noise = kind(d, EPSILON), unit_vectors(TYPES, d), SeededNoise(1, DEVICE)
     counts = torch.full((TYPES,), n // TYPES, device=DEVICE)
-    return Work(lambda: randomizer.hear_types(x, counts, noise), n, {"float64 normals": normals(n, d + 1)})
+    return Work(lambda: randomizer.collect_crowd(x, counts, noise), n, {"float64 normals": normals(n, d + 1)})
 
 
 def drawn(kind: Callable[..., object], n: int, d: int) -> Work:

@@ -24,7 +24,16 @@ from torchdp.factorization import factorize
 from torchdp.noise import SeededNoise
 
 ROOT = Path(__file__).resolve().parents[2]
-FLOOR = {"checks.py", "draws.py", "noise.py", "library.py", "randomness.py", "memory.py", "threads.py", "__init__.py"}
+FLOOR = {
+    "checks.py",
+    "draws.py",
+    "noise.py",
+    "library.py",
+    "randomness.py",
+    "memory.py",
+    "threads.py",
+    "__init__.py",
+}
 
 
 def statistic() -> Callable[[], object]:

@@ -36,7 +36,7 @@ class Votes(TypeProtocol):
     def outputs(self):
         return self.k
 
-    def speak(self, x, draws):
+    def randomize_unchecked(self, x, draws):
         other = (x + 1 + draws.below(self.k - 1, tuple(x.shape))) % self.k
         return torch.where(draws.uniform(tuple(x.shape)) < self.truth, x, other)
 

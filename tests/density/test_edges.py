@@ -47,8 +47,8 @@ def test_guarantee_norms_count_every_small_number(make):
     x[0, :64] = 1 / 8
     assert float(x.double().norm()) > 1 + 100 * SLACK
     with pytest.raises(ValueError, match=r"norm at most 1|ball of radius 1"):
-        make(d).admit(x)
-    assert len(make(d).admit(x / x.double().norm()))
+        make(d).validate(x)
+    assert len(make(d).validate(x / x.double().norm()))
 
 
 def test_error_is_predicted_without_a_graph(kde):
@@ -78,7 +78,7 @@ def test_whole_numbers_are_the_same_vectors_as_floats(family):
     features = family.draw(6, generator=generator())
     torch.testing.assert_close(features.left(whole), features.left(whole.double()), rtol=0, atol=1e-12)
     kde = ShuffledKDE(features, PoissonSum(8, 200.0), 1e-3)
-    assert kde.admit(whole).dtype == torch.float64
+    assert kde.validate(whole).dtype == torch.float64
     summaries = [kde.summary(whole), kde.summary(whole.double())]
     torch.testing.assert_close(*(kde.exact(each) for each in summaries), rtol=0, atol=1e-12)
     totals = [kde.sample_tally(each, generator=generator()).parts["total"] for each in summaries]

@@ -97,9 +97,9 @@ def test_users_of_a_ball_that_is_wide_may_move_as_all_may():
     assert features.movement == pytest.approx(11, rel=1e-6) and features.movement <= 11
     x = torch.ones(2, D) / math.sqrt(D)
     near = GaussianOrthogonal(D, 0.7, 1.0)
-    assert near.admit(x) is x and near.draw(2, generator=generator()).share(x).dtype == torch.float64
+    assert near.validate(x) is x and near.draw(2, generator=generator()).share(x).dtype == torch.float64
     with pytest.raises(ValueError, match="x must hold vectors of norm at most radius = 1"):
-        near.admit(1.1 * x)
+        near.validate(1.1 * x)
 
 
 def test_a_release_is_saved_and_loaded(tmp_path):

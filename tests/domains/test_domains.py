@@ -121,10 +121,10 @@ def test_points_beyond_an_extreme_one_are_outside_and_refused_without_being_show
     outside = domain.extreme(directions) + 0.01 * directions
     assert not bool(domain.contains(outside).any())
     with pytest.raises(ValueError, match="5 points outside the domain") as error:
-        domain.admit(outside)
+        domain.validate(outside)
     assert str(float(outside[0, 0]))[:6] not in str(error.value)
     inside = domain.spanning()
-    assert domain.admit(inside) is inside
+    assert domain.validate(inside) is inside
 
 
 @each

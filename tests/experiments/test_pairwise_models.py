@@ -33,10 +33,10 @@ def test_linear_queries_are_unbiased_and_within_the_bound(kind):
 
 def test_guarantee_linear_queries_read_the_users_messages_once(monkeypatch):
     # all later draws are of made up users
-    calls, drawn = [], pairwise.OneMessage.drawn
+    calls, drawn = [], pairwise.OneMessage.sample_unchecked
     monkeypatch.setattr(
         pairwise.OneMessage,
-        "drawn",
+        "sample_unchecked",
         lambda self, counts, *rest: calls.append(counts) or drawn(self, counts, *rest),
     )
     with loaded("pairwise/reduction.py") as reduction:

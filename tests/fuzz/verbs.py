@@ -67,7 +67,7 @@ FAST = (
     "secure.SecureSketch", "regression.GramRelease",
 )  # fmt: skip
 OF_ALL = (
-    "admit(USER.x)", "collect(USER.x, noise=noise)", "estimate(USER.x, noise=noise)", "check(USER.tally)",
+    "validate(USER.x)", "collect(USER.x, noise=noise)", "estimate(USER.x, noise=noise)", "check(USER.tally)",
     "analyse(USER.tally)", "exact(USER.summary)", "predicted_mse(USER.summary)",
     "worst_mse(USER.tally.n, protocol.Objective.MEAN)",
     "sample_tally(USER.summary, generator=generator, sample_shape=(2,))",
@@ -90,7 +90,7 @@ class Users(dict):
             entry = entries(name.split(".")[0])[name]
             protocol, x = entry.protocol, entry.x
         tally = protocol.collect(x, noise=SeededNoise(1))
-        found = {"protocol": protocol, "x": x, "summary": protocol.summary(protocol.admit(x)), "tally": tally}
+        found = {"protocol": protocol, "x": x, "summary": protocol.summary(protocol.validate(x)), "tally": tally}
         if isinstance(protocol, MessageProtocol):
             sent = protocol.randomize(x, noise=SeededNoise(1))
             found |= {"messages": sent, "data": protocol.encode(sent)}
@@ -185,7 +185,7 @@ pairwise.StrategyReports.merged(pairwise.unequal(3), 100, 9.0, 2, generator=gene
 at['pairwise.OneMessage'].estimate.interval(0.9)
 domains.Box(-prior, prior).contains(prior)
 domains.Box(-prior, prior).project(prior)
-domains.Box(-prior, prior).admit(prior)
+domains.Box(-prior, prior).validate(prior)
 polytope.contains(points)
 polytope.project(points)
 shape.coordinates(points)

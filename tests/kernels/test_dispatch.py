@@ -354,5 +354,5 @@ def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
     for chosen in ("fused", "reference"):
         monkeypatch.setenv("TORCHDP_KERNELS", chosen)
         monkeypatch.setattr("torchdp.randomizers.ball.privunitg.keyed", lambda device: True)
-        found.append(randomizer.hear_types(points, counts, SeededNoise(1, device))["sum"])
+        found.append(randomizer.collect_crowd(points, counts, SeededNoise(1, device))["sum"])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)

@@ -167,7 +167,7 @@ def test_collect_on_a_device_with_fused_kernels(device, kind, monkeypatch):
     randomizer, counts = kind(3, 20.0), torch.tensor([0, 50, 70], device=device)
     points = torch.tensor([[9.0, 0, 0], [0.6, 0, 0.8], [0, 0.5, 0]], dtype=torch.float64, device=device) / 9
     one, again, other = (
-        randomizer.hear_types(points, counts, SeededNoise(seed, device))["sum"] for seed in (1, 1, 2)
+        randomizer.collect_crowd(points, counts, SeededNoise(seed, device))["sum"] for seed in (1, 1, 2)
     )
     assert torch.equal(one, again) and not torch.equal(one, other)
     for total in (one, other):

@@ -195,7 +195,7 @@ def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_
     for x, offset in ((moved, 0.0), (moved.float(), 0.0), ((moved + 1e7).float(), 1e7)):
         domain = Polytope(vertices + offset)
         encoding = GaussianMean.calibrated(domain, make(domain, 2.0), epsilon=1.0, delta=1e-6).encoding
-        encoded = encoding(domain.admit(x))
+        encoded = encoding(domain.validate(x))
         assert encoded.norm(dim=-1).max() <= encoding.radius * (1 + 1e-12)
         assert torch.cdist(encoded, encoded).max() <= encoding.diameter
         assert x.dtype == torch.float32 or encoding.widest < torch.cdist(encoded, encoded).max()

@@ -128,7 +128,7 @@ def test_guarantee_short_floats_come_no_further_out_of_a_domain_than_others(dtyp
         middle = domain.spanning().mean(0)
         x = torch.cat([middle + grown * (domain.spanning() - middle) for grown in (1.0, 1.005, 1.02, 1.06)])
         x = x.to(dtype)[domain.contains(x.to(dtype))]
-        assert domain.admit(x).dtype == torch.float32  # nothing is lost
+        assert domain.validate(x).dtype == torch.float32  # nothing is lost
         assert len(x) and float((x.double() - domain.project(x.double())).norm(dim=1).max()) < 4e-6
         assert domain.contains(domain.project(x + 1)).all()
 

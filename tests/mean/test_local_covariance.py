@@ -23,7 +23,7 @@ def test_nothing_that_users_show_leaves_the_ball(d):
     protocol = LocalCovariance.calibrated(cube(d), epsilon=1.0)
     corners = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 0.5, 1.0])] * d).view(-1, d).double()
     inside = 2 * torch.rand(2_000, d, dtype=torch.float64, generator=keyed_generator(b"cube")) - 1
-    norms = protocol.shown(torch.cat([corners, inside])).norm(dim=1)
+    norms = protocol.client_input(torch.cat([corners, inside])).norm(dim=1)
     assert float(norms.max()) == pytest.approx(LocalCovariance.radius(d), rel=1e-9)
     assert LocalCovariance.radius(d) <= protocol.client.radius <= LocalCovariance.radius(d) * (1 + 1e-9)
 

@@ -19,7 +19,7 @@ def sampled(protocol, counts, generator, trials):
     if not isinstance(protocol, OneMessagePairs):
         return protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
     users = protocol.statistic.points.repeat_interleave(counts, 0).expand(trials, -1, -1)
-    messages = protocol.client.speak(users, SeededNoise.of(generator))
+    messages = protocol.client.randomize_unchecked(users, SeededNoise.of(generator))
     parts = {"sum": messages.sum(1), "squares": messages.square().sum(1)}
     return protocol.analyse(Tally(int(counts.sum()), parts))
 

@@ -105,7 +105,9 @@ def test_guarantee_one_message_as_it_is_drawn():
     share = []
     for x in (0, 1):
         points = statistic.points[torch.full((users,), x)]
-        messages = protocol.client.speak(points, SeededNoise.of(keyed_generator(f"type {x}".encode())))
+        messages = protocol.client.randomize_unchecked(
+            points, SeededNoise.of(keyed_generator(f"type {x}".encode()))
+        )
         share.append(float((messages * statistic.points[1] >= statistic.radius**2).double().mean()))
     error = sum(p * (1 - p) / (users * p * p) for p in share) ** 0.5
     assert abs(math.log(share[1] / share[0]) - epsilon) < 5 * error < 0.05
@@ -118,7 +120,7 @@ def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
     x = torch.tensor([0, 1, 3, 3])
     tally, noise = protocol.collect(x, noise=SeededNoise(1)), SeededNoise(1)
     for name in protocol.layout:
-        messages = randomizer(protocol).speak(protocol.statistic.points[x], noise)
+        messages = randomizer(protocol).randomize_unchecked(protocol.statistic.points[x], noise)
         torch.testing.assert_close(tally[name], messages.sum(0))
 
 

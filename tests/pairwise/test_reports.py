@@ -171,7 +171,9 @@ def test_monte_carlo_finds_the_predicted_error_of_subsets(kind):
     protocol = SubsetPairs(pairwise.absolute_difference(5), 2.0, kind)
     types = torch.arange(5).repeat_interleave(counts)
     trials, (centred, middle) = 25_000, protocol._centred
-    sent = protocol.client.speak(types.repeat(trials), SeededNoise.of(generator)).view(trials, len(types), -1)
+    sent = protocol.client.randomize_unchecked(types.repeat(trials), SeededNoise.of(generator)).view(
+        trials, len(types), -1
+    )
     bits = unpack(sent)[..., :5].double()
     squares = (bits @ centred / protocol.client.gap + middle).square().sum(1)
     answers = protocol.analyse(Tally(len(types), {"reports": bits.sum(1).long(), "squares": squares}))

@@ -93,9 +93,9 @@ def test_guarantee_the_messages_are_those_of_the_randomizers(index):
     for _ in range(protocol.rounds):
         one, noise = protocol.round(heard), SeededNoise(1)
         heard = (*heard, one.collect(TYPES, noise=SeededNoise(1)))
-        expected = [each.speak(DIFFERENCE.points[TYPES], noise).sum(0) for each in one.randomizers]
+        expected = [each.randomize_unchecked(DIFFERENCE.points[TYPES], noise).sum(0) for each in one.randomizers]
         for question, response in zip(one.questions, one.responses, strict=True):
-            expected.append(response.speak(question.shown(DIFFERENCE.points)[TYPES], noise).sum())
+            expected.append(response.randomize_unchecked(question.shown(DIFFERENCE.points)[TYPES], noise).sum())
         for name, each in zip(one.layout, expected, strict=True):
             torch.testing.assert_close(heard[-1][name], each)
 
@@ -133,7 +133,7 @@ def test_guarantee_sign_response(epsilon):
     assert worst.tolist() == pytest.approx([epsilon] * 2, rel=1e-9)
     assert float((both[0] * size - both[1] * size - values).abs().max()) < 1e-12  # unbiased
     assert response.guarantee.epsilon == epsilon and response.guarantee.exact
-    drawn = response.speak(values.repeat(trials), SeededNoise(1)).view(trials, -1)
+    drawn = response.randomize_unchecked(values.repeat(trials), SeededNoise(1)).view(trials, -1)
     torch.testing.assert_close(drawn.abs(), torch.full_like(drawn, size))
     share = (drawn > 0).double().mean(0)
     assert float(((share - plus) / (plus * (1 - plus) / trials).sqrt()).abs().max()) < 5
@@ -167,7 +167,7 @@ def test_scalar_sums_have_the_law_of_the_messages(kind):
     values = torch.tensor([-1.0, -0.2, 0.3, 1.0], dtype=torch.float64)
     for counts in (COUNTS, torch.tensor([0, 0, 1, 0]), torch.tensor([2, 1, 0, 0])):
         held = values[torch.arange(4).repeat_interleave(counts)]
-        users = response.speak(held.repeat(trials), SeededNoise(1)).view(trials, -1).sum(1)
+        users = response.randomize_unchecked(held.repeat(trials), SeededNoise(1)).view(trials, -1).sum(1)
         sums = response.sums(values.expand(trials, -1), counts, Simulated(keyed_generator(b"sums")))
         other = response.sums(-values.expand(trials, -1), counts, Simulated(keyed_generator(b"other")))
         # binary sums of few users tie, and rounding must not split the ties

@@ -76,14 +76,14 @@ class Biased(PrivateCDF):
 class Same(PrivateCDF):
     """Every user's words are the first one's."""
 
-    def speak(self, x, draws):
-        one = super().speak(x[:1], draws)
+    def randomize_unchecked(self, x, draws):
+        one = super().randomize_unchecked(x[:1], draws)
         return one.expand(len(x)).clone()
 
 
 class Lopsided(PrivateCDF):
-    def drawn(self, summary, draws, shape):
-        return super().drawn(summary.flip(0), draws, shape)
+    def sample_unchecked(self, summary, draws, shape):
+        return super().sample_unchecked(summary.flip(0), draws, shape)
 
 
 @pytest.mark.parametrize(

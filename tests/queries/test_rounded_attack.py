@@ -27,7 +27,7 @@ def planted(moved, seed):
 def released(moved, seed, step=1.0):
     protocol = IntegerSums(TIMES, 2**12, SIGMA, DELTA, signed=False, step=step)
     x = torch.full((1, TIMES), moved, dtype=torch.int64)
-    tally = protocol.release(protocol.counted(Crowd.of(x)), SeededNoise(seed), ())
+    tally = protocol.release(protocol.validate_summary(Crowd.of(x)), SeededNoise(seed), ())
     return (tally["sum"] / step).long()
 
 

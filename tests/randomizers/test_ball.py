@@ -32,7 +32,7 @@ every = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE.keys())
 
 def said(randomizer, x, noise):
     """The unbiased vectors of these users' messages."""
-    return randomizer.vectors(randomizer.speak(x, noise))
+    return randomizer.vectors(randomizer.randomize_unchecked(x, noise))
 
 
 def at(norm, dim, radius=RADIUS):
@@ -119,7 +119,7 @@ def test_float32_and_float64_have_one_law(make):
 
 @every
 def test_float32_sums_stay_close_to_float64_sums(make):
-    messages = make(16, 1.0).speak(torch.zeros(20_000, 16), SeededNoise(6))
+    messages = make(16, 1.0).randomize_unchecked(torch.zeros(20_000, 16), SeededNoise(6))
     sums = make(16, 1.0).tally(messages)["sum"], make(16, 1.0).vectors(messages).double().sum(0)
     torch.testing.assert_close(*sums, rtol=1e-9, atol=1e-3)  # what float32 messages lost, 2e4 times at random
 
@@ -219,7 +219,7 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
     torch.testing.assert_close(near, same, rtol=allowed, atol=allowed + 2 * getattr(randomizer, "step", 0.0))
     ulp = torch.tensor([[1 + 2**-52], [1.0], [1 - 2**-53]], dtype=torch.float64)
     if make is not MAKE["ProjUnit"]:
-        near = make(1, 1.0).speak(ulp, SeededNoise(15))
+        near = make(1, 1.0).randomize_unchecked(ulp, SeededNoise(15))
         assert near.isfinite().all()
     for points in (1.0001 * x, 1.0001 * x.double()):
         with pytest.raises(ValueError, match="x holds points outside"):
@@ -232,7 +232,7 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
 def test_messages_carry_no_gradient_and_leave_their_input_alone(make):
     x = at(0.5, 4, 1.0).expand(10, 4).clone().requires_grad_()
     before = x.detach().clone()
-    assert not make(4, 1.0).speak(x, SeededNoise(0)).requires_grad
+    assert not make(4, 1.0).randomize_unchecked(x, SeededNoise(0)).requires_grad
     assert not make(4, 1.0).sample_tally(Crowd(x, torch.ones(10)), generator=generator())["sum"].requires_grad
     assert torch.equal(x.detach(), before)
 

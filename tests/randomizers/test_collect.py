@@ -40,12 +40,12 @@ def test_collect_is_the_sum_of_the_messages_that_sample_makes_of_the_same_draws(
         if block < 1000:
             return
     else:
-        messages = randomizer.speak(users, SeededNoise(1))
-    total = randomizer.hear_types(x, COUNTS, SeededNoise(1))["sum"]
+        messages = randomizer.randomize_unchecked(users, SeededNoise(1))
+    total = randomizer.collect_crowd(x, COUNTS, SeededNoise(1))["sum"]
     assert total.dtype == torch.float64 and total.shape == (5,)
     rounding = 100 * torch.finfo(dtype).eps * float(messages.abs().sum())
     torch.testing.assert_close(total, messages.double().sum(0), rtol=0, atol=rounding)
-    other = randomizer.hear_types(x, COUNTS, SeededNoise(2))["sum"]
+    other = randomizer.collect_crowd(x, COUNTS, SeededNoise(2))["sum"]
     assert not torch.allclose(other, total, rtol=0, atol=rounding)
 
 

@@ -185,9 +185,9 @@ def test_at_every_epsilon_some_uniform_number_hides_the_value(planted, epsilon):
     """Else a message would rule out a value for certain, whatever epsilon is said to be."""
     k, x, least = 6, torch.arange(6), planted(words=torch.tensor(-1))  # 1: the uniform number's digit is 0
     for kind in (OptimizedUnaryEncoding, SymmetricUnaryEncoding):
-        words = kind(k, epsilon).speak(x, least)[:, 0]
+        words = kind(k, epsilon).randomize_unchecked(x, least)[:, 0]
         assert not (words >> x & 1).any()
-    indices = HadamardResponse(k, epsilon).speak(x, least)
+    indices = HadamardResponse(k, epsilon).randomize_unchecked(x, least)
     signs = [bin((v + 1) & y).count("1") % 2 for v, y in enumerate(indices.tolist())]
     assert all(signs)  # -1, the unlikely one
 
@@ -236,7 +236,7 @@ def test_subset_selection_takes_the_size_of_least_error():
 def test_messages_follow_the_law(kind, epsilon):
     k, n = 4, 400_000
     messages, law = written_out(kind, k, epsilon)
-    drawn = kind(k, epsilon).speak(torch.full((n,), 2), SeededNoise(1)).reshape(n, -1)[:, 0]
+    drawn = kind(k, epsilon).randomize_unchecked(torch.full((n,), 2), SeededNoise(1)).reshape(n, -1)[:, 0]
     counts = np.array([int((drawn == message).sum()) for message in messages])
     assert counts.sum() == n
     assert stats.chisquare(counts, n * law[2] / law[2].sum()).pvalue > ALPHA
@@ -251,7 +251,7 @@ def test_messages_follow_the_law(kind, epsilon):
 def test_packed_messages_hold_the_bits_of_the_alphabet_and_no_others(kind, k):
     oracle = kind(k, 1.0)
     x = torch.arange(6) % k
-    messages = oracle.speak(x, SeededNoise(2))
+    messages = oracle.randomize_unchecked(x, SeededNoise(2))
     assert messages.shape == (6, -(-k // 64)) and messages.dtype == torch.int64
     bits = unpack(messages)
     assert not bits[..., k:].any()
@@ -294,7 +294,7 @@ def test_oracles_on_a_gpu(kind):
     held, W = torch.bincount(x, minlength=70), normal(3, 70).cuda()
     deviation = (oracle.workload_variance(W) @ held.double()).sqrt()
     for reports in (
-        oracle.hear(x, SeededNoise(2, "cuda"))["reports"],
+        oracle.collect_unchecked(x, SeededNoise(2, "cuda"))["reports"],
         oracle.sample_tally(held, generator=generator(3, "cuda"))["reports"],
     ):
         assert reports.is_cuda
@@ -307,7 +307,7 @@ def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
     """Values added many at a time and one by one: the size, the own value's rate, and each other value's and pair's."""
     monkeypatch.setattr("torchdp.randomizers.alphabet.subset_selection.AT_ONCE", at_once)
     oracle, n, x = SubsetSelection(70, 0.3), 20_000, 66
-    bits = unpack(oracle.speak(torch.full((n,), x), SeededNoise(3)))
+    bits = unpack(oracle.randomize_unchecked(torch.full((n,), x), SeededNoise(3)))
     assert (bits.sum(1) == oracle.subset).all() and not bits[:, 70:].any()
     rates = bits[:, :70].double().mean(0)
     chance = torch.full((70,), oracle.off, dtype=torch.float64)

@@ -53,7 +53,7 @@ def test_points_outside_by_rounding_are_projected():
     randomizer = GaussianVector(50, 1.0, delta=1e-6)
     x = torch.nn.functional.normalize(torch.ones(1, 50), dim=-1) * (1 + 5e-7)
     far, same = (
-        randomizer.speak(points, SeededNoise.of(torch.Generator().manual_seed(0))).double()
+        randomizer.randomize_unchecked(points, SeededNoise.of(torch.Generator().manual_seed(0))).double()
         for points in (x, x / x.norm())
     )
     assert float((far - same).abs().max()) < 1e-6

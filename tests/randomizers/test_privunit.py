@@ -150,7 +150,7 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
     slow = rejected(dim, epsilon, x, 30_000, 1)
     slow = np.floor(slow / step + rng.random(slow.shape)) * step
     fast, off = (
-        PrivUnit(dim, e).speak(torch.from_numpy(x).expand(30_000, dim), SeededNoise(2)).numpy()
+        PrivUnit(dim, e).randomize_unchecked(torch.from_numpy(x).expand(30_000, dim), SeededNoise(2)).numpy()
         for e in (epsilon, 1.25 * epsilon)
     )
     views = [lambda y: y[:, 0], lambda y: y[:, -1], lambda y: y.sum(-1), lambda y: np.square(y - x).sum(-1)]
@@ -161,7 +161,7 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
 def test_direction_across_the_point_is_uniform_and_independent_of_the_coordinate_along_it():
     dim, x = 5, torch.zeros(5, dtype=torch.float64)
     x[0] = 1
-    y = PrivUnit(dim, 4.0).speak(x.expand(100_000, dim), SeededNoise(3))
+    y = PrivUnit(dim, 4.0).randomize_unchecked(x.expand(100_000, dim), SeededNoise(3))
     along, across = y[:, 0], torch.nn.functional.normalize(y[:, 1:], dim=-1)
     uniform = stats.beta(1.5, 1.5, -1, 2)  # a coordinate on the sphere of R^4
     for i in range(4):

@@ -42,7 +42,7 @@ def test_messages_have_the_law_of_the_definition(dim, k, norm):
     randomizer = ProjUnit(dim, 4.0, k=k)
     slow = by_definition(randomizer, x, 20_000, 1)
     fast, off = (
-        each.vectors(each.speak(torch.from_numpy(x).expand(20_000, dim), SeededNoise(2))).numpy()
+        each.vectors(each.randomize_unchecked(torch.from_numpy(x).expand(20_000, dim), SeededNoise(2))).numpy()
         for each in (randomizer, PrivUnit(dim, 4.0))
     )
     views = [lambda y: y[:, 0], lambda y: y[:, -1], lambda y: y.sum(-1), lambda y: np.square(y - x).sum(-1)]

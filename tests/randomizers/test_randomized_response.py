@@ -48,7 +48,7 @@ def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(plante
     randomizer = RandomizedResponse(k, epsilon)
 
     def report(number, x):
-        return int(randomizer.speak(torch.tensor([x]), planted(integers=torch.tensor(number)))[0])
+        return int(randomizer.randomize_unchecked(torch.tensor([x]), planted(integers=torch.tensor(number)))[0])
 
     def first(condition):  # least integer in [0, 2^63] with the condition, which stays true once it is
         low, high = 0, 2**63
@@ -75,7 +75,9 @@ def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(plante
 def test_reports_do_not_favour_small_values():
     """32 random bits reduced modulo k would give values below 2^26 here 5 % more than their share."""
     k = 3 * 2**26
-    reports = RandomizedResponse(k, 19.0).speak(torch.zeros(400_000, dtype=torch.int64), SeededNoise(2))
+    reports = RandomizedResponse(k, 19.0).randomize_unchecked(
+        torch.zeros(400_000, dtype=torch.int64), SeededNoise(2)
+    )
     thirds = torch.bincount(reports[reports != 0] // 2**26, minlength=3).numpy()
     assert stats.chisquare(thirds).pvalue > ALPHA
     biased = torch.randint(2**32, (400_000,), generator=generator(2)) % k // 2**26

@@ -16,12 +16,12 @@ POINTS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.3, -0.4]])
 DRAWS = {
     "tau": lambda g: TiltedNormal(1.0).draw((50,), Simulated(g)),
     "tau sums": lambda g: TiltedNormal(1.0).sums(COUNTS, (7,), Simulated(g)),
-    "privunitg float32": lambda g: PrivUnitG(2, 4.0).speak(POINTS, SeededNoise.of(g)),
-    "privunitg float64": lambda g: PrivUnitG(2, 20.0).speak(POINTS.double(), SeededNoise.of(g)),
+    "privunitg float32": lambda g: PrivUnitG(2, 4.0).randomize_unchecked(POINTS, SeededNoise.of(g)),
+    "privunitg float64": lambda g: PrivUnitG(2, 20.0).randomize_unchecked(POINTS.double(), SeededNoise.of(g)),
     "privunitg sum": lambda g: PrivUnitG(2, 0.5).sample_tally(
         Crowd(POINTS, COUNTS), generator=g, sample_shape=(5,)
     )["sum"],
-    "response": lambda g: RandomizedResponse(5, 1.0).speak(torch.arange(5), SeededNoise.of(g)),
+    "response": lambda g: RandomizedResponse(5, 1.0).randomize_unchecked(torch.arange(5), SeededNoise.of(g)),
     "response shares": lambda g: RandomizedResponse(3, 1.0).sample_estimate(COUNTS, generator=g).value,
     "response reports": lambda g: RandomizedResponse(3, 1.0).sample_tally(COUNTS, generator=g, sample_shape=(5,))[
         "reports"

@@ -62,7 +62,7 @@ def test_guarantee_sign_rounding_exactly_epsilon_ldp_in_the_sampler(planted, kin
         edges = [0, int(edge * (1 - 1e-9) * 2**63), int(edge * (1 + 1e-9) * 2**63), 2**62 + 2**61, 2**63 - 1]
         integers = torch.tensor(edges)
         for seed in range(20):
-            y = randomizer.speak(x, planted(seed, integers=integers))
+            y = randomizer.randomize_unchecked(x, planted(seed, integers=integers))
             assert (y[:, 0] < 0).tolist() == [True, True, False, False, False]
 
 
@@ -121,7 +121,7 @@ def test_mean_and_covariance_from_the_density(kind, epsilon, x):
 @pytest.mark.parametrize("dim", [1, 2, 3, 16, 4096])
 def test_messages_of_the_hemisphere_have_one_length_and_the_published_constant(dim):
     randomizer = DuchiJordanWainwright(dim, 1.0, 2.0)
-    y = randomizer.speak(torch.zeros(50, dim, dtype=torch.float64), SeededNoise(0))
+    y = randomizer.randomize_unchecked(torch.zeros(50, dim, dtype=torch.float64), SeededNoise(0))
     half = (
         math.lgamma((dim - 1) / 2 + 1) - math.lgamma(dim / 2 + 1) if dim > 1 else math.log(2 / math.sqrt(math.pi))
     )
@@ -137,7 +137,7 @@ def test_messages_of_the_hemisphere_have_one_length_and_the_published_constant(d
 @BOTH
 def test_the_side_of_the_message_is_the_stated_coin(kind):
     x = torch.tensor([0.3, -0.4, 0.0], dtype=torch.float64)
-    y = kind(3, 2.0, 1.0).speak(x.expand(200_000, 3), SeededNoise(1))
+    y = kind(3, 2.0, 1.0).randomize_unchecked(x.expand(200_000, 3), SeededNoise(1))
     behind = int((y @ x < 0).sum())
     expected = float(kind(3, 2.0).disagreement(norms(0.5)))
     assert stats.binomtest(behind, 200_000, expected).pvalue > 1e-6
@@ -151,5 +151,5 @@ def test_tail_of_the_coin_at_large_epsilon_keeps_its_digits():
 
 
 def test_zero_normals_give_the_first_axis(planted):
-    y = DuchiJordanWainwright(3, 1.0).speak(torch.zeros(5, 3), planted(normal=norms(0.0)))
+    y = DuchiJordanWainwright(3, 1.0).randomize_unchecked(torch.zeros(5, 3), planted(normal=norms(0.0)))
     assert y.isfinite().all() and (y[:, 1:] == 0).all() and (y[:, 0] != 0).all()

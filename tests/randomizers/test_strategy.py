@@ -129,7 +129,7 @@ def test_reports_follow_the_columns(outputs):
     Q = random_matrix(outputs, 3, seed=5)
     strategy, n = StrategyMatrix(Q), 300_000
     for x in (0, 2):
-        drawn = strategy.speak(torch.full((n,), x), SeededNoise(6))
+        drawn = strategy.randomize_unchecked(torch.full((n,), x), SeededNoise(6))
         counts = torch.bincount(drawn, minlength=outputs).numpy()
         assert stats.chisquare(counts, n * strategy.matrix[:, x].numpy()).pvalue > ALPHA
         assert stats.chisquare(counts, n * strategy.matrix[:, 1].numpy()).pvalue < ALPHA
@@ -175,7 +175,7 @@ def test_strategy_on_a_gpu():
     held = torch.bincount(x, minlength=8)
     deviation = (strategy.workload_variance(W) @ held.double()).sqrt()
     for reports in (
-        strategy.hear(x, SeededNoise(2, "cuda"))["reports"],
+        strategy.collect_unchecked(x, SeededNoise(2, "cuda"))["reports"],
         strategy.sample_tally(held, generator=generator(3, "cuda"))["reports"],
     ):
         error = strategy.answers(Tally(len(x), {"reports": reports}), W) - W @ held.double()

@@ -44,7 +44,7 @@ class TestGramRelease(MessageContract):
 
     def loss(self, protocol):
         """delta of the two neighbours, by the noise of the 15 honest clients who are there."""
-        shown = protocol.shown(neighbours(protocol))
+        shown = protocol.contribution(neighbours(protocol))
         noise = protocol.noise.level_of(1) * math.sqrt(15)
         return gaussian_delta(float(torch.linalg.vector_norm(shown[0] - shown[1])) / noise, self.protocol.epsilon)
 
@@ -69,7 +69,7 @@ class TestGramWithoutLabels(TestGramRelease):
 @pytest.mark.parametrize("corrupt", [0, 60])
 def test_guarantee_gram_release_exactly_epsilon_delta(d, label_bound, corrupt):
     release = GramRelease(100, d, 1.5, EPSILON, DELTA, label_bound=label_bound, corrupt=corrupt)
-    shown = release.shown(neighbours(release))
+    shown = release.contribution(neighbours(release))
     distance = float(torch.linalg.vector_norm(shown[0] - shown[1]))
     assert float(torch.pdist(shown).max()) <= distance * (1 + 1e-12)  # never exceeded
     left = release.noise.level_of(1) * math.sqrt(100 - corrupt)  # standard deviation of what honest clients add
@@ -85,7 +85,7 @@ def test_each_client_adds_its_share_and_the_sum_has_the_level(labelled):
     release = GramRelease(50, 3, 1.5, EPSILON, DELTA, label_bound=2.0 if labelled else None, corrupt=10)
     x, source = rows(50, 3 + labelled), SeededNoise(1)
     sent = torch.stack([release.randomize(x, noise=source) for _ in range(200)])
-    noise = sent - release.shown(x)
+    noise = sent - release.contribution(x)
     z = (noise.var() / (release.noise.sigma**2 / 40) - 1) * math.sqrt(noise.numel() / 2)
     assert abs(float(z)) < 5
     assert float(noise.sum(1).var()) == pytest.approx(release.gram_sigma**2, rel=0.2)
@@ -135,7 +135,7 @@ def test_noise_is_isotropic_on_symmetric_matrices_and_cross_has_its_own_unit():
 )
 def test_guarantee_servers_carry_the_same_sum_under_the_same_noise(release, x):
     carrier = release.secure_sum(3)
-    found = carrier.estimate(release.shown(x))
+    found = carrier.estimate(release.contribution(x))
     assert carrier.grid_factor == pytest.approx(1, rel=1e-6) and found.n == 40
     torch.testing.assert_close(float(carrier.row_variance), release.noise.level**2, rtol=1e-6, atol=0)
     told, given = carrier.guarantee, release.guarantee

@@ -30,7 +30,7 @@ class TestFrequencyMoments(MessageContract):
     bad: ClassVar = [NUMBERS[None], NUMBERS * math.nan, torch.zeros(41)]
 
     def loss(self, protocol):
-        shown = protocol.shown(torch.tensor([0.0, 2.0]))
+        shown = protocol.contribution(torch.tensor([0.0, 2.0]))
         mu = float((shown[0] - shown[1]).norm()) / protocol.noise.level_of(1) / math.sqrt(25)
         return gaussian_delta(mu, self.protocol.epsilon)
 
@@ -45,7 +45,7 @@ class TestFrequencyMomentsWithLaplaceNoise(TestFrequencyMoments):
     protocol = FrequencyMoments(40, 2.0, (1.0, 2.5), 2.0, corrupt=5, absent=10)
 
     def loss(self, protocol):
-        shown = protocol.shown(torch.tensor([0.0, 2.0]))
+        shown = protocol.contribution(torch.tensor([0.0, 2.0]))
         variance = 25 * protocol.noise.level_of(1) ** 2  # of the Laplace that 25 clients make: 2 b^2
         return float((shown[0] - shown[1]).abs().sum()) / math.sqrt(variance / 2)
 
@@ -89,7 +89,7 @@ def check(noise, encoded, exact_delta):
 def test_guarantee_frequency_moments_exactly_epsilon_delta(delta, bound, orders):
     release = FrequencyMoments(100, bound, orders, EPSILON, delta)
     x = torch.cat([torch.linspace(-bound, bound, 200), torch.tensor([0.0, 9.0, -9.0])])
-    check(release.noise, release.shown(x), delta)
+    check(release.noise, release.contribution(x), delta)
 
 
 @pytest.mark.parametrize("delta", [0.0, DELTA])

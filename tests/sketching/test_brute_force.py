@@ -150,12 +150,12 @@ def sensitivities(chance, fault):
             yield name, worst_pair(chance, d, B, C, distance), claim / fault
         release = regression.GramRelease(9, d, B, 1.0, 1e-6, label_bound=C)
         pairs = chance.standard_normal((200, 2, d + 1)) * B
-        shown = [release.shown(torch.from_numpy(p)).numpy() for p in pairs]
+        shown = [release.contribution(torch.from_numpy(p)).numpy() for p in pairs]
         yield "GramRelease", max(np.linalg.norm(a - b) for a, b in shown), release.noise.sensitivity / fault
         orders = tuple(chance.uniform(0.5, 4, int(chance.integers(1, 4))))
         for delta, norm in ((0.0, 1), (1e-6, 2)):
             moments = regression.FrequencyMoments(9, B, orders, 1.0, delta)
-            shown = moments.shown(torch.linspace(-1.5 * B, 1.5 * B, 41)).numpy()
+            shown = moments.contribution(torch.linspace(-1.5 * B, 1.5 * B, 41)).numpy()
             truth = max(np.linalg.norm(a - b, norm) for a in shown for b in shown)
             yield "FrequencyMoments", truth, moments.noise.sensitivity / fault
 

@@ -68,9 +68,9 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
         """Means that are released: ``features.instances``."""
         return self.features.instances
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
-        return self.everybody(self.features.family.admit(x))
+        return self.everybody(self.features.family.validate(x))
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         if self.sums is None:

@@ -30,7 +30,7 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
     counts: how many users hold each row, (n,); None: one each. Raises TypeError, ValueError.
     """
     family = checks.instance("family", family, Family)
-    x, y = family.admit(x).detach(), family.queries(y).detach()
+    x, y = family.validate(x).detach(), family.queries(y).detach()
     weights = torch.ones_like(x[:, 0]) if counts is None else checks.counts("counts", counts, len(x))
     total, size = (
         torch.zeros(len(y), dtype=torch.float64, device=x.device),
@@ -53,7 +53,7 @@ def expected_mse(family: OneTermFamily, repetitions: int, law: BitLaw, x: Tensor
     family, law = checks.instance("family", family, OneTermFamily), checks.instance("law", law, BitLaw)
     if law.levels > 1:
         raise ValueError("law must round to bits, levels = 1; for others take density_mse of the features drawn")
-    x, y = family.admit(x).detach().double(), family.queries(y).detach().double()
+    x, y = family.validate(x).detach().double(), family.queries(y).detach().double()
     n = len(x)
     pairs, own = torch.zeros((2, len(y)), dtype=torch.float64, device=x.device)
     for part in x.split(max(1, NUMBERS_AT_ONCE // max(1, n * len(y) * family.dimension))):

@@ -75,7 +75,7 @@ class Family(ABC):
         dtype = torch.promote_types(x.dtype, y.dtype)
         return self.k(x.to(dtype), y.to(dtype))
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises TypeError, ValueError.
 
         Whole numbers become float64.
@@ -128,7 +128,7 @@ class OneTermFamily(Family):
 
     def variance(self, x: Tensor, y: Tensor) -> Tensor:
         """Variance of <f(x_u), g(y_v)>, one repetition: (n, d), (q, d) -> (n, q)."""
-        x, y = self.admit(x), self.queries(y)
+        x, y = self.validate(x), self.queries(y)
         return self.cross_moment(x[:, None], x[:, None], y) - self.mean(x, y).square()
 
 
@@ -197,7 +197,7 @@ class Features(ABC):
 
     def left(self, x: Tensor) -> Tensor:
         """f_i(x)_j of each user: (n, d) -> (n, instances), in [-R, R]. Raises TypeError, ValueError."""
-        return self.f(self.family.admit(x))
+        return self.f(self.family.validate(x))
 
     def right(self, y: Tensor) -> Tensor:
         """g_i(y)_j of each query: (q, d) -> (q, instances). Raises TypeError, ValueError."""

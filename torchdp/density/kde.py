@@ -152,19 +152,19 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         real = _certified(law, kept(law, self.delta), instances, self.absent, change, flips, self.epsilon)
         return sent(self.law, real, self.instances, self.delta)
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) in the domain, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
-        return self.few(self.features.family.admit(x))
+        return self.few(self.features.family.validate(x))
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         if self.law.levels > 1:
             return steps(self.features, x, self.law.levels, draws)
         return self.features.bits(x, draws)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.add(*(Shuffled.hear(self, part, draws) for part in self.features.parts(x)))
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.add(*(Shuffled.collect_unchecked(self, part, draws) for part in self.features.parts(x)))
 
-    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
         if self.law.levels > 1:
             return self.noised(crowd_steps(self.features, summary, self.law.levels, draws, shape), draws)

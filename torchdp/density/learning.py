@@ -114,10 +114,10 @@ class ShuffledClasses:
             worst.epsilon + label, delta, worst.model, worst.neighbours, exact, source, speaks, variation=variation
         )
 
-    def admit(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def validate(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """x, (n, d) and (n,), the reports as many of each class as ``kdes`` count on. Raises TypeError, ValueError."""
         vectors, reported = x
-        vectors = self.kdes[0].features.family.admit(vectors)
+        vectors = self.kdes[0].features.family.validate(vectors)
         counts = class_counts(reported, len(self.kdes))
         if len(vectors) != len(reported):
             raise ValueError(
@@ -132,10 +132,10 @@ class ShuffledClasses:
         return vectors, reported
 
     def collect(self, x: tuple[Tensor, Tensor], *, noise: Noise | None = None) -> tuple[Tally, ...]:
-        """A tally of each class from each user's own messages. noise: None for the system's. Raises as ``admit``."""
-        vectors, reported = self.admit(x)
+        """A tally of each class from each user's own messages. noise: None for the system's. Raises as ``validate``."""
+        vectors, reported = self.validate(x)
         draws = source(noise, vectors.device)
-        return tuple(kde.hear(vectors[reported == c], draws) for c, kde in enumerate(self.kdes))
+        return tuple(kde.collect_unchecked(vectors[reported == c], draws) for c, kde in enumerate(self.kdes))
 
     def analyse(self, tallies: tuple[Tally, ...]) -> Density:
         """Densities of the classes: value (*batch, classes, instances). Raises TypeError, ValueError."""
@@ -152,12 +152,12 @@ class ShuffledClasses:
         self, x: tuple[Tensor, Tensor], *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Density:
         """The same in law, no message made: all classes at once, where one kernel rounds and counts them."""
-        (vectors, reported), shape = self.admit(x), checks.sample_shape(sample_shape)
+        (vectors, reported), shape = self.validate(x), checks.sample_shape(sample_shape)
         draws, labels = Simulated(generator, vectors.device), reported.to(vectors.device, torch.int64)
         if not isinstance(first := self.kdes[0], ShuffledKDE):
             each = (Crowd.of(vectors[labels == c]) for c in range(len(self.kdes)))
             return self.analyse(
-                tuple(kde.drawn(some, draws, shape) for kde, some in zip(self.kdes, each, strict=True))
+                tuple(kde.sample_unchecked(some, draws, shape) for kde, some in zip(self.kdes, each, strict=True))
             )
         ones = first.class_ones(vectors, labels, len(self.kdes), draws, shape)
         shuffled = ((c, kde) for c, kde in enumerate(self.kdes) if isinstance(kde, ShuffledKDE))  # all of them

@@ -74,9 +74,9 @@ class OfFeatures(Protocol[Crowd]):
         )
 
     def _users(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.features.family.admit)
+        return Crowd.checked(summary, self.features.family.validate)
 
-    def counted(self, summary: Crowd) -> Crowd:
+    def validate_summary(self, summary: Crowd) -> Crowd:
         """``summary``, a crowd of as many users as the law is of. Raises TypeError, ValueError."""
         summary = self._users(summary)
         if summary.n != self.law.users:

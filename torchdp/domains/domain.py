@@ -176,7 +176,7 @@ class Domain(ABC):
         """The same for {transform x: x in K}."""
         return None
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, refused where a row lies outside K: data for a private mean is checked before it is used.
 
         Shorter floats than float32 are taken as float32, here and in ``contains`` and ``project``.

@@ -138,7 +138,7 @@ def admitted(name: str, x: Tensor, domain: Domain, shape: NoiseShape) -> Tensor:
         raise ValueError(f"{name} must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
     if x.device != shape.root.device:
         raise ValueError(f"{name} is on {x.device}, the shape on {shape.root.device}; move one to the other")
-    return domain.admit(x)
+    return domain.validate(x)
 
 
 def encoding(domain: Domain, shape: NoiseShape) -> Encoding:

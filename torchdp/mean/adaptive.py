@@ -103,7 +103,7 @@ class AdaptiveMean:
         x = checks.precise("x", x).detach()
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
-        x, draws = self.box.project(self.box.admit(x).double()), source(noise, x.device)
+        x, draws = self.box.project(self.box.validate(x).double()), source(noise, x.device)
         middle = self.box.middle.to(x)  # around it floats tell apart points of a narrow box far from 0
         x, low, high, left = x - middle, self.box.low.to(x) - middle, self.box.high.to(x) - middle, self.rho
         centre, spread, reach = (low + high) / 2, (high - low) / 2, (low, high)
@@ -122,7 +122,7 @@ class AdaptiveMean:
         radius = _radius(x, centre, spread, furthest, LAST * self.rho, left, draws)
         domain = Ellipsoid(torch.diag(radius * spread.sqrt()), centre)
         last = GaussianMean.tuned(domain, rho=left, delta=self.delta)
-        found = last.analyse(last.hear(_inside(x, domain), draws))
+        found = last.analyse(last.collect_unchecked(_inside(x, domain), draws))
         return AdaptiveEstimate(
             middle + found.value,
             found.standard_error,

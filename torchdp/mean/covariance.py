@@ -108,14 +108,14 @@ class GaussianCovariance(GaussianRelease):
         return Covariance(value, mse.sqrt(), n, mean=error)
 
     def exact(self, summary: Crowd) -> Tensor:
-        return self.counted(summary).covariance
+        return self.validate_summary(summary).covariance
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """tau^2 Q/2 + (tau/t)^4 Q + (tau/t)^2 (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij), b = mean - c, exactly.
 
         Q_ij = G_ii G_jj + G_ij^2, G = B B^T.
         """
-        crowd = self.counted(summary)
+        crowd = self.validate_summary(summary)
         own, of_mean, _ = self._parts(crowd.n, crowd.mean - self.encoding.centre)
         return own + of_mean
 

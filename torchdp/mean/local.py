@@ -71,7 +71,7 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     def layout(self) -> Layout:
         return self.client.layout
 
-    def shown(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         """A^+ (x - c), (n, r): what the client hides."""
         return self.encoding(x)
 

@@ -33,16 +33,16 @@ class OfCovariance(Relay[Crowd, Tensor, C]):
         """Half the widths of the box, (d,)."""
         return (self.domain.high - self.domain.low) / 2
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
         x = checks.precise("x", x)
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, {self.domain.dimension}) with n >= 1, not {tuple(x.shape)}")
-        return self.domain.admit(x)
+        return self.domain.validate(x)
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' own covariance, divisor n: (d, d)."""
-        return self.counted(summary).covariance
+        return self.validate_summary(summary).covariance
 
     def scaled(self, x: Tensor) -> Tensor:
         """w in [-1, 1], float64, (n, d)."""
@@ -104,7 +104,7 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
         weights[rows == columns] = math.sqrt(self.weights(self.domain.dimension)[1])
         return rows, columns, weights
 
-    def shown(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         """Numbers and products, (n, d + d (d + 1)/2)."""
         square, _, c = self.weights(self.domain.dimension)
         w = self.scaled(x)
@@ -130,7 +130,7 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
 
         In units of the half widths, m from the middle of the box; as if the mean message were normal.
         """
-        crowd = self.counted(summary)
+        crowd = self.validate_summary(summary)
         own, of_mean, _ = self._parts(crowd.n, (crowd.mean - self.domain.middle) / self.half)
         return (own + of_mean) * (self.half * self.half[:, None]).square()
 

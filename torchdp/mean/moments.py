@@ -122,11 +122,11 @@ class GaussianMoments(GaussianRelease):
         return Estimate(value, self.deviations(tally.n).expand_as(value), tally.n)
 
     def exact(self, summary: Crowd) -> Tensor:
-        crowd = self.counted(summary)
+        crowd = self.validate_summary(summary)
         return tensor_sum(crowd.values.double(), self.order, crowd.counts.double()) / crowd.n
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        return self.deviations(self.counted(summary).n).square()
+        return self.deviations(self.validate_summary(summary).n).square()
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         """(): the same for all data."""

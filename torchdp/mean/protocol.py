@@ -41,7 +41,7 @@ class DomainProtocol(Protocol[Crowd]):
         """How points become vectors of a ball. Raises TypeError, ValueError where domain and shape do not fit."""
         return encoding(self.domain, self.shape)
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the domain. Raises TypeError, ValueError."""
         return admitted("x", checks.precise("x", x), self.domain, self.shape)
 
@@ -100,10 +100,10 @@ class MeanProtocol(DomainProtocol):
         return draws.normal((count, root.shape[1])) @ root.mT
 
     def exact(self, summary: Crowd) -> Tensor:
-        return self.counted(summary).mean
+        return self.validate_summary(summary).mean
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        return self.noise_root(self.counted(summary).n).square().sum(1)
+        return self.noise_root(self.validate_summary(summary).n).square().sum(1)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         """(): the same for all data."""

@@ -75,21 +75,23 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         first, second, _ = self._tables
         return self.client.decoder(torch.cat([first, second], 1).mT)
 
-    def shown(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         """The nearest types, (n,); users draw one of those around them."""
         return self._types((2 * self._position(x)).round().long())
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         position = self._position(x)
         below, twice = position.floor(), torch.zeros_like(position, dtype=torch.int64)
         for _ in range(2):
             twice += below.long() + (draws.uniform(tuple(x.shape)) < position - below)
-        return self.client.speak(self._types(twice), draws)
+        return self.client.randomize_unchecked(self._types(twice), draws)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.add(*(self.tally(self.speak(part, draws)) for part in x.split(self.users_at_once)))
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.add(
+            *(self.tally(self.randomize_unchecked(part, draws)) for part in x.split(self.users_at_once))
+        )
 
-    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         counts = summary.counts.expand(*shape, -1)
         return Tally(summary.n, {"reports": multinomial(counts, self._laws(summary.values), draws)})
 
@@ -140,7 +142,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(d, d): of S - m m^T to first order, and of the square of m's error as if it were normal."""
-        crowd, (_, _, (rows, columns)) = self.counted(summary), self._tables
+        crowd, (_, _, (rows, columns)) = self.validate_summary(summary), self._tables
         n, V, d = crowd.n, self._decoder, self.domain.dimension
         h, laws, w = crowd.counts.double() / n, self._laws(crowd.values), self.scaled(crowd.values)
         m = h @ w

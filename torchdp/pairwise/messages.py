@@ -54,22 +54,24 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
     def limits(self, n: int) -> dict[str, Limits]:
         return dict.fromkeys(self.layout, self.randomizer.limits(n)["sum"])
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         given = self.statistic.points[x]
-        return torch.stack([self.randomizer.speak(given, draws) for _ in range(2)], 1)
+        return torch.stack([self.randomizer.randomize_unchecked(given, draws) for _ in range(2)], 1)
 
     def tally(self, messages: Tensor) -> Tally:
         """Messages (n, 2, r)."""
         sums = [self.randomizer.tally(each)["sum"] for each in self._copies(messages).unbind(1)]
         return Tally(len(messages), dict(zip(self.layout, sums, strict=True)))
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        hear, points, counts = self.randomizer.hear_types, self.statistic.points, self.summary(x)
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        hear, points, counts = self.randomizer.collect_crowd, self.statistic.points, self.summary(x)
         return Tally(len(x), {name: hear(points, counts, draws)["sum"] for name in self.layout})
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        crowd = self.statistic.crowd(self.counted(summary))
-        return Tally(crowd.n, {name: self.randomizer.drawn(crowd, draws, shape)["sum"] for name in self.layout})
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        crowd = self.statistic.crowd(self.validate_summary(summary))
+        return Tally(
+            crowd.n, {name: self.randomizer.sample_unchecked(crowd, draws, shape)["sum"] for name in self.layout}
+        )
 
     def encode(self, messages: Tensor) -> bytes:
         return self.randomizer.encode(self._copies(messages).flatten(0, 1))
@@ -138,7 +140,7 @@ class SingleMessage(PairwiseProtocol, Relay[Tensor, Tensor, BallRandomizer]):
     def guarantee(self) -> Guarantee:
         return replace(self.client.guarantee, exact=False)  # exact for the ball, these are k points of it
 
-    def shown(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         """The users' vectors."""
         return self.statistic.points[x]
 
@@ -166,11 +168,11 @@ class OneMessage(SingleMessage):
     def estimated_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.hear_types(self.statistic.points, self.summary(x), draws)
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.collect_crowd(self.statistic.points, self.summary(x), draws)
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(self.statistic.crowd(self.counted(summary)), draws, shape)
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.client.sample_unchecked(self.statistic.crowd(self.validate_summary(summary)), draws, shape)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         n, v = float(tally.n), self.client.moments.variance
@@ -238,11 +240,11 @@ class OneMessagePairs(SingleMessage):
         squares = checks.floating("messages", messages).double().square().sum(0)
         return Tally(total.n, {"sum": total["sum"], "squares": squares})
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return MessageProtocol.hear(self, x, draws)
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return MessageProtocol.collect_unchecked(self, x, draws)
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return from_messages(self, self.statistic.each(self.counted(summary)), draws, shape)
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return from_messages(self, self.statistic.each(self.validate_summary(summary)), draws, shape)
 
     def limits(self, n: int) -> dict[str, Limits]:
         return {**super().limits(n), "squares": Limits(0.0, n * self.client.reach**2)}

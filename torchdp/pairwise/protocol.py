@@ -91,14 +91,14 @@ class PairwiseProtocol(Protocol[Tensor]):
         error = self.mean_error(tally, apart.weights, value.nan_to_num(0.0))
         return WidestError(parts, error.scaled(self.slope(tally.n) / below))
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
         return checks.types("x", x, self.statistic.types).to(self.statistic.points.device)
 
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.statistic.types)
 
-    def counted(self, summary: Tensor) -> Tensor:
+    def validate_summary(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the statistic's device. Raises TypeError, ValueError."""
         return checks.counts("summary", summary, self.statistic.types, fewest=1).to(self.statistic.points.device)
 

@@ -38,11 +38,11 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
     def estimated_pairs(self) -> Pairs:
         return Pairs.DISTINCT
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.hear(x, draws)
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.collect_unchecked(x, draws)
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(self.counted(summary), draws, shape)
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.client.sample_unchecked(self.validate_summary(summary), draws, shape)
 
     def decoded(self, tally: Tally) -> Tensor:
         """Unbiased counts of the types, (*batch, k)."""
@@ -118,11 +118,11 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         """Whose reports are held together: four million bits."""
         return max(1, 2**22 // self.statistic.types)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return MessageProtocol.hear(self, x, draws)
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return MessageProtocol.collect_unchecked(self, x, draws)
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return from_messages(self, self.statistic.each(self.counted(summary)), draws, shape)
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return from_messages(self, self.statistic.each(self.validate_summary(summary)), draws, shape)
 
     def tally(self, messages: Tensor) -> Tally:
         """Packed bits (n, ceil(k/64)): the oracle's tally, and the sum of the squares of the coordinates of Z, (r,)."""

@@ -112,8 +112,8 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
     def estimated_pairs(self) -> Pairs:
         return Pairs.ALL
 
-    def admit(self, x: Tensor) -> Tensor:
-        x = super().admit(x)
+    def validate(self, x: Tensor) -> Tensor:
+        x = super().validate(x)
         if len(x) > self.users:
             raise ValueError(f"x must be of at most {self.users} users, as the noise counts on, not {len(x)}")
         return x
@@ -122,9 +122,9 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         q = self.probabilities[x]
         return draws.uniform(tuple(q.shape)) < q
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """The ones of each sum are binomial for each type; the noise is drawn at once. All ``users`` speak."""
-        counts = self.counted(summary)
+        counts = self.validate_summary(summary)
         if int(counts.sum()) != self.users:
             raise ValueError(
                 f"summary must be of {self.users} users, as the protocol says, not {int(counts.sum())}"

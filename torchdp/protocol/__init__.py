@@ -16,7 +16,8 @@
 | ``analyse(tally)``, ``estimate(x)`` | -> ``Estimate`` |
 | ``summary(x)``, ``sample_tally``, ``sample_estimate`` | the law of collecting, without a message |
 | ``exact(summary)``, ``predicted_mse(summary)``, ``worst_mse(n, objective)`` | the truth; squared errors |
-| ``admit(x)`` | the one check of x |
+| ``validate(x)`` | the one check of x |
+| ``X_unchecked`` | what a class writes of the verb X, whose checks are done: from draws of any kind |
 """
 
 from torchdp.protocol.choice import Candidate, Choice

@@ -23,7 +23,7 @@ C = TypeVar("C", bound="MessageProtocol")
 class Protocol(ABC, Generic[S]):
     """From users' data to an estimate, under one guarantee. x: one row for each user.
 
-    The final verbs check their arguments and draw; ``hear`` and ``drawn`` are what a class writes, unchecked.
+    A class writes the verbs named ``*_unchecked``; the final ones check their arguments, and then call them.
     """
 
     @property
@@ -59,23 +59,23 @@ class Protocol(ABC, Generic[S]):
         return tally
 
     @abstractmethod
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, if these can be users' data, one user at least. Raises TypeError, ValueError: the one check of x."""
 
     def summary(self, x: Tensor) -> S:
         """All of x that the distribution of a tally depends on; additive. Not private. Here a crowd of rows."""
         return cast(S, Crowd.of(x))
 
-    def counted(self, summary: S) -> S:
+    def validate_summary(self, summary: S) -> S:
         """summary, if whole users can have it, one at least. Raises TypeError, ValueError: what sampling checks."""
-        return cast(S, Crowd.checked(summary, self.admit))
+        return cast(S, Crowd.checked(summary, self.validate))
 
     @abstractmethod
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """``collect``, unchecked, by any draws."""
 
     @abstractmethod
-    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """``sample_tally``, unchecked."""
 
     @abstractmethod
@@ -99,13 +99,15 @@ class Protocol(ABC, Generic[S]):
     @final
     def collect(self, x: Tensor, *, noise: Noise | None = None) -> Tally:
         """What the analyst hears of these users. noise: None is the system's cipher. Raises TypeError, ValueError."""
-        x = self.admit(x).detach()  # an estimate must not carry the users' data in its graph
-        return self.hear(x, source(noise, x.device))
+        x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
+        return self.collect_unchecked(x, source(noise, x.device))
 
     @final
     def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:
         """In law ``collect``, no message made; parts of shape (*sample_shape, ...). Raises TypeError, ValueError."""
-        return self.drawn(self.counted(summary), Simulated(generator), checks.sample_shape(sample_shape))
+        return self.sample_unchecked(
+            self.validate_summary(summary), Simulated(generator), checks.sample_shape(sample_shape)
+        )
 
     @final
     def estimate(self, x: Tensor, *, noise: Noise | None = None) -> Estimate:
@@ -128,11 +130,11 @@ class CuratorProtocol(Protocol[S]):
         """The summary under its noise, ``shape`` times over."""
 
     @final
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.release(self.summary(x), draws, ())
 
     @final
-    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.release(summary, draws, shape)
 
 
@@ -151,7 +153,7 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         """Bits that one user sends, in the mean where their number is random."""
 
     @abstractmethod
-    def speak(self, x: Tensor, draws: Draws) -> M:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> M:
         """``randomize``, unchecked, by any draws."""
 
     @abstractmethod
@@ -168,11 +170,11 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
     def randomize(self, x: Tensor, *, noise: Noise | None = None) -> M:
         """What these users send: the client half, for one row as for a million. Raises TypeError, ValueError."""
-        x = self.admit(x).detach()
-        return self.speak(x, source(noise, x.device))
+        x = self.validate(x).detach()
+        return self.randomize_unchecked(x, source(noise, x.device))
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        tallies = [self.tally(self.speak(part, draws)) for part in x.split(self.users_at_once)]
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        tallies = [self.tally(self.randomize_unchecked(part, draws)) for part in x.split(self.users_at_once)]
         return tallies[0] if len(tallies) == 1 else self.add(*tallies)
 
     @property
@@ -199,14 +201,14 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
 
 class Relay(MessageProtocol[S, M], Generic[S, M, C]):
-    """Users speak as ``client``'s do, of ``shown(x)``; a class adds the analyst. It keeps the client's guarantee.
+    """Users send what ``client`` makes of ``client_input(x)``; a class adds the analyst. It keeps the guarantee.
 
-    Here users hold rows and show points of the client, part by part.
+    Here users hold rows, and the client gets them part by part.
     """
 
     client: C
 
-    def shown(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         """The client's data of these users: x itself where nothing else is said."""
         return x
 
@@ -228,8 +230,8 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     def bits_per_user(self) -> float:
         return self.client.bits_per_user
 
-    def speak(self, x: Tensor, draws: Draws) -> M:
-        return self.client.speak(self.shown(x), draws)
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> M:
+        return self.client.randomize_unchecked(self.client_input(x), draws)
 
     def tally(self, messages: M) -> Tally:
         return self.client.tally(messages)
@@ -240,10 +242,10 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     def decode(self, data: bytes) -> M:
         return self.client.decode(data)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         parts = x.split(rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values())))
-        return self.add(*(self.client.hear(self.shown(part), draws) for part in parts))
+        return self.add(*(self.client.collect_unchecked(self.client_input(part), draws) for part in parts))
 
-    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = checks.instance("summary", summary, Crowd)
-        return self.client.drawn(Crowd(self.shown(crowd.values), crowd.counts), draws, shape)
+        return self.client.sample_unchecked(Crowd(self.client_input(crowd.values), crowd.counts), draws, shape)

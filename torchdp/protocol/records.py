@@ -83,11 +83,11 @@ class Crowd:
         return (self.counts.double()[:, None] * off).mT @ off / self.n
 
     @staticmethod
-    def checked(summary: object, admit: Callable[[Tensor], Tensor]) -> "Crowd":
+    def checked(summary: object, validate: Callable[[Tensor], Tensor]) -> "Crowd":
         """``summary``, a crowd of one user at least, its values admitted, no gradient. Raises TypeError, ValueError."""
         crowd = checks.instance("summary", summary, Crowd)
         try:
-            values = admit(crowd.values)
+            values = validate(crowd.values)
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must hold values that users may have: {error}") from None
         if crowd.n < 1:

@@ -24,12 +24,12 @@ class InteractiveProtocol(Protocol[S]):
         """The next round's protocol; batched where ``heard`` is."""
 
     @final
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self._play(lambda one, first: one.hear(x, draws))
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self._play(lambda one, first: one.collect_unchecked(x, draws))
 
     @final
-    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self._play(lambda one, first: one.drawn(summary, draws, shape if first else ()))
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self._play(lambda one, first: one.sample_unchecked(summary, draws, shape if first else ()))
 
     def _play(self, hear: Callable[[MessageProtocol[S, Any], bool], Tally]) -> Tally:
         heard: tuple[Tally, ...] = ()

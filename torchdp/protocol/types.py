@@ -23,18 +23,18 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
     def outputs(self) -> int:
         """How many messages there are."""
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types, n >= 1. Raises TypeError, ValueError."""
         return checks.types("x", x, self.k)
 
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.k)
 
-    def counted(self, summary: Tensor) -> Tensor:
+    def validate_summary(self, summary: Tensor) -> Tensor:
         """summary, (k,) whole numbers of users, not all 0. Raises TypeError, ValueError."""
         return checks.counts("summary", summary, self.k, fewest=1)
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """From messages, O(n) each time: for who knows no shorter way."""
         x = torch.arange(self.k, device=summary.device).repeat_interleave(summary)
         return from_messages(self, x, draws, shape)
@@ -53,8 +53,8 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
 def from_messages(
     protocol: MessageProtocol[Any, Any], x: Tensor, draws: Simulated, shape: tuple[int, ...]
 ) -> Tally:
-    """``drawn`` from what these users say, O(n) each time."""
-    each = [protocol.hear(x, draws) for _ in range(math.prod(shape))]
+    """``sample_tally`` from what these users say, O(n) each time."""
+    each = [protocol.collect_unchecked(x, draws) for _ in range(math.prod(shape))]
     parts = {
         name: torch.stack([one[name] for one in each]).view(*shape, *size)
         if each

@@ -103,20 +103,20 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         strategy = StrategyMatrix.tuned(centred, epsilon, law, generator=generator, steps=steps)
         return cls(function, strategy)
 
-    def admit(self, x: Tensor) -> Tensor:
-        return self.client.admit(x)
+    def validate(self, x: Tensor) -> Tensor:
+        return self.client.validate(x)
 
     def summary(self, x: Tensor) -> Tensor:
         return self.client.summary(x)
 
-    def counted(self, summary: Tensor) -> Tensor:
-        return self.client.counted(summary)
+    def validate_summary(self, summary: Tensor) -> Tensor:
+        return self.client.validate_summary(summary)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.hear(x, draws)
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.collect_unchecked(x, draws)
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(summary, draws, shape)
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.client.sample_unchecked(summary, draws, shape)
 
     def analyse(self, tally: Tally) -> Estimate:
         """NaN where g is not defined at the decoded shares. Raises TypeError, ValueError."""

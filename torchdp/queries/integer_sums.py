@@ -92,7 +92,7 @@ class IntegerSums(CuratorProtocol[Crowd]):
         noise = farthest(math.sqrt(self.noise.variance))
         return {"sum": Limits(-n * self.bound * self.signed - noise, n * self.bound + noise)}
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n, dim), integers, n >= 1, of norm ``bound`` at most. Raises TypeError, ValueError."""
         x = checks.integers("x", x)
         if x.ndim != 2 or x.shape[1] != self.dim or not len(x):
@@ -110,9 +110,9 @@ class IntegerSums(CuratorProtocol[Crowd]):
             )
         return x
 
-    def counted(self, summary: Crowd) -> Crowd:
+    def validate_summary(self, summary: Crowd) -> Crowd:
         """summary, of fewer than 2^53/bound users. Raises TypeError, ValueError."""
-        crowd = super().counted(summary)
+        crowd = super().validate_summary(summary)
         if crowd.n * self.bound > checks.MOST:
             raise ValueError(
                 f"summary must count at most 2^53/bound users, not {crowd.n}: the sums would not be exact"
@@ -127,7 +127,7 @@ class IntegerSums(CuratorProtocol[Crowd]):
         return Estimate(value, torch.full_like(value, math.sqrt(self.noise.variance)), tally.n)
 
     def exact(self, summary: Crowd) -> Tensor:
-        return _total(self.counted(summary)).double()
+        return _total(self.validate_summary(summary)).double()
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """The same for all data."""

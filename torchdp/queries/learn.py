@@ -83,7 +83,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         make = checks.function("randomizer", randomizer)
         return cls(concepts, make(concepts.dim, epsilon, radius))
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n, features + 1) int64, the last column +1 or -1, n >= 1. Raises TypeError, ValueError."""
         wanted = (
             f"x must be integers of shape (n, {len(self.concepts.tables) + 1}): a record and its label, +1 or -1"
@@ -98,7 +98,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         records = [checks.indices("x", column, table.shape[1]) for column, table in columns]
         return torch.stack([*records, x[:, -1].to(torch.int64)], 1)
 
-    def shown(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         """y code(record), (n, dim)."""
         return x[:, -1:].double() * self.concepts.codes(x[:, :-1])
 
@@ -117,12 +117,12 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         return Learned(at, self.concepts.names[at], losses, self.proxy)
 
     def exact(self, summary: Crowd) -> Tensor:
-        crowd = self.counted(summary)
+        crowd = self.validate_summary(summary)
         return self.concepts.losses(crowd.values[:, :-1], crowd.values[:, -1], crowd.counts)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        crowd, moments, readers = self.counted(summary), self.client.moments, self.concepts.readers
-        along = crowd.counts.double() @ (self.shown(crowd.values) @ readers.mT).square() / crowd.n
+        crowd, moments, readers = self.validate_summary(summary), self.client.moments, self.concepts.readers
+        along = crowd.counts.double() @ (self.client_input(crowd.values) @ readers.mT).square() / crowd.n
         return (moments.variance * readers.square().sum(1) + moments.outer * along) / (4 * crowd.n)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:

@@ -52,7 +52,7 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
         make = checks.function("randomizer", randomizer)
         return cls(queries, make(queries.right.shape[0], epsilon, radius or 1.0))
 
-    def shown(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         """Columns of R, (n, r)."""
         return self.queries.right.mT.index_select(0, x)
 
@@ -67,11 +67,11 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
         along = (self.queries.left @ self.queries.right).square()
         return moments.variance * square + moments.outer * along
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.hear_types(self.queries.right.mT, self.summary(x), draws)
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.collect_crowd(self.queries.right.mT, self.summary(x), draws)
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(Crowd(self.queries.right.mT, summary), draws, shape)
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.client.sample_unchecked(Crowd(self.queries.right.mT, summary), draws, shape)
 
     def analyse(self, tally: Tally) -> Estimate:
         """The standard error is that on the worst data."""

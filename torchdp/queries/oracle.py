@@ -59,11 +59,11 @@ class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
     def bias(self) -> Tensor:
         return torch.zeros_like(self.workload)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.hear(x, draws)
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.collect_unchecked(x, draws)
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.drawn(summary, draws, shape)
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.client.sample_unchecked(summary, draws, shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,14 +32,14 @@ class QueryProtocol(Protocol[Tensor]):
     def variance(self) -> Tensor:
         """(m, k): of query i's answer from one user of type x."""
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types, n >= 1. Raises TypeError, ValueError."""
         return checks.types("x", x, self.workload.shape[1])
 
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.workload.shape[1])
 
-    def counted(self, summary: Tensor) -> Tensor:
+    def validate_summary(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the workload's device. Raises TypeError, ValueError."""
         return checks.counts("summary", summary, self.workload.shape[1], fewest=1).to(self.workload.device)
 

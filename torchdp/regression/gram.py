@@ -95,10 +95,10 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
         scales[triangular(self.columns) :] /= self.weight
         return scales
 
-    def admit(self, x: Tensor) -> Tensor:
-        return self.few(super().admit(x))
+    def validate(self, x: Tensor) -> Tensor:
+        return self.few(super().validate(x))
 
-    def shown(self, x: Tensor) -> Tensor:
+    def contribution(self, x: Tensor) -> Tensor:
         rows = self.clipped(x)
         if self.label_bound is None:
             return vectorized(rows)

@@ -76,11 +76,11 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         wrong = ((gram - gram.mT).abs() > room) | (gram.square() > product + room.square())
         return "gram holds no products of rows" if bool(wrong.any() | (squares < 0).any()) else None
 
-    def shown(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         return self.clipped(x)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return MessageProtocol.hear(self, x, draws)  # the products are not the client's tally
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return MessageProtocol.collect_unchecked(self, x, draws)  # the products are not the client's tally
 
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages).double()
@@ -88,7 +88,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
             raise ValueError(f"messages must have shape (n, {self.size}), not {tuple(messages.shape)}")
         return Tally(len(messages), {"gram": messages.mT @ messages})
 
-    def drawn(self, summary: SecondMoments, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: SecondMoments, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """O(d^3) a repetition, whatever n.
 
         With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G normal, W Wishart
@@ -110,7 +110,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""
-        diagonal = self.counted(summary).matrix.diagonal()
+        diagonal = self.validate_summary(summary).matrix.diagonal()
         return product_variances(diagonal, summary.clients * self.sigma**4, self.sigma**2, self.labelled)
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:

@@ -73,20 +73,20 @@ class FrequencyMoments(SharedSum[Tally]):
         """D^k of each order: (r,)."""
         return self.bound ** torch.tensor(self.orders, dtype=torch.float64)
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n,) numbers, of at most ``clients`` clients. Raises TypeError, ValueError."""
         x = checks.floating("x", checks.precise("x", x))
         if x.ndim != 1 or len(x) == 0:
             raise ValueError(f"x must have shape (n,), n >= 1, one value for each client, not {tuple(x.shape)}")
         return self.few(x)
 
-    def shown(self, x: Tensor) -> Tensor:
+    def contribution(self, x: Tensor) -> Tensor:
         return (x.detach().double().abs() / self.bound).clamp_max(1)[:, None] ** torch.tensor(
             self.orders, dtype=torch.float64, device=x.device
         )
 
     def summary(self, x: Tensor) -> Tally:
-        parts = [self.shown(part).sum(0) for part in x.split(rows_at_once(self.words))]
+        parts = [self.contribution(part).sum(0) for part in x.split(rows_at_once(self.words))]
         return Tally(len(x), {"sum": torch.stack(parts).sum(0)})
 
     def total(self, summary: Tally) -> tuple[Tensor, int]:
@@ -151,17 +151,17 @@ class SecureHistogram(SharedSum[Tensor]):
     def norm_and_entry(self) -> tuple[float, float]:
         return 1.0, 1.0
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types, of at most ``clients`` clients. Raises TypeError, ValueError."""
         return self.few(checks.types("x", x, self.types))
 
-    def shown(self, x: Tensor) -> Tensor:
+    def contribution(self, x: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(x, self.types).double()
 
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=self.types)
 
-    def counted(self, summary: Tensor) -> Tensor:
+    def validate_summary(self, summary: Tensor) -> Tensor:
         """``summary``, (types,) whole numbers of clients, not all 0. Raises TypeError, ValueError."""
         return checks.counts("summary", checks.users("summary", summary, self.types), self.types)
 

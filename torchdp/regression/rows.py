@@ -29,7 +29,7 @@ class RowsProtocol(Protocol[SecondMoments]):
         """Numbers that are estimated: d (d + 1)/2, and d more with labels."""
         return triangular(self.columns) + self.labelled * self.columns
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, if it can hold such rows. Raises TypeError, ValueError."""
         x, wanted = checks.floating("x", checks.precise("x", x)), self.columns + self.labelled
         if x.ndim != 2 or x.shape[1] != wanted or len(x) == 0:
@@ -51,14 +51,14 @@ class RowsProtocol(Protocol[SecondMoments]):
         first, *rest = (SecondMoments.of(self.clipped(part)) for part in parts)
         return sum(rest, first)
 
-    def counted(self, summary: SecondMoments) -> SecondMoments:
+    def validate_summary(self, summary: SecondMoments) -> SecondMoments:
         """``summary``, if rows within the bounds can have it. Raises TypeError, ValueError."""
         within(summary, self.columns, self.bound, self.label_bound, "summary")
         return summary
 
     def exact(self, summary: SecondMoments) -> Tensor:
         """svec(A^T A) and A^T b."""
-        return moment_vector(self.counted(summary).matrix, self.labelled)
+        return moment_vector(self.validate_summary(summary).matrix, self.labelled)
 
 
 def shortened(rows: Tensor, bound: float) -> Tensor:

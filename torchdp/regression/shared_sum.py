@@ -22,7 +22,7 @@ from torchdp.sketching.constructions import ones
 
 
 class SharedSum(MessageProtocol[S, Tensor]):
-    """Clients send ``shown(x)`` and their part of ``noise``: (n, words), float64. The tally is their plain sum.
+    """Clients send ``contribution(x)`` and their part of ``noise``: (n, words), float64. The tally is their plain sum.
 
     Up to ``clients`` users speak; who analyses fewer than n - absent of them is refused.
     """
@@ -40,7 +40,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
         """Numbers that one client sends to each server."""
 
     @abstractmethod
-    def shown(self, x: Tensor) -> Tensor:
+    def contribution(self, x: Tensor) -> Tensor:
         """What these clients encode, noise not yet added: (n, words), float64; unchecked."""
 
     @property
@@ -52,7 +52,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
     def total(self, summary: S) -> tuple[Tensor, int]:
         """The sum of what these clients show, (words,), and how many they are. Raises TypeError, ValueError."""
 
-    def counted(self, summary: S) -> S:
+    def validate_summary(self, summary: S) -> S:
         self.total(summary)  # refuses what no clients can have
         return summary
 
@@ -93,7 +93,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
         return 64 * self.words
 
     def secure_sum(self, servers: int = 2) -> SecureSums:
-        """The same sum by servers that see shares only, on integers: x of it is ``shown(x)`` of all clients.
+        """The same sum by servers that see shares only, on integers: x of it is ``contribution(x)`` of all clients.
 
         Its estimate's one row is this protocol's tally, Tally(n, {"sum": value[0]}); the noise has this variance times
         its ``grid_factor``, Gaussian or, where delta is 0, discrete Laplace.
@@ -117,8 +117,8 @@ class SharedSum(MessageProtocol[S, Tensor]):
             raise ValueError(f"x must hold at most the {self.clients} clients, not {len(x)}")
         return x
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
-        return self.noise.add_share(self.shown(x), draws)
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
+        return self.noise.add_share(self.contribution(x), draws)
 
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages)
@@ -126,12 +126,12 @@ class SharedSum(MessageProtocol[S, Tensor]):
             raise ValueError(f"messages must have shape (n, {self.words}), not {tuple(messages.shape)}")
         return Tally(len(messages), {"sum": messages.double().sum(0)})
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """The noise of all these clients is drawn at once."""
-        parts = [self.shown(part).sum(0) for part in x.split(rows_at_once(self.words))]
+        parts = [self.contribution(part).sum(0) for part in x.split(rows_at_once(self.words))]
         return Tally(len(x), {"sum": self.noise.add_sum(torch.stack(parts).sum(0), len(x), draws, ())})
 
-    def drawn(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         total, n = self.total(summary)
         return Tally(n, {"sum": self.noise.add_sum(total, n, draws, shape)})
 

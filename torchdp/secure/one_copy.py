@@ -111,7 +111,7 @@ class OneCopySecureSketch(SecureSums):
         words = self.sketch.clients * self.columns * VARIATION + entries * self._own.variation
         return self._on_wire(self.delta, mu, source, self.variation, words)
 
-    def speak(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
+    def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         ring, rows = self.ring, torch.zeros(1, len(x), dtype=torch.int64, device=x.device)
         units = torch.tensor([self.sigma * ring.scale], dtype=torch.float64, device=x.device)
         words = secure_sketch.words(x, rows, rows + 1, units, one_key(draws), first, ring.scale, ring.dtype)
@@ -125,7 +125,7 @@ class OneCopySecureSketch(SecureSums):
         """The sums and this server's own noise, modulo 2^bits; of fresh draws for each server."""
         return sums + self._own.draw(tuple(sums.shape), draws).to(sums)
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """A normal of the same covariance, rounded once: uniforms of a unit for each client are taken as normal."""
         units = math.hypot(self.sigma * self.ring.scale, math.sqrt(1 / 12))
         noise = OneCopyGaussianNoise(units).sums_of(self.sketch, (*shape, *summary.shape), draws)

@@ -145,7 +145,7 @@ def take_part(
     if (names[rank] == "clients") != (x is not None) or (noise is not None and x is None):
         raise ValueError("x must be given to the clients' process, and x and noise to no other")
     if x is not None:
-        x, noise = protocol.admit(x), source(noise, protocol.sketch.device)
+        x, noise = protocol.validate(x), source(noise, protocol.sketch.device)
     session, limit = protocol.session(nonce), timedelta(seconds=timeout)
     if dist.is_initialized():
         raise ValueError(
@@ -194,7 +194,7 @@ def run_processes(
     __name__ == "__main__"``, as every use of Python's spawned processes does. Raises RuntimeError naming the party that
     failed; ValueError, TypeError before any process starts.
     """
-    x = checks.instance("protocol", protocol, SecureSums).admit(x)
+    x = checks.instance("protocol", protocol, SecureSums).validate(x)
     timeout = _kept(timeout, record)
     if seed is not None:
         SeededNoise(seed)  # refuses what is no seed

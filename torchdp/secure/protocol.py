@@ -45,11 +45,11 @@ class SecureSketch(GaussianSettings, SecureSums):
         mechanism for the whole row in place of Corollary 4.7's composition; on the grid: ``torchdp.grid``, 3, 4.
     """
 
-    def speak(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
+    def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         return self.keyed(x, first, one_key(draws))
 
     def spoken(self, x: Tensor, draws: Draws) -> Iterator[Words]:
-        key = one_key(draws)  # of all clients' noise, as ``hear`` draws it
+        key = one_key(draws)  # of all clients' noise, as ``collect_unchecked`` draws it
         for part in self.parts():
             yield self.keyed(x[part], part.start, key)
 
@@ -60,7 +60,7 @@ class SecureSketch(GaussianSettings, SecureSums):
         words = secure_sketch.words(x, rows, signs, self.sigma * ring.scale, key, first, ring.scale, ring.dtype)
         return Words(first, words.transpose(0, 1))  # client by client, as they are drawn
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """The integers that ``tally`` of the messages of the same draws has, made and added without storing them.
 
         On a GPU one pass over x, in which floats decide where a noise lies next to a half: there an integer may differ
@@ -71,7 +71,7 @@ class SecureSketch(GaussianSettings, SecureSums):
         secure_sketch.add(sums, x, rows, signs, self.sigma * scale, one_key(draws), scale=scale)
         return Tally(len(x), {"words": sums[0]})
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """A row's noise as one number, whatever n.
 
         A sum of c rounded normals is, up to 1e-3/(c sigma^4) in total variation (sigma in grid units), the rounded

@@ -111,7 +111,7 @@ class PureSecureSketch(SecureSums):
         pure = Guarantee(self.epsilon, 0.0, Model.LINEAR_TRANSFORM, neighbours, False, source)
         return pure.rounded(self.variation, cost * (1 + 1e-6)) if cost < 0.5 else replace(pure, exact=False)
 
-    def speak(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
+    def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         shape, ring = (self.sketch.copies, len(x), self.columns), self.ring
         noise = torch.zeros(math.prod(shape), dtype=torch.int64, device=x.device)
         words = laplace.add_shares(noise, self.part, self.rate, draws).view(shape)
@@ -119,7 +119,7 @@ class PureSecureSketch(SecureSums):
         signs = self.sketch.signs[:, first : first + len(x)]
         return Words(first, words.mul_(signs[..., None]).to(ring.dtype))
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         shares = (self.sketch.counts().double() * self.part)[:, None].expand(*shape, *summary.shape)
         noise = laplace.sample_sums(shares, self.rate, draws)
         return Tally(self.sketch.clients, {"words": (summary + noise).to(self.ring.dtype)})

@@ -82,7 +82,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
                     "client who may hold either; state the largest distance"
                 )
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, the rows (n, d) of all clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
         x = self.within(x)
         if len(x) != self.sketch.clients:
@@ -95,7 +95,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
             sums += self.sketch.part(part).sums(self.ring.to_words(x[part]).long())
         return sums
 
-    def counted(self, summary: Tensor) -> Tensor:
+    def validate_summary(self, summary: Tensor) -> Tensor:
         """``summary``, whole numbers (m, d) that rows within the bounds add up to. Raises TypeError, ValueError."""
         shape, sums = self.layout["words"][0], checks.real("summary", summary)
         if summary.dtype != torch.int64 or sums.shape != shape:
@@ -115,16 +115,16 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         x = self.within(x)
         if checks.integer("first", first, 0) + len(x) > self.sketch.clients:
             raise ValueError(f"first = {first} and {len(x)} rows x go beyond the {self.sketch.clients} clients")
-        return self.speak(x, source(noise, x.device), first)
+        return self.randomize_unchecked(x, source(noise, x.device), first)
 
     @abstractmethod
-    def speak(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
+    def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         """``randomize``, unchecked, by any draws."""
 
     def spoken(self, x: Tensor, draws: Draws) -> Iterator[Words]:
         """What all clients share out, part by part, as ``collect`` draws it; unchecked."""
         for part in self.parts():
-            yield self.speak(x[part], draws, part.start)
+            yield self.randomize_unchecked(x[part], draws, part.start)
 
     def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
         """Add these clients' words, or shares of them, (words_sent, k, d), into a server's sums (m, d), in place."""
@@ -147,7 +147,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         self.place(sums, slice(first, first + words.shape[1]), words)
         return Tally(words.shape[1], {"words": sums})
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         sums = torch.zeros(self.layout["words"][0], dtype=self.ring.dtype, device=x.device)
         for words in self.spoken(x, draws):
             self.place(sums, slice(words.first, words.first + words.values.shape[1]), words.values)
@@ -172,11 +172,11 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     def exact(self, summary: Tensor) -> Tensor:
         """S A, (m, d), of rows truncated to the grid."""
-        return self.counted(summary).double() / (self.ring.scale * math.sqrt(self.sketch.copies))
+        return self.validate_summary(summary).double() / (self.ring.scale * math.sqrt(self.sketch.copies))
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """(m, d); the same for all data."""
-        self.counted(summary)
+        self.validate_summary(summary)
         return self.row_variance[:, None].expand(self.layout["words"][0])
 
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:

@@ -75,7 +75,7 @@ class CorrelatedSum(MessageLaw):
             return None
         return variation_of(3 * self.users, (MOST_RATE + 1) * self.messages_per_user * self.users)
 
-    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
+    def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """x + Z1 + Z3 messages "+1" and Z2 + Z3 messages "-1" of each user in each instance."""
         (users, instances), true = bits.shape, bits.nonzero()[:, 1].to(torch.int32)
         above, below = (

@@ -166,7 +166,7 @@ class MessageLaw(BitLaw):
         return None
 
     @abstractmethod
-    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
+    def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """The messages of some of the users, unchecked: (m, instances) bool."""
 
     def spread(self, ones: Tensor, n: int) -> Tensor:

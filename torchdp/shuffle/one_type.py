@@ -91,7 +91,7 @@ class OneTypeSum(MessageLaw):
         """levels + E D / n."""
         return self.levels + self.noise_mean / self.users
 
-    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
+    def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """x + Z messages of each user in each instance."""
         if self.levels == 1:
             true = bits.nonzero()[:, 1].to(torch.int32)

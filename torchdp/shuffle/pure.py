@@ -126,7 +126,7 @@ class PureSum(MessageLaw):
             return None
         return variation_of(4 * self.users, (MOST_RATE + 1) * self.messages_per_user * self.users)
 
-    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
+    def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """The messages "+1" and "-1" of each user in each instance."""
         users, instances = bits.shape
         above, below = (

@@ -57,7 +57,7 @@ class RandomizedResponseSum(MessageLaw):
         """1."""
         return 1.0
 
-    def speak(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
+    def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """One message of each user in each instance."""
         flips = draws.integers(tuple(bits.shape)) < math.ceil(Fraction(self.flip) * 2**63)  # no fewer than flip
         instance = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))

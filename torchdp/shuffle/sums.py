@@ -44,12 +44,12 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
             raise ValueError(f"x must have a row for each user who sends, 1 to {self.law.users}, not {len(x)}")
         return x
 
-    def speak(self, x: Tensor, draws: Draws) -> ShuffledMessages:
-        return self.law.speak(self.bits(x, draws), draws)
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> ShuffledMessages:
+        return self.law.randomize_unchecked(self.bits(x, draws), draws)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         at_once = max(1, int(MESSAGES_AT_ONCE / (self.instances * self.law.messages_per_user)))
-        return self.add(*(self.tally(self.speak(part, draws)) for part in x.split(at_once)))
+        return self.add(*(self.tally(self.randomize_unchecked(part, draws)) for part in x.split(at_once)))
 
     @property
     def layout(self) -> Layout:
@@ -173,7 +173,7 @@ class OfBits(Protocol[Tensor]):
             )
         return ones
 
-    def counted(self, summary: Tensor) -> Tensor:
+    def validate_summary(self, summary: Tensor) -> Tensor:
         """``summary``, whole numbers of ones, (instances,) int64. Raises TypeError, ValueError."""
         if not isinstance(summary, Tensor):
             raise TypeError(f"summary must be a torch.Tensor of integers, not {type(summary).__name__}")
@@ -233,14 +233,14 @@ class BitSums(OfBits, Shuffled[Tensor]):
         """At delta. Raises ValueError where it is not certified, no epsilon holds, or every epsilon > 0 does."""
         return promise(self.law, self.delta, self.instances, self.absent, epsilon=self.epsilon)
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n, instances) bool, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
         return self.few(self._bits(x))
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return x
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send. O(instances), whatever their number."""
         return Tally(self.law.users, {"total": self.law.noised(summary.expand(*shape, -1), draws)})
 
@@ -272,7 +272,7 @@ class CuratorSums(OfBits, Curated[Tensor]):
     def guarantee(self) -> Guarantee:
         return self.law.promise(self.delta, math.sqrt(self.instances), self.instances)
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (law.users, instances) bool. Raises TypeError, ValueError."""
         return self.everybody(self._bits(x))
 

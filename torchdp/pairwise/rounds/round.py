@@ -73,23 +73,23 @@ class Round(MessageProtocol[Tensor, Tensor]):
     def bits_per_user(self) -> int:
         return 64 * self.width
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         return checks.types("x", x, len(self.points)).to(self.points.device)
 
     def summary(self, x: Tensor) -> Tensor:
         return torch.bincount(x, minlength=len(self.points))
 
-    def counted(self, summary: Tensor) -> Tensor:
+    def validate_summary(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the points' device. Raises TypeError, ValueError."""
         return checks.counts("summary", summary, len(self.points), fewest=1).to(self.points.device)
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
-        vectors = [each.speak(self.points[x], draws) for each in self.randomizers]
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
+        vectors = [each.randomize_unchecked(self.points[x], draws) for each in self.randomizers]
         return torch.cat([*vectors, *(each[:, None] for each in self._answers(x, draws))], 1)
 
     def _answers(self, x: Tensor, draws: Draws) -> list[Tensor]:
         both = zip(self.questions, self.responses, strict=True)
-        return [response.speak(question.shown(self.points)[x], draws) for question, response in both]
+        return [response.randomize_unchecked(question.shown(self.points)[x], draws) for question, response in both]
 
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages)
@@ -103,20 +103,20 @@ class Round(MessageProtocol[Tensor, Tensor]):
         parts = zip(self.layout.items(), row.split(sizes, -1), strict=True)
         return {name: part if shape else part[..., 0] for (name, (shape, _)), part in parts}
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """Vectors are summed type by type."""
         counts = self.summary(x)
-        sums = [each.hear_types(self.points, counts, draws)["sum"] for each in self.randomizers]
+        sums = [each.collect_crowd(self.points, counts, draws)["sum"] for each in self.randomizers]
         parts = [self._answers(some, draws) for some in x.split(self.users_at_once)]
         sums += [torch.stack([each.sum() for each in one]).sum() for one in zip(*parts, strict=True)]
         return Tally(len(x), dict(zip(self.layout, sums, strict=True)))
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """At a cost free of n."""
         counts = summary.to(self.points.device)
         batch = (*shape, *torch.broadcast_shapes(*(each.center.shape for each in self.questions)))
         crowd = Crowd(self.points, counts)
-        sums = [each.drawn(crowd, draws, batch)["sum"] for each in self.randomizers]
+        sums = [each.sample_unchecked(crowd, draws, batch)["sum"] for each in self.randomizers]
         for question, response in zip(self.questions, self.responses, strict=True):
             sums.append(response.sums(question.shown(self.points).expand(*batch, -1), counts, draws))
         return Tally(crowd.n, dict(zip(self.layout, sums, strict=True)))

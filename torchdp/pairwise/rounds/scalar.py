@@ -34,9 +34,9 @@ class ScalarResponse(ABC):
         moments = self.randomizer.moments
         return moments.variance + moments.outer * values.square()
 
-    def speak(self, values: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, values: Tensor, draws: Draws) -> Tensor:
         """One message for each value of (n,)."""
-        return self.randomizer.speak(values[..., None], draws)[..., 0]
+        return self.randomizer.randomize_unchecked(values[..., None], draws)[..., 0]
 
     @abstractmethod
     def sums(self, values: Tensor, counts: Tensor, draws: Simulated) -> Tensor:

@@ -139,14 +139,14 @@ class BitVectorOracle(FrequencyOracle):
         """k."""
         return self.k
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One packed message for each user: int64 (*x.shape, ceil(k/64))."""
         own = x.flatten().long()
         words = self._others(len(own), self.off, draws)
         put_bit(words, own, self._own(len(own), draws))
         return words.view(*x.shape, self.words)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """As in the base class, 64 users to a word for each value."""
         key = draws.kernel_key() if keyed(x.device) else None
         if key is not None:

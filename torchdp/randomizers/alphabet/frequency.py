@@ -52,8 +52,8 @@ class FrequencyOracle(TypeProtocol):
     """A user of type x in [0, k) sends a message; decoded, it is a report Y in R^k with E Y = e_x.
 
     The value is the users' shares of types, (k,). A tally holds the ``reports``: how many users sent each message, or
-    set each bit of theirs. ``drawn`` costs the same whatever the number of users. For n users with histogram h, the
-    workload answers W h / n have covariance sum_x h_x W Cov(Y | x) W^T / n^2.
+    set each bit of theirs. ``sample_tally`` costs the same whatever the number of users. For n users with histogram
+    h, the workload answers W h / n have covariance sum_x h_x W Cov(Y | x) W^T / n^2.
     """
 
     k: int
@@ -92,7 +92,7 @@ class FrequencyOracle(TypeProtocol):
         """Numbers that one message takes in memory."""
         return 1
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types of any width of integers, n >= 1. Raises TypeError, ValueError."""
         return checks.types("x", x, self.k, widen=False)
 
@@ -107,15 +107,15 @@ class FrequencyOracle(TypeProtocol):
         """The reports of messages that are checked."""
         return torch.bincount(messages, minlength=self.outputs)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """Messages are drawn for each user and not kept: memory beside ``x`` does not grow with their number."""
         size, dtype = self.layout["reports"]
         total = torch.zeros(size, dtype=dtype, device=x.device)
         for part in x.split(max(1, WORDS_AT_ONCE // self.words)):
-            total += self._counted(self.speak(part, draws))
+            total += self._counted(self.randomize_unchecked(part, draws))
         return Tally(len(x), {"reports": total})
 
-    def drawn(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """Each oracle states the cost. Raises TypeError, ValueError for what are no counts of users."""
         counts = user_counts("summary", summary, self.k).to(draws.device)
         return Tally(int(counts.sum()), {"reports": self._reports(counts, shape, draws)})

@@ -81,7 +81,7 @@ class HadamardResponse(FrequencyOracle):
         squares = W.square()
         return c * c * squares.sum(-1, keepdim=True) + c * pairs - squares
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One index in [0, K) for each user: int64, the shape of ``x``.
 
         A uniform index; where its sign is not the one drawn, the lowest bit of x + 1 is flipped in it, which maps

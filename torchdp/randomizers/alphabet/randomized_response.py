@@ -63,16 +63,16 @@ class RandomizedResponse(FrequencyOracle):
         own, other = self.p * (self._uniform - self._q), self._q * (1 - self._q)
         return AlikeVariance(self.k, own / self._kept**2, other / self._kept**2)
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One report in [0, k) for each user: int64, the shape of ``x``."""
         # one integer of 63 bits for each user: each of the k values owns `step` of them, what is left keeps x
         value = draws.integers(tuple(x.shape)).div_(self._step, rounding_mode="floor")
         return torch.where(value < self.k, value, x.long())
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         key = draws.kernel_key() if keyed(x.device) else None
         if key is None:
-            return super().hear(x, draws)
+            return super().collect_unchecked(x, draws)
         return Tally(len(x), {"reports": response_counts.counts(x, self.k, self._step, key)})
 
     def covariance(self, x: int) -> Tensor:

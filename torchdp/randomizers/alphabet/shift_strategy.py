@@ -151,7 +151,7 @@ class ShiftStrategy(StrategyOracle):
             raise ValueError("patterns must tell all types apart; take more of them, or less regular ones")
         return triangle
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One output in [0, B K) for each user: int64, the shape of ``x``.
 
         One number settles the pattern and whether x - s is in it, a second one which of these shifts: neither depends

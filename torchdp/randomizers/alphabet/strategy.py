@@ -245,7 +245,7 @@ class StrategyMatrix(StrategyOracle):
         V = self.decoder(W)
         return V.square() @ self.matrix - (V @ self.matrix).square()
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One output in [0, m) for each user: int64, the shape of ``x``."""
         x, number = x.long(), draws.integers(tuple(x.shape))
         width = self._cumulative.shape[-1]

@@ -139,7 +139,7 @@ class SubsetSelection(BitVectorOracle):
         squares = S + k * d.square()
         return ((q - self._pair) * squares + (self._pair - q * q) * (k * d).square()) / gap**2
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One packed subset for each user: int64 (*x.shape, ceil(k/64)).
 
         x by its own coin; of the others independent bits, with a chance that seldom makes too many (those sets are
@@ -172,8 +172,8 @@ class SubsetSelection(BitVectorOracle):
         put_bit(words, own, held)
         return words.view(*x.shape, self.words)
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return FrequencyOracle.hear(self, x, draws)  # the bits of a set are not independent
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return FrequencyOracle.collect_unchecked(self, x, draws)  # the bits of a set are not independent
 
     def _first(self, own: Tensor, wanted: Tensor, draws: Draws) -> Tensor:
         """Sets of other values than ``own``, with at most ``wanted`` members: (n, words), without own's bit."""

@@ -100,14 +100,14 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     def limits(self, n: int) -> dict[str, Limits]:
         return {"sum": Limits.around(n * self.reach)}
 
-    def admit(self, x: Tensor) -> Tensor:
+    def validate(self, x: Tensor) -> Tensor:
         """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises TypeError, ValueError."""
         x = self._inside("x", x).detach()
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, {self.dim}) with n >= 1, not {tuple(x.shape)}")
         return x
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One message for each point, (*batch, dim), made in float64, then rounded to x's dtype."""
         users = x.detach().reshape(-1, self.dim)
         messages = torch.empty_like(users)
@@ -133,13 +133,13 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         """Y, the unbiased vector that each message stands for, (*batch, dim): here the message itself. Unchecked."""
         return messages
 
-    def hear(self, x: Tensor, draws: Draws) -> Tally:
-        return self.hear_types(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.collect_crowd(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
 
-    def hear_types(self, points: Tensor, counts: Tensor, draws: Draws) -> Tally:
+    def collect_crowd(self, points: Tensor, counts: Tensor, draws: Draws) -> Tally:
         """``collect`` of counts[j] users at points[j], each with its own draws, added up part by part. Unchecked.
 
-        points: (m, dim); counts: (m,) int64. In law ``drawn``, at the cost of all n messages. Memory: O(m dim).
+        points: (m, dim); counts: (m,) int64. Distributed as ``sample_tally``; time of n messages, O(m dim) memory.
         """
         n, least = map(int, checks.read(counts.sum(), counts.amin())) if len(counts) else (0, 1)
         if not least:
@@ -147,7 +147,7 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
             points, counts = points[held], counts[held]
         return Tally(n, {"sum": self._collect(points, counts, draws)})
 
-    def drawn(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+    def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """Each randomizer states the cost. Raises TypeError, ValueError for points outside the ball."""
         points, counts = self._types("summary", checks.instance("summary", summary, Crowd))
         points, counts = points.to(draws.device), counts.to(draws.device)
@@ -162,11 +162,11 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' mean, (dim,)."""
-        return self.counted(summary).mean
+        return self.validate_summary(summary).mean
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(variance + outer mean(x_i^2))/n."""
-        summary = self.counted(summary)
+        summary = self.validate_summary(summary)
         counts, moments = summary.counts.double(), self.moments
         squares = counts @ summary.values.double().square() / counts.sum()
         return (moments.variance + moments.outer * squares) / counts.sum()
@@ -185,7 +185,7 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return wire.unpack_vectors(data, self.dim)
 
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
-        """The sum of ``hear_types`` for counts > 0."""
+        """The sum of ``collect_crowd`` for counts > 0."""
         total = torch.zeros(self.dim, dtype=torch.float64, device=points.device)
         for types, first, last in consecutive(counts, rows_at_once(points, self.dim)):
             total += self._total(points[first : last + 1].double(), types - first, draws)

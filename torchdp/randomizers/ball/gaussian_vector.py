@@ -25,7 +25,7 @@ class GaussianVector(LatticeRandomizer):
     sensitivity. dim: a positive integer; epsilon in [1e-3, 30]; delta in (0, 1), a keyword, above what
     arithmetic costs; radius in [1e-140, 1e140]. Raises ValueError.
 
-    ``drawn`` costs O(dim) for each repetition, whatever the number of users.
+    ``sample_tally`` costs O(dim) for each repetition, whatever the number of users.
 
     Guarantees: (epsilon, delta)-LDP of the numbers that are sent, for any two points of the ball; no smaller sigma is
         (to 1e-8).

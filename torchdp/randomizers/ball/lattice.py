@@ -170,10 +170,10 @@ class LatticeRandomizer(BallRandomizer):
             raise ValueError(f"data must hold numbers below {self.reach:g} in size, what users send")
         return found
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """In x's dtype, but float64 where float32 does not hold the step or its multiples."""
         short = self._bits == 16 and SMALLEST <= self.step <= LARGEST
-        return super().speak(x if short else x.double(), draws)
+        return super().randomize_unchecked(x if short else x.double(), draws)
 
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
         return (

@@ -30,8 +30,8 @@ class PrivUnit(LatticeRandomizer, SphereRandomizer):
     Compared with PrivUnitG: less noise, by a fraction of order 1/dim (more at large epsilon), at a little more work.
     dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``drawn`` draws dim + 1 normals for each type in a repetition, and three numbers for each of its users if they are
-    fewer than a few thousand; beyond, three in all, whatever the number of users (``AxialSums.least``).
+    ``sample_tally`` draws dim + 1 normals for each type in a repetition, and three numbers for each of its users if
+    they are fewer than a few thousand; beyond, three in all, whatever the number of users (``AxialSums.least``).
 
     Guarantees: epsilon-LDP of the numbers that are sent, for any two points of the ball, but for the delta that
         arithmetic costs (``variation``).

@@ -27,7 +27,7 @@ class PrivUnitG(LatticeRandomizer):
     the last coordinate dropped (derivation: kernels/privunitg/README.md). The noise does not depend on x.
     dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``drawn`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
+    ``sample_tally`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
 
     Guarantees: epsilon-LDP of the numbers that are sent, for any two points of the ball, but for the delta that
         arithmetic costs (``variation``).

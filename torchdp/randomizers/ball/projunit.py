@@ -34,8 +34,8 @@ class ProjUnit(SphereRandomizer):
     independent of PrivUnit's T, and a uniform direction across u: ``collect`` draws Y from these two, without P.
     dim >= 2; 2 <= k <= dim (keyword); epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``drawn`` draws dim + 1 normals for each type in a repetition, and four numbers for each of its users if they are
-    fewer than a few thousand; beyond, three in all (``AxialSums.least``).
+    ``sample_tally`` draws dim + 1 normals for each type in a repetition, and four numbers for each of its users if
+    they are fewer than a few thousand; beyond, three in all (``AxialSums.least``).
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball, P being public.
     Source: Asi, Feldman, Nelson, Nguyen, Talwar (2023), ProjUnit; the unbiased scale 1/E||P u|| and moments: here.
@@ -75,7 +75,7 @@ class ProjUnit(SphereRandomizer):
         """The seed and k float64 numbers."""
         return 64 * (self.k + 1)
 
-    def speak(self, x: Tensor, draws: Draws) -> Tensor:
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """(*batch, k + 1), float64."""
         users = x.detach().reshape(-1, self.dim).double()
         parts = [self._said(some, draws) for some in users.split(self._at_once(x))]

@@ -100,8 +100,8 @@ class DuchiJordanWainwright(SignRounding):
     (B^2/dim) I - x x^T, exactly, since E Y Y^T does not depend on signs. As epsilon grows B falls to radius/E|T|
     only: for dim > 1 some noise stays. dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``drawn`` draws dim normals and a binomial number for each type in a repetition, and two numbers for each user on
-    either side of it if they are fewer than a few thousand; beyond, three in all (``AxialSums.least``).
+    ``sample_tally`` draws dim normals and a binomial number for each type in a repetition, and two numbers for each
+    user on either side of it if they are fewer than a few thousand; beyond, three in all (``AxialSums.least``).
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.
     Source: Duchi, Jordan, Wainwright (2018), the mechanism for the l_2 ball.
@@ -172,7 +172,7 @@ class PointRelease(SignRounding):
     allows; ``published`` keeps it less often. dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises
     ValueError.
 
-    ``drawn`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
+    ``sample_tally`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
 
     Guarantees: exactly epsilon-LDP, for any two points of the ball.
     Source: Blasiok, Bun, Nikolov, Steinke (2019), local point release, with the tight probability and scale.
