@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from torchdp.domains import Box, noise_shape, round_shape
-from torchdp.mean import GaussianMean, LocalMean, MeanProtocol, approximate_lower_bound, local_lower_bound
+from torchdp.mean import GaussianMean, LocalMean, approximate_lower_bound, local_lower_bound
+from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PointRelease, PrivUnitG
 from torchdp.randomness import keyed_generator

@@ -26,7 +26,6 @@ from scipy.special import betainc, betaln
 
 from torchdp.protocol import Crowd
 from torchdp.randomizers import (
-    BallRandomizer,
     DuchiJordanWainwright,
     GaussianVector,
     PointRelease,
@@ -34,6 +33,7 @@ from torchdp.randomizers import (
     PrivUnitG,
     ProjUnit,
 )
+from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomizers.ball.sphere import CapLaw
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from torchdp import cli, pairwise, queries
-from torchdp.protocol import Candidate, Choice
+from torchdp.protocol import Choice
+from torchdp.protocol.choice import Candidate
 from torchdp.randomizers import RandomizedResponse
 
 CHOOSE, CHOOSE_FUNCTION = pairwise.choose, queries.choose_function

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from torchdp import queries, workloads
-from torchdp.protocol import Candidate, Choice, Objective
+from torchdp.protocol import Choice, Objective
+from torchdp.protocol.choice import Candidate
 
 
 @pytest.mark.parametrize(

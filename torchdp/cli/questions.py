@@ -16,7 +16,8 @@ from torchdp.cli.table import Bins
 from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.choose import LARGEST_STRATEGY
-from torchdp.protocol import Candidate, Choice, Crowd, Estimate, MessageProtocol, Objective, Tally
+from torchdp.protocol import Choice, Crowd, Estimate, MessageProtocol, Objective, Tally
+from torchdp.protocol.choice import Candidate
 
 Asked = MessageProtocol[Tensor, Any]
 PROTOCOLS: dict[str, Callable[[PairwiseStatistic, float], Asked]] = {

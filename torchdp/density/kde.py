@@ -14,7 +14,8 @@ from torchdp.density.means import OfFeatures, moved
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Candidate, Choice, Crowd, Tally
+from torchdp.protocol import Choice, Crowd, Tally
+from torchdp.protocol.choice import Candidate
 from torchdp.shuffle import BoundedSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle.accounting import certified, kept, sent
 from torchdp.shuffle.laws import MessageLaw

@@ -21,10 +21,9 @@
 Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
 """
 
-from torchdp.mean.adaptive import AdaptiveEstimate, AdaptiveMean
+from torchdp.mean.adaptive import AdaptiveMean
 from torchdp.mean.central import GaussianMean
 from torchdp.mean.covariance import (
-    Covariance,
     GaussianCovariance,
     project_covariance,
     project_second_moment,
@@ -40,21 +39,17 @@ from torchdp.mean.lower_bounds import (
 )
 from torchdp.mean.moment_bounds import moment_norm
 from torchdp.mean.moments import GaussianMoments
-from torchdp.mean.protocol import MeanProtocol
 from torchdp.mean.pure import Block, PureMean
 from torchdp.mean.strategy_covariance import StrategyCovariance, choose_covariance
 
 __all__ = [
-    "AdaptiveEstimate",
     "AdaptiveMean",
     "Block",
-    "Covariance",
     "GaussianCovariance",
     "GaussianMean",
     "GaussianMoments",
     "LocalCovariance",
     "LocalMean",
-    "MeanProtocol",
     "PureMean",
     "StrategyCovariance",
     "approximate_lower_bound",

@@ -15,8 +15,8 @@ from torchdp.domains.norm_error import normal_moment
 from torchdp.domains.shapes import least_error_shape
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd, Layout, Relay
-from torchdp.randomizers import BallRandomizer, PrivUnit
-from torchdp.randomizers.ball.ball import check_client
+from torchdp.randomizers import PrivUnit
+from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ from torchdp import checks
 from torchdp.domains import Box
 from torchdp.mean.covariance import Covariance, symmetric
 from torchdp.protocol import Crowd, Estimate, MessageProtocol, Objective, Relay, Tally
-from torchdp.randomizers import BallRandomizer, PrivUnitG
-from torchdp.randomizers.ball.ball import check_client
+from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 
 C = TypeVar("C", bound=MessageProtocol)
 

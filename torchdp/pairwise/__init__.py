@@ -29,12 +29,12 @@ send about their vector and what the analyst makes of it; ``choose`` finds the o
 from torchdp.pairwise.bound import lower_bound
 from torchdp.pairwise.choose import choose, histograms
 from torchdp.pairwise.consistent import consistent
-from torchdp.pairwise.lipschitz import Discretised, lipschitz
+from torchdp.pairwise.lipschitz import lipschitz
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
 from torchdp.pairwise.pilot import after_pilot, pooled
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
-from torchdp.pairwise.population import MannWhitney, mann_whitney, of_population
+from torchdp.pairwise.population import mann_whitney, of_population
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.ratios import concordance, gamma, gini, ratio
 from torchdp.pairwise.reports import SubsetPairs
@@ -54,9 +54,7 @@ from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.pairwise.strategy_reports import StrategyReports
 
 __all__ = [
-    "Discretised",
     "Form",
-    "MannWhitney",
     "OneMessage",
     "OneMessagePairs",
     "Pairs",

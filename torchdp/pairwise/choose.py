@@ -18,7 +18,8 @@ from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
 from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import PairwiseStatistic, histograms_of
 from torchdp.pairwise.strategy_reports import StrategyReports, merges
-from torchdp.protocol import Candidate, Choice
+from torchdp.protocol import Choice
+from torchdp.protocol.choice import Candidate
 from torchdp.randomizers import (
     OptimizedUnaryEncoding,
     PrivUnit,

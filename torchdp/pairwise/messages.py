@@ -15,7 +15,8 @@ from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.protocol.types import from_messages
-from torchdp.randomizers import BallRandomizer, PrivUnit, PrivUnitG
+from torchdp.randomizers import PrivUnit, PrivUnitG
+from torchdp.randomizers.ball.ball import BallRandomizer
 
 
 @dataclass(frozen=True)

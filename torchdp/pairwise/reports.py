@@ -18,12 +18,12 @@ from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.protocol.types import from_messages
 from torchdp.randomizers import (
-    FrequencyOracle,
     OptimizedUnaryEncoding,
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.draws import unpack
 
 NEAR = 1e-6  # relative gap of the search of a histogram

@@ -20,14 +20,13 @@
 | ``X_unchecked`` | what a class writes of the verb X, whose checks are done: from draws of any kind |
 """
 
-from torchdp.protocol.choice import Candidate, Choice
+from torchdp.protocol.choice import Choice
 from torchdp.protocol.protocol import CuratorProtocol, MessageProtocol, Protocol, Relay
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.rounds import InteractiveProtocol
 from torchdp.protocol.types import TypeProtocol
 
 __all__ = [
-    "Candidate",
     "Choice",
     "Crowd",
     "CuratorProtocol",

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import factorize, least_error
-from torchdp.protocol import Candidate, Choice, Objective
+from torchdp.protocol import Choice, Objective
+from torchdp.protocol.choice import Candidate
 from torchdp.queries.adaptive import AdaptiveOracle
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
@@ -18,17 +19,17 @@ from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import ORACLES, LocalOracle
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import (
-    BallRandomizer,
-    FrequencyOracle,
     PrivUnit,
     PrivUnitG,
     ShiftStrategy,
     StrategyMatrix,
 )
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
 from torchdp.randomizers.alphabet.translates import flips
+from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload

@@ -17,7 +17,8 @@ from torchdp.protocol import Choice, Estimate, Relay, Tally
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.oracle import ORACLES
-from torchdp.randomizers import FrequencyOracle, StrategyMatrix, SubsetSelection
+from torchdp.randomizers import StrategyMatrix, SubsetSelection
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
 

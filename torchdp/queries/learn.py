@@ -10,8 +10,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally
 from torchdp.queries.concepts import ConceptClass
-from torchdp.randomizers import BallRandomizer, PrivUnit
-from torchdp.randomizers.ball.ball import check_client
+from torchdp.randomizers import PrivUnit
+from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 
 
 @dataclass(frozen=True, eq=False)

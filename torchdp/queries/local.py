@@ -12,8 +12,8 @@ from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd, Estimate, Relay, Tally
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.protocol import QueryProtocol
-from torchdp.randomizers import BallRandomizer, PrivUnit
-from torchdp.randomizers.ball.ball import check_client
+from torchdp.randomizers import PrivUnit
+from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,13 @@ from torchdp.protocol import Estimate, Relay, Tally
 from torchdp.queries.factored import dense
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import (
-    FrequencyOracle,
     HadamardResponse,
     OptimizedUnaryEncoding,
     RandomizedResponse,
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 
 KINDS = RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding, HadamardResponse
 ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made

@@ -26,7 +26,6 @@ Steinke (2019); Asi, Feldman, Talwar (2022); Asi et al. (2023); Balle, Wang (201
 """
 
 from torchdp.randomizers.alphabet.bit_vectors import OptimizedUnaryEncoding, SymmetricUnaryEncoding
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import HadamardResponse
 from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
 from torchdp.randomizers.alphabet.randomized_response import RandomizedResponse
@@ -34,7 +33,6 @@ from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
 from torchdp.randomizers.alphabet.strategy import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_bound import strategy_lower_bound
 from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
-from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomizers.ball.gaussian_vector import GaussianVector
 from torchdp.randomizers.ball.privunit import PrivUnit
 from torchdp.randomizers.ball.privunitg import PrivUnitG
@@ -42,9 +40,7 @@ from torchdp.randomizers.ball.projunit import ProjUnit
 from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright, PointRelease
 
 __all__ = [
-    "BallRandomizer",
     "DuchiJordanWainwright",
-    "FrequencyOracle",
     "GaussianVector",
     "HadamardResponse",
     "LearnedStrategy",

@@ -37,7 +37,7 @@ from torchdp.regression.ridge import (
     solve_ridge,
 )
 from torchdp.regression.rows import clipped_rows
-from torchdp.regression.second_moment_noise import NoisyMoments, debiased
+from torchdp.regression.second_moment_noise import debiased
 
 __all__ = [
     "AdaSSP",
@@ -45,7 +45,6 @@ __all__ = [
     "GramRelease",
     "LocalRows",
     "ModSulq",
-    "NoisyMoments",
     "SecondMoments",
     "SecureHistogram",
     "SufficientStatistics",

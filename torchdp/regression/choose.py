@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Simulated
-from torchdp.protocol import Candidate, Choice, Estimate
+from torchdp.protocol import Choice, Estimate
+from torchdp.protocol.choice import Candidate
 from torchdp.regression.errors import SecondMoments, checked, phi
 from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows

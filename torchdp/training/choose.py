@@ -21,7 +21,8 @@ from torchdp.factorization.streams.search import (
 )
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.sampling import LEAST_CHANCE
-from torchdp.protocol import Candidate, Choice
+from torchdp.protocol import Choice
+from torchdp.protocol.choice import Candidate
 from torchdp.training.binned import BallsInBins
 from torchdp.training.noise import noise_guarantee
 from torchdp.training.participation import Epochs, sensitivity

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
-from torchdp.randomizers import BallRandomizer, DuchiJordanWainwright, PrivUnitG
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnitG
+from torchdp.randomizers.ball.ball import BallRandomizer
 
 
 @dataclass(frozen=True)
