@@ -12,7 +12,7 @@ from laws import Given, generator, normal
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import GaussianVector, PrivUnit, PrivUnitG
 from torchdp.randomizers.ball.lattice import Words, on_lattice
-from torchdp.randomizers.ball.tilted_normal import TiltedNormal
+from torchdp.randomizers.ball.privunitg import TiltedNormal
 
 KINDS = {
     "PrivUnitG": PrivUnitG,

@@ -8,7 +8,7 @@ from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnitG, RandomizedResponse
-from torchdp.randomizers.ball.tilted_normal import TiltedNormal
+from torchdp.randomizers.ball.privunitg import TiltedNormal
 
 COUNTS = torch.tensor([10**13 + 1, 3, 123_456_789])
 POINTS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.3, -0.4]])

@@ -12,7 +12,7 @@ from scipy.stats import chi2
 
 from torchdp.draws import Simulated
 from torchdp.kernels import privunitg
-from torchdp.randomizers.ball.tilted_normal import TiltedNormal
+from torchdp.randomizers.ball.privunitg import TiltedNormal
 
 EPSILONS = [1e-6, 0.01, 0.1, 0.5, 1, 2, 4, 8, 15, 20, 50]
 TABLE = {

@@ -248,7 +248,7 @@ class OneMessagePairs(SingleMessage):
         return from_messages(self, self.statistic.each(self.validate_summary(summary)), draws, shape)
 
     def limits(self, n: int) -> dict[str, Limits]:
-        return {**super().limits(n), "squares": Limits(0.0, n * self.client.reach**2)}
+        return {**super().limits(n), "squares": Limits(0.0, n * self.client.entry_limit**2)}
 
     def impossible(self, tally: Tally) -> str | None:
         if bool((tally["squares"] * tally.n < tally["sum"].square() * (1 - ROUNDING)).any()):

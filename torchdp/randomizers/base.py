@@ -7,6 +7,7 @@ from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours
 
 # torch.binomial, in float64, keeps its law up to about this many users (at 1e15 its variance is 1 % off).
 MOST_USERS = 10**14
+SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0  # of randomizers of a ball
 
 
 def exact_local(epsilon: float, source: str) -> Guarantee:

@@ -67,7 +67,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         return {"gram": ((self.size, self.size), torch.float64)}
 
     def limits(self, n: int) -> dict[str, Limits]:
-        return {"gram": Limits.around(n * self.client.reach**2)}
+        return {"gram": Limits.around(n * self.client.entry_limit**2)}
 
     def impossible(self, tally: Tally) -> str | None:
         gram = tally["gram"]

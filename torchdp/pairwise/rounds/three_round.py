@@ -18,7 +18,7 @@ from torchdp.pairwise.rounds.question import Question, ask
 from torchdp.pairwise.rounds.scalar import worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic
 from torchdp.randomizers import PrivUnitG
-from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
 
 TOLERANCE, STEPS = 1e-5, 300  # of the projection: an inexact point costs no bias, and next to no variance

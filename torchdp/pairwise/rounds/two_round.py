@@ -11,7 +11,7 @@ from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, extreme
 from torchdp.pairwise.rounds.question import Question, ask
 from torchdp.pairwise.rounds.scalar import worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
-from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 
 
 @dataclass(frozen=True)

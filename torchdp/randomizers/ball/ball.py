@@ -13,8 +13,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally
 from torchdp.protocol.records import farthest
 from torchdp.randomizers.ball.subgaussian import SubGaussian
-from torchdp.randomizers.ball.tilted_normal import LARGEST_EPSILON, SMALLEST_EPSILON
-from torchdp.randomizers.base import user_counts
+from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON, user_counts
 
 # Messages are made this many bytes at a time: on a CPU what its caches hold.
 CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
@@ -91,14 +90,14 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return {"sum": ((self.dim,), torch.float64)}
 
     @property
-    def reach(self) -> float:
+    def entry_limit(self) -> float:
         """What no entry of a message exceeds in size, but with a chance of 1e-300."""
         return self.radius + farthest(
             math.sqrt(self.moments.variance + max(self.moments.outer, 0) * self.radius**2)
         )
 
     def limits(self, n: int) -> dict[str, Limits]:
-        return {"sum": Limits.around(n * self.reach)}
+        return {"sum": Limits.around(n * self.entry_limit)}
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises TypeError, ValueError."""

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from torchdp import wire
-from torchdp.draws import MOST, Draws
+from torchdp.draws import Draws
 from torchdp.kernels.normals.exact import arithmetic, joined, two_normals
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.ball.ball import BallRandomizer, rows_at_once
-from torchdp.randomizers.ball.tilted_normal import inverted
 
 FINE, COARSE, MANY = 2.0**-8, 2.0**-6, 1000  # steps, in deviations of the noise, up to so many numbers and beyond
 WHOLE = 2.0**26  # points of the unit ball are whole numbers over it: their squares add up without error
@@ -114,7 +113,7 @@ class LatticeRandomizer(BallRandomizer):
         return 1 << (self._bits - 1)
 
     @property
-    def reach(self) -> float:
+    def entry_limit(self) -> float:
         return self._limit * self.step
 
     @property
@@ -162,12 +161,11 @@ class LatticeRandomizer(BallRandomizer):
     def decode(self, data: bytes) -> Tensor:
         whole = wire.unpack(data, self._bits) - self._limit
         if len(whole) % self.dim:
-            raise ValueError(
-                f"data must hold {self.bits_per_user // 8} bytes for each message, not {len(data)} bytes in all"
-            )
+            size = self.bits_per_user // 8
+            raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
         found = whole.view(-1, self.dim).double() * self.step
-        if found.numel() and float(found.abs().amax()) > self.reach * (1 + 1e-9):
-            raise ValueError(f"data must hold numbers below {self.reach:g} in size, what users send")
+        if found.numel() and float(found.abs().amax()) > self.entry_limit * (1 + 1e-9):
+            raise ValueError(f"data must hold numbers below {self.entry_limit:g} in size, what users send")
         return found
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
@@ -176,9 +174,8 @@ class LatticeRandomizer(BallRandomizer):
         return super().randomize_unchecked(x if short else x.double(), draws)
 
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
-        return (
-            self._whole(users, draws).mul_(self.step).add_(0.0)
-        )  # the sign of a zero tells which side rounded to it
+        # the sign of a zero would tell which side rounded to it
+        return self._whole(users, draws).mul_(self.step).add_(0.0)
 
     def _whole(self, users: Tensor, draws: Draws) -> Tensor:
         """N for points (n, dim), float64."""
@@ -273,8 +270,12 @@ class LatticeRandomizer(BallRandomizer):
         least, most = (float(end) for end in whole.aminmax()) if whole.numel() else (0.0, 0.0)
         if not float((near - whole).abs_().amax() if whole.numel() else 0.0) < 0.01:
             raise ValueError(f"messages must be whole multiples of step = {self.step!r}, as users send them")
-        if least < -self._limit or most >= self._limit or max(-least, most) * self.step > self.reach * (1 + 1e-9):
-            raise ValueError(f"messages must be below {self.reach:g} in size, what users send")
+        if (
+            least < -self._limit
+            or most >= self._limit
+            or max(-least, most) * self.step > self.entry_limit * (1 + 1e-9)
+        ):
+            raise ValueError(f"messages must be below {self.entry_limit:g} in size, what users send")
         return whole.to(torch.int64)
 
 
@@ -305,19 +306,3 @@ def added(products: Tensor, first: Tensor) -> tuple[Tensor, int]:
     for some in parts:
         first += some
     return first, part + len(parts) + 2
-
-
-def sided(own: Tensor, threshold: float, chance: int, survival: float) -> tuple[Tensor, Tensor]:
-    """A normal whose side of the threshold is chosen by ``chance`` of 2^63, (n,), and how near an end its share lies.
-
-    own: (n, 2): side and end to count from, share of the side's mass.
-    """
-    side, near = own[:, 0], own[:, 1].bitwise_and(MOST).double().add_(0.5).mul_(2.0**-64)
-    return inverted(side.bitwise_and(MOST) < chance, side < 0, near, threshold, survival), near
-
-
-def placed(context: Any, own: list[int], chance: int) -> tuple[bool, Any]:
-    """``sided`` without error: whether beyond the threshold, and the share of that side further out."""
-    side, place = own[0] >> 192, own[1] % (1 << 255)
-    near = (2 * place + 1) * context.mpf(2) ** -257
-    return side % (1 << 63) < chance, near if side >> 63 else 1 - near

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.ball.ball import BallMoments
-from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture, placed, sided
+from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
+from torchdp.randomizers.ball.privunitg import placed, sided
 from torchdp.randomizers.ball.sphere import CapLaw, uniform_coordinate
 from torchdp.randomizers.ball.sphere_randomizer import SphereRandomizer
 from torchdp.randomizers.ball.subgaussian import Law, SubGaussian, constants
@@ -64,7 +65,7 @@ class PrivUnit(LatticeRandomizer, SphereRandomizer):
         return 16 if self._size < (2**15 - 1) * self.grid else 32
 
     @property
-    def reach(self) -> float:
+    def entry_limit(self) -> float:
         return self.radius / self.cap.threshold + self.step
 
     @property

@@ -1,22 +1,130 @@
-"""PrivUnitG, lifted: an unbiased private vector with the same isotropic noise at every point of the ball."""
+"""PrivUnitG, lifted: an unbiased private vector with the same isotropic noise at every point; its private number."""
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+import torch
+from scipy.special import log_ndtr, ndtri
 from torch import Tensor
 
-from torchdp.draws import Draws
+from torchdp import checks
+from torchdp.draws import MOST, Draws
 from torchdp.kernels import privunitg
 from torchdp.kernels.dispatch import keyed
+from torchdp.kernels.normals.exact import arithmetic
 from torchdp.privacy import Guarantee
+from torchdp.randomizers.alphabet.chances import TOTAL, exponential
 from torchdp.randomizers.ball.ball import BallMoments, gaussian_sums
-from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture, placed, sided
+from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
+from torchdp.randomizers.ball.logit_beta import panel_rule
 from torchdp.randomizers.ball.subgaussian import SubGaussian, constants
-from torchdp.randomizers.ball.tilted_normal import TiltedNormal, upper_quantile, upper_tail
-from torchdp.randomizers.base import real_local
+from torchdp.randomizers.ball.truncated_sums import truncated_sums
+from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON, real_local
 
 TAU = 700  # units of 2^-53 in tau: 1.26 x 8 by its chance, 16 x 40 by the quantile, which errs by 7 |tau| at most
+
+
+class Tilted(ABC):
+    """A law of which a set of share s is made e^epsilon times as likely as the rest."""
+
+    epsilon: float
+
+    @property
+    @abstractmethod
+    def survival(self) -> float:
+        """s."""
+
+    @cached_property
+    def low_density(self) -> float:
+        """c0 = 1/(1 + (e^epsilon - 1) s), the density off the set relative to the law as it was."""
+        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
+
+    @cached_property
+    def high_density(self) -> float:
+        """c1 = e^epsilon c0, on the set."""
+        return math.exp(self.epsilon) * self.low_density
+
+    @cached_property
+    def upper(self) -> float:
+        """c1 s, the chance of the set."""
+        return self.high_density * self.survival
+
+
+@dataclass(frozen=True)
+class TiltedNormal(Tilted):
+    """N(0, 1) reweighted by e^epsilon above a threshold k: density c1 phi on [k, inf), c0 phi below.
+
+    c1 = e^epsilon c0 and c0 = 1/(1 + (e^epsilon - 1) Phibar(k)); the threshold is the fixed point k = E tau,
+    which makes E tau as large as possible and Var tau = 1.
+    epsilon in [1e-6, 50]. Raises ValueError.
+
+    Source: Asi, Feldman, Talwar (2022), PrivUnitG; the fixed point: kernels/privunitg/README.md.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        epsilon = checks.within("epsilon", self.epsilon, SMALLEST_EPSILON, LARGEST_EPSILON)
+        object.__setattr__(self, "epsilon", epsilon)
+
+    @cached_property
+    def threshold(self) -> float:
+        """k, the fixed point of k -> E tau (Newton's method on a concave function: monotone, quadratic)."""
+        k = 0.0
+        while True:
+            log_mean = _log_excess(self.epsilon) - k * k / 2 - math.log(2 * math.pi) / 2
+            mean = math.exp(log_mean - np.logaddexp(0.0, _log_excess(self.epsilon) + log_ndtr(-k)))
+            if mean <= k * (1 + 1e-15):
+                return k
+            k = mean
+
+    @cached_property
+    def survival(self) -> float:
+        """Phibar(k), the standard normal's mass above the threshold, to the nearest float."""
+        return float(upper_tail(arithmetic(), self.threshold))
+
+    @property
+    def third_moment(self) -> float:
+        """E (tau - k)^3 = -k."""
+        return -self.threshold
+
+    @property
+    def fourth_moment(self) -> float:
+        """E (tau - k)^4 = 3 + k^2."""
+        return 3 + self.threshold**2
+
+    def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """Independent copies of tau, float64."""
+        return tilted(shape, draws, self.threshold, self.chance, self.survival)
+
+    @cached_property
+    def chance(self) -> int:
+        """Of 2^63 integers those that lead beyond k, rounded down: the private side."""
+        share = upper_tail(arithmetic(), self.threshold)
+        return cap_chance(self.epsilon, Fraction(int(share * 2**320) - 1, 2**320))  # hardly less
+
+    def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes and weights for expectations under this law, with an edge at k."""
+        grid, weights = panel_rule(48)
+        reach = 38.0  # the normal density underflows there
+        t = np.concatenate([self.threshold - reach * grid, self.threshold + reach * grid])
+        density = np.repeat([self.low_density, self.high_density], len(grid)) * np.exp(-t * t / 2)
+        return t, np.tile(weights, 2) * reach * density / math.sqrt(2 * math.pi)
+
+    def sums(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """For each entry n of ``counts`` the sum of n independent copies of tau: (*shape, *counts.shape).
+
+        tau is N(0, 1) with probability c0 and N(0, 1) given >= k otherwise, so the sum is N(0, n - B) plus B
+        truncated normals, B ~ Binomial(n, 1 - c0). The cost does not depend on n.
+        """
+        above = draws.binomial(counts.expand(*shape, *counts.shape), 1 - self.low_density)
+        free = (counts - above).double().sqrt() * draws.normal(tuple(above.shape))
+        return free + truncated_sums(self.threshold, above, draws)
 
 
 @dataclass(frozen=True)
@@ -95,3 +203,68 @@ class PrivUnitG(LatticeRandomizer):
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         along = self.tau.sums(counts, shape, draws)  # (*shape, m)
         return gaussian_sums(points, along, counts, shape, draws, 1 + self.grid**2 / 6) / self.tau.threshold
+
+
+def cap_chance(epsilon: float, survival: Fraction | float) -> int:
+    """Of 2^63 integers those that lead to a set of this share, e^epsilon times as likely as the rest; rounded down."""
+    growth, share = exponential(epsilon), Fraction(survival)
+    return math.floor(TOTAL * growth * share / (1 + (growth - 1) * share))
+
+
+def tilted(shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, survival: float) -> Tensor:
+    """N(0, 1) given >= threshold with probability chance/2^63, given < threshold otherwise; float64, by inversion.
+
+    The uniform number within either part has 126 bits near both of its ends, so that no tail ends before 2^-127 of it
+    and none is cut off at the threshold. survival: P(N(0, 1) >= threshold).
+    """
+    word = draws.words(shape)
+    near = draws.exponential(shape).neg_().exp_().mul_(0.5)
+    return inverted(word.bitwise_and(TOTAL - 1) < chance, word < 0, near, threshold, survival)
+
+
+def inverted(above: Tensor, ends_here: Tensor, near: Tensor, threshold: float, survival: float) -> Tensor:
+    """N(0, 1) on either side of the threshold at a share ``near`` < 1/2 of that side's mass from one of its ends.
+
+    ends_here: from infinity; else from the threshold.
+    """
+    far = 1 - near
+    outer, inner = torch.where(ends_here, near, far), torch.where(ends_here, far, near)
+    beyond = torch.where(above, outer * survival, outer * (1 - survival))  # P(|N| further out on its side)
+    before = survival + inner * (1 - survival)  # P(N > z), below the threshold
+    lower = ~above & (beyond > 0.5)
+    z = torch.special.ndtri(torch.where(lower, before, beyond))
+    return torch.where(above, (-z).clamp_min(threshold), torch.where(lower, -z, z).clamp_max(threshold))
+
+
+def upper_tail(context: Any, z: Any) -> Any:
+    """P(N(0, 1) >= z) in the context's arithmetic."""
+    return context.erfc(z / context.sqrt(2)) / 2
+
+
+def upper_quantile(context: Any, share: Any) -> Any:
+    """z with P(N(0, 1) >= z) = share: Newton's method from a float, which squares the error four times."""
+    small = min(share, 1 - share)
+    z = context.mpf(-float(ndtri(float(small))))
+    for _ in range(4):
+        z += (upper_tail(context, z) - small) * context.sqrt(2 * context.pi) * context.exp(z * z / 2)
+    return z if small == share else -z
+
+
+def _log_excess(epsilon: float) -> float:
+    return epsilon + math.log(-math.expm1(-epsilon))  # log(e^epsilon - 1)
+
+
+def sided(own: Tensor, threshold: float, chance: int, survival: float) -> tuple[Tensor, Tensor]:
+    """A normal whose side of the threshold is chosen by ``chance`` of 2^63, (n,), and how near an end its share lies.
+
+    own: (n, 2): side and end to count from, share of the side's mass.
+    """
+    side, near = own[:, 0], own[:, 1].bitwise_and(MOST).double().add_(0.5).mul_(2.0**-64)
+    return inverted(side.bitwise_and(MOST) < chance, side < 0, near, threshold, survival), near
+
+
+def placed(context: Any, own: list[int], chance: int) -> tuple[bool, Any]:
+    """``sided`` without error: whether beyond the threshold, and the share of that side further out."""
+    side, place = own[0] >> 192, own[1] % (1 << 255)
+    near = (2 * place + 1) * context.mpf(2) ** -257
+    return side % (1 << 63) < chance, near if side >> 63 else 1 - near

@@ -131,7 +131,7 @@ class DuchiJordanWainwright(SignRounding):
         return 1 / (self.bias * mean_coordinate(self.dim))  # B, radius 1
 
     @property
-    def reach(self) -> float:
+    def entry_limit(self) -> float:
         return self.radius * self._scale
 
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:

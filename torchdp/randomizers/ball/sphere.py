@@ -14,7 +14,7 @@ from torch import Tensor
 from torchdp.draws import Draws
 from torchdp.privacy.root import root
 from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
-from torchdp.randomizers.ball.tilted_normal import Tilted, cap_chance, tilted
+from torchdp.randomizers.ball.privunitg import Tilted, cap_chance, tilted
 
 WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need them
 

@@ -37,7 +37,7 @@ class SphereRandomizer(BallRandomizer):
         """E T."""
 
     @property
-    def reach(self) -> float:
+    def entry_limit(self) -> float:
         return self.radius / self._mean
 
     @property
