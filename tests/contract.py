@@ -410,7 +410,7 @@ def times(summary, m):
     """The summary of m times as many users."""
     if isinstance(summary, Crowd):
         return Crowd(summary.values, summary.counts * m)
-    return SecondMoments(summary.clients * m, summary.matrix * m) if hasattr(summary, "matrix") else summary * m
+    return SecondMoments(summary.n * m, summary.matrix * m) if hasattr(summary, "matrix") else summary * m
 
 
 def states():

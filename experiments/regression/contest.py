@@ -94,7 +94,7 @@ def measure(config: Config, report: Report) -> None:
             cells.setdefault("chosen", choice.candidates[0].error)
             cells.setdefault("chosen_error", math.nan)
             order = ("chosen", "chosen_error", "AdaSSP", "AdaSSP_error", "SSP", "sketch", "zero")
-            first = {"table": name, "n": moments.clients, "d": d, "epsilon": epsilon, "route": f"{route}, {how}"}
+            first = {"table": name, "n": moments.n, "d": d, "epsilon": epsilon, "route": f"{route}, {how}"}
             report.row("contest", **first, **{key: cells[key] for key in order})
 
 

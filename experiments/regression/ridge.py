@@ -69,7 +69,7 @@ def methods(
     generator: torch.Generator,
 ) -> dict[str, Tensor]:
     """phi of every method: (runs,). SA: (runs, m, d + 1); noises: variances of an entry of each row, (m,)."""
-    n, runs = moments.clients, len(SA)
+    n, runs = moments.n, len(SA)
     kind = {"epsilon": epsilon, "delta": DELTA, "label_bound": LABEL}
     found = {"x = 0": torch.zeros(1, COLUMNS)}
     for name, variance in noises.items():

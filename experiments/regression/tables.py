@@ -53,8 +53,8 @@ FILES = {
 
 def repeated(moments: SecondMoments, clients: int) -> SecondMoments:
     """Every row equally often, up to ``clients`` rows."""
-    times = clients // moments.clients
-    return SecondMoments(times * moments.clients, times * moments.matrix)
+    times = clients // moments.n
+    return SecondMoments(times * moments.n, times * moments.matrix)
 
 
 def stand_in(schema: Schema) -> SecondMoments:
@@ -79,13 +79,13 @@ def regression(moments: SecondMoments, bound: float, label: float, runs: int, ge
     """phi of each route."""
     d, kind = moments.columns - 1, {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": label}
     repeats = {"generator": generator, "sample_shape": (runs,)}
-    gram = GramRelease(moments.clients, d, bound, **kind).sample_estimate(moments, **repeats)
+    gram = GramRelease(moments.n, d, bound, **kind).sample_estimate(moments, **repeats)
     local = LocalRows(d, bound, **kind).sample_tally(moments, **repeats)["gram"]
     ada = AdaSSP(d, bound, label, EPSILON_PHI, DELTA)
     V = entry_variance(math.hypot(bound, label), epsilon=EPSILON_PHI, delta=DELTA)
     SA = normal_sketch(moments, runs, generator)
     Y = SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator)
-    noisy = debiased(Estimate(Y, torch.full_like(Y, math.sqrt(V)), moments.clients))
+    noisy = debiased(Estimate(Y, torch.full_like(Y, math.sqrt(V)), moments.n))
     solutions = {
         "0": torch.zeros(1, d),
         "local": solve_ridge(local[..., :-1, :-1], local[..., :-1, -1], RIDGE),
@@ -98,12 +98,12 @@ def regression(moments: SecondMoments, bound: float, label: float, runs: int, ge
 
 def low_rank(moments: SecondMoments, rank: int, bound: float, runs: int, generator) -> dict[str, float]:
     """psi of each route."""
-    features, d = SecondMoments(moments.clients, moments.gram), moments.columns - 1
+    features, d = SecondMoments(moments.n, moments.gram), moments.columns - 1
     repeats = {"generator": generator, "sample_shape": (runs,)}
     V = entry_variance(bound, epsilon=EPSILON_PSI, delta=DELTA)
     SA = normal_sketch(features, runs, generator)
     Y = SA + math.sqrt(V) * torch.randn(SA.shape, dtype=SA.dtype, generator=generator)
-    gram = GramRelease(moments.clients, d, bound, EPSILON_PSI, DELTA)
+    gram = GramRelease(moments.n, d, bound, EPSILON_PSI, DELTA)
     grams = {
         "local": LocalRows(d, bound, EPSILON_PSI, DELTA).sample_tally(features, **repeats)["gram"],
         "sketch": Y.mT @ Y,
@@ -154,11 +154,11 @@ def measure(config: Config, report: Report) -> None:
     rows = list(sources(config, report.folder))
     report.say(f"phi, epsilon = {EPSILON_PHI}, lambda = {RIDGE:g} (paper's Table 8), mean of {runs} runs")
     for name, moments, bound, label, _, paper in rows:
-        cells = {"table": name, "n": moments.clients, "d": moments.columns - 1}
+        cells = {"table": name, "n": moments.n, "d": moments.columns - 1}
         report.row("phi", **cells, **regression(moments, bound, label, runs, generator), paper_local=paper)
     report.say(f"\npsi, epsilon = {EPSILON_PSI} (paper's Table 7), mean of {runs} runs")
     for name, moments, bound, _, rank, _ in rows:
-        cells = {"table": name, "n": moments.clients, "d": moments.columns - 1, "k": rank}
+        cells = {"table": name, "n": moments.n, "d": moments.columns - 1, "k": rank}
         report.row("psi", **cells, **low_rank(moments, rank, bound, runs, generator))
 
 

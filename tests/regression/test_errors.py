@@ -39,7 +39,7 @@ def test_moments_are_summed_in_parts_and_join(monkeypatch):
     monkeypatch.setattr("torchdp.memory.NUMBERS_AT_ONCE", 40)
     torch.testing.assert_close(SecondMoments.of(A, b).matrix, whole.matrix)
     parts = SecondMoments.of(A[:20], b[:20]) + SecondMoments.of(A[20:], b[20:])
-    assert parts.clients == 50 and whole.matrix.dtype == torch.float64
+    assert parts.n == 50 and whole.matrix.dtype == torch.float64
     torch.testing.assert_close(parts.matrix, whole.matrix)
 
 

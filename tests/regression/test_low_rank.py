@@ -30,7 +30,7 @@ def moments_of(values, n, seed=0):
 
 def rows_of(moments, seed):
     """Rows that have exactly these second moments."""
-    normal = torch.randn(moments.clients, moments.columns, dtype=torch.float64, generator=generator(seed))
+    normal = torch.randn(moments.n, moments.columns, dtype=torch.float64, generator=generator(seed))
     return torch.linalg.qr(normal).Q @ torch.linalg.cholesky(moments.matrix).mT
 
 

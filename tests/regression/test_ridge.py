@@ -38,7 +38,7 @@ def problem(n=20000, seed=0):
 
 
 def released(moments, epsilon, repeats, seed=1):
-    release = GramRelease(moments.clients, D, math.sqrt(D), epsilon, 1e-6, label_bound=1.0)
+    release = GramRelease(moments.n, D, math.sqrt(D), epsilon, 1e-6, label_bound=1.0)
     return release, release.sample_estimate(moments, generator=generator(seed), sample_shape=(repeats,))
 
 

@@ -1,7 +1,6 @@
 """Unbiased means under local differential privacy: every user sends its own noisy point."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from torchdp.domains.shapes import least_error_shape
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd, Layout, Relay
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.ball import BallRandomizer, check_client
+from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +47,7 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
 
     @classmethod
     def calibrated(
-        cls,
-        domain: Domain,
-        shape: NoiseShape,
-        *,
-        epsilon: float,
-        randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit,
+        cls, domain: Domain, shape: NoiseShape, *, epsilon: float, randomizer: Made = PrivUnit
     ) -> "LocalMean":
         """Of this epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
         radius = encoding(domain, shape).radius

@@ -1,7 +1,6 @@
 """Agnostic PAC learning under local differential privacy: every concept's loss from one message of each user."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torchdp import checks
 from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally
 from torchdp.queries.concepts import ConceptClass
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.ball import BallRandomizer, check_client
+from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +71,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
 
     @classmethod
     def calibrated(
-        cls,
-        concepts: ConceptClass,
-        *,
-        epsilon: float,
-        randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit,
+        cls, concepts: ConceptClass, *, epsilon: float, randomizer: Made = PrivUnit
     ) -> "PrivateLearner":
         """Of this epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
         radius = checks.instance("concepts", concepts, ConceptClass).radius * (1 + 1e-12)

@@ -1,7 +1,6 @@
 """The local factorization mechanism for linear queries."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,7 +12,7 @@ from torchdp.protocol import Crowd, Estimate, Relay, Tally
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.ball import BallRandomizer, check_client
+from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +40,7 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
 
     @classmethod
     def calibrated(
-        cls,
-        queries: FactoredQueries,
-        *,
-        epsilon: float,
-        randomizer: Callable[[int, float, float], BallRandomizer] = PrivUnit,
+        cls, queries: FactoredQueries, *, epsilon: float, randomizer: Made = PrivUnit
     ) -> "LocalFactorization":
         """Of this epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
         radius = checks.instance("queries", queries, FactoredQueries).radius * (1 + 1e-12)

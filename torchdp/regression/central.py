@@ -38,7 +38,7 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
     def release(self, summary: SecondMoments, draws: Draws, shape: tuple[int, ...]) -> Tally:
         exact = self.exact(summary)
         return Tally(
-            summary.clients, {"noisy": exact + self.deviations().to(exact) * draws.normal((*shape, self.width))}
+            summary.n, {"noisy": exact + self.deviations().to(exact) * draws.normal((*shape, self.width))}
         )
 
     def analyse(self, tally: Tally) -> NoisyMoments:

@@ -53,7 +53,7 @@ def choose_regression(
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: the errors are measured, the height is of ``predicted_phi_of_sketch``.
     """
-    n, d = checked(moments).clients, moments.columns - 1
+    n, d = checked(moments).n, moments.columns - 1
     within(moments, d, bound, label_bound)
     gram = GramRelease(n, d, bound, epsilon, delta, label_bound=label_bound)
     local = _local(d, bound, epsilon, delta, label_bound)
@@ -94,7 +94,7 @@ def _normal_sketch(moments: SecondMoments, height: int, V: float, generator: tor
     draws = Simulated(generator)
     Y = draws.normal((DRAWN, height, moments.columns)) @ root
     Y = Y + math.sqrt(V) * draws.normal(tuple(Y.shape))
-    return debiased(Estimate(Y, torch.full_like(Y, math.sqrt(V)), moments.clients))
+    return debiased(Estimate(Y, torch.full_like(Y, math.sqrt(V)), moments.n))
 
 
 def _measured(
@@ -124,7 +124,7 @@ def choose_low_rank(
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: first-order errors (predicted_psi, predicted_psi_of_sketch).
     """
-    n, d = checked(moments).clients, moments.columns
+    n, d = checked(moments).n, moments.columns
     within(moments, d, bound, None)
     gram = GramRelease(n, d, bound, epsilon, delta)
     local = _local(d, bound, epsilon, delta, None)

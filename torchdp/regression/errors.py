@@ -13,16 +13,16 @@ from torchdp.memory import rows_at_once
 class SecondMoments:
     """n rows by their second moments M = A^T A: (d, d), float64. For regression the labels are the last column of A.
 
-    clients: n >= 1; matrix: symmetric and, up to rounding, positive semidefinite. ``+`` joins two groups of rows.
+    n: users, n >= 1; matrix: symmetric and, up to rounding, positive semidefinite. ``+`` joins two groups of rows.
     Moments are not private: they are what mechanisms are measured against and, in a simulation, drawn from.
     Raises TypeError, ValueError.
     """
 
-    clients: int
+    n: int
     matrix: Tensor
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clients", checks.integer("clients", self.clients, 1))
+        object.__setattr__(self, "n", checks.integer("n", self.n, 1))
         matrix = checks.matrix("matrix", self.matrix, checks.LARGEST).double()
         if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"matrix must have shape (d, d), not {tuple(matrix.shape)}")
@@ -68,7 +68,7 @@ class SecondMoments:
         return float(self.matrix[-1, -1])
 
     def __add__(self, other: "SecondMoments") -> "SecondMoments":
-        return SecondMoments(self.clients + other.clients, self.matrix + other.matrix)
+        return SecondMoments(self.n + other.n, self.matrix + other.matrix)
 
 
 def checked(moments: SecondMoments, name: str = "moments") -> SecondMoments:
@@ -154,7 +154,7 @@ def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
     if float((X.mT @ X - torch.eye(k).to(X)).abs().amax()) > 1e-5:
         raise ValueError("directions must have orthonormal columns; see torch.linalg.qr")
     best = torch.linalg.eigvalsh(moments.matrix)[-k:].sum()
-    return (best - ((moments.matrix @ X) * X).sum((-2, -1))) / moments.clients
+    return (best - ((moments.matrix @ X) * X).sum((-2, -1))) / moments.n
 
 
 def _solutions(moments: SecondMoments, x: Tensor) -> Tensor:

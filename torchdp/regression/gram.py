@@ -106,7 +106,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
 
     def total(self, summary: SecondMoments) -> tuple[Tensor, int]:
         value = self.exact(summary)
-        return value / self.scales.to(value), summary.clients
+        return value / self.scales.to(value), summary.n
 
     def variances(self, n: int) -> Tensor:
         return (self.noise.level_of(n) * self.scales).square()

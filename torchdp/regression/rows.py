@@ -90,7 +90,7 @@ def within(
             f"not of {moments.columns}"
         )
     square = moments.matrix.diagonal()
-    if float(square[:columns].sum()) > moments.clients * bound**2 * (1 + 1e-9):
+    if float(square[:columns].sum()) > moments.n * bound**2 * (1 + 1e-9):
         raise ValueError(f"{name} are of rows longer than bound = {bound}; shorten the rows first")
-    if label_bound is not None and moments.label_square > moments.clients * label_bound**2 * (1 + 1e-9):
+    if label_bound is not None and moments.label_square > moments.n * label_bound**2 * (1 + 1e-9):
         raise ValueError(f"{name} are of labels larger than label_bound = {label_bound}; cut the labels first")

@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -258,6 +258,10 @@ def gaussian_sums(
     eigenvalues, vectors = torch.linalg.eigh(axes.mT @ (counts[:, None] * axes))
     root = (counts.sum().double() * spread - eigenvalues).clamp_min(0).sqrt() * vectors
     return along @ axes + draws.normal((*shape, axes.shape[-1])) @ root.mT
+
+
+Made = Callable[[int, float, float], BallRandomizer]
+"""What makes a randomizer of dim, epsilon and radius: a class of them, for one."""
 
 
 def check_client(client: BallRandomizer, dim: int, radius: float) -> BallRandomizer:
