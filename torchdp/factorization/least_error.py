@@ -55,6 +55,7 @@ def least_error(
     given, dense, batch, tol, max_iterations = prepare(W, tol, max_iterations)
     if batch:
         raise ValueError(f"W must be one matrix, not of shape {tuple(dense.shape)}")
+    checks.matrix("W", dense, checks.LARGEST)  # squares are returned
     a = math.sqrt(checks.positive("variance", variance))
     low, high, angle = 0.0, math.pi / 2, math.pi / 4
     sides: dict[bool, ApproximateFactorization] = {}

@@ -28,7 +28,9 @@ def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bo
     W = checks.matrix("W", W)
     c, P = dual_weights(row_weights, column_weights, W)
     c, P = c.sqrt()[..., None], P[..., None, :]
-    centred = W - W.double() @ P.mT if shift else W
+    size = W.double().abs().amax((-2, -1), keepdim=True)
+    scaled = W / torch.where(size > 0, size, 1.0)  # U is that of every multiple of W
+    centred = scaled - scaled @ P.mT if shift else scaled
     A, S, Bh = torch.linalg.svd(c * centred * P.sqrt(), full_matrices=False)
     kept = S > 1e-12 * S[..., :1]
     U = c * ((A * kept[..., None, :]) @ Bh) * P.sqrt()
