@@ -234,11 +234,10 @@ def precise(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def computable(*of: object) -> None:
-    """Nothing: what of an object can not be computed is refused where this is called, not when users have spoken.
-
-    A line of ``__post_init__`` that calls it says in its comment what is refused.
-    """
+def validated(made: object, *names: str) -> None:
+    """Computes these properties of an object, such as "a" or "a.b", so that what they refuse is refused here."""
+    for name in names:
+        operator.attrgetter(name)(made)
 
 
 def own(made: Any) -> None:

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import allowance, dual_weights, fitting, refuse_contradiction
+from torchdp.factorization.certificates.certificate import (
+    allowance,
+    dual_weights,
+    fitting,
+    magnitude,
+    refuse_contradiction,
+)
 from torchdp.factorization.solvers.stopping import warn_open
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
@@ -62,8 +68,8 @@ def certify_dual(
     m, n = U.shape[-2:]
     r = checks.matrix("left", left).shape[-1]
     left, right = fitting("left", left, U, (m, r)), fitting("right", right, U, (n, r))
-    size = U.abs().amax((-2, -1), keepdim=True)
-    U = U / torch.where(size > 0, size, 1.0)  # sums of large entries are no floats
+    size = magnitude(U)
+    U = U / size  # sums of large entries are no floats
     lower = (U * (_unit(left) @ _unit(right).mT)).sum((-2, -1))
     needed = (U != 0).any(-1), (U != 0).any(-2)
     inverse, unproved = [], torch.zeros_like(lower, dtype=torch.bool)
