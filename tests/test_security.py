@@ -133,7 +133,7 @@ def test_one(server): helper(server)
 def test_two(server): server._words.zero_()
 def test_three(server): return LIMIT
 def test_four(server): return getattr(server, "_words"), torchdp.secure.servers.roll_header
-def test_five(server, monkeypatch): monkeypatch.setattr("torchdp.secure.shares._masks", 1)
+def test_five(server, monkeypatch): monkeypatch.setattr("torchdp.secure.ring._masks", 1)
 def test_six(server, monkeypatch): return Server, share(keystream, 2), others, secure.reconstruct, server.seen
 """
 
@@ -146,7 +146,7 @@ def test_what_is_not_offered_is_seen(tmp_path):
         {"_words"},
         {"torchdp.secure.frames", "torchdp.secure.frames.HEADER_BYTES"},
         {"_words", "torchdp.secure.servers", "torchdp.secure.servers.roll_header"},
-        {"torchdp.secure.shares._masks"},
+        {"torchdp.secure.ring._masks"},
         set(),
     ]
 

@@ -12,7 +12,8 @@ import torch
 
 from torchdp import factorization, privacy, randomizers, text
 from torchdp.factorization.layer import gram_layer
-from torchdp.privacy import profiles, sampling
+from torchdp.privacy import sampling
+from torchdp.privacy.composition import gaussian_profile
 from torchdp.simulate import plots
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +43,7 @@ def test_no_message_names_a_distribution_that_no_index_has():
 ABSENT = {
     "cvxpy": lambda: factorization.reference(torch.eye(2)),
     "cvxpylayers": lambda: gram_layer(torch.ones(5, 7)),
-    "dp-accounting": lambda: privacy.composed_delta([profiles.gaussian_profile(10.0)], 2, 1.0),
+    "dp-accounting": lambda: privacy.composed_delta([gaussian_profile(10.0)], 2, 1.0),
     "dp-accounting ": lambda: sampling.sampled_guarantee(1.0, 0.1, 10, 1e-6),
     "matplotlib": plots.subplots,
     "cvxpy ": lambda: randomizers.strategy_lower_bound(torch.eye(3).double()[:2], 1.0, torch.ones(3)),

@@ -170,13 +170,8 @@ def device(name: str, value: torch.device | str) -> torch.device:
 
 
 def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
-    """``value`` as a finite, non-empty floating tensor of shape (..., m, n). Raises TypeError, ValueError.
-
-    most: of the entries in size; eigenvalues of larger ones than ``LARGEST`` may be no floats.
-    """
-    value = floating(name, value)
-    if most < math.inf and max(map(abs, ends(value)[0])) > most:
-        raise ValueError(f"{name} must hold numbers of at most {most:g} in size; change the unit")
+    """``floating``, as a non-empty tensor of shape (..., m, n). Raises TypeError, ValueError."""
+    value = floating(name, value, most)
     if value.ndim < 2 or 0 in value.shape:
         raise ValueError(f"{name} must be a non-empty (..., m, n) tensor, not of shape {tuple(value.shape)}")
     return value
@@ -190,10 +185,14 @@ def one_matrix(name: str, value: Tensor) -> Tensor:
     return value.detach().double()
 
 
-def floating(name: str, value: Tensor) -> Tensor:
-    """``value`` as a finite real floating tensor (integers become float64). Raises TypeError, ValueError."""
+def floating(name: str, value: Tensor, most: float = math.inf) -> Tensor:
+    """``value`` as a finite real floating tensor (integers become float64). Raises TypeError, ValueError.
+
+    most: of the entries in size; squares of larger ones than ``LARGEST`` may be no floats.
+    """
     value = real(name, value)
-    finite(**{name: value})
+    if max(map(abs, finite(**{name: value})[0])) > most:
+        raise ValueError(f"{name} must hold numbers of at most {most:g} in size; change the unit")
     return value
 
 
@@ -235,11 +234,10 @@ def precise(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def computable(*of: object) -> None:
-    """Nothing: what of an object can not be computed is refused where this is called, not when users have spoken.
-
-    A line of ``__post_init__`` that calls it says in its comment what is refused.
-    """
+def validated(made: object, *names: str) -> None:
+    """Computes these properties of an object, such as "a" or "a.b", so that what they refuse is refused here."""
+    for name in names:
+        operator.attrgetter(name)(made)
 
 
 def own(made: Any) -> None:

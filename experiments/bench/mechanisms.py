@@ -96,7 +96,6 @@ def of_vectors(x: Tensor) -> Iterator[Entry]:
     yield secure.SecureSketch(sketching.ones(n), d, 1.0, EPSILON, DELTA), x
     yield regression.GramRelease(n, d, 1.0, EPSILON, DELTA), x
     yield regression.LocalRows(d, 1.0, EPSILON, DELTA), x
-    yield regression.ModSulq.calibrated(d, 1.0, EPSILON, DELTA), x
 
 
 def of_numbers(x: Tensor) -> Iterator[Entry]:

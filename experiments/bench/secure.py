@@ -14,7 +14,7 @@ from torchdp.kernels.secure_sketch import add_rows
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.secure import Links, SecureSketch, Server, client_frames, share
-from torchdp.secure.shares import masks
+from torchdp.secure.ring import masks
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap
 
 COLUMNS, HEIGHT, SERVERS = 10, 100, 3

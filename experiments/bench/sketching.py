@@ -27,7 +27,7 @@ from torchdp.kernels.secure_sketch import add_rows
 from torchdp.noise import Noise, SeededNoise
 from torchdp.secure import reconstruct, share
 from torchdp.secure.frames import payload_bytes
-from torchdp.secure.shares import masks
+from torchdp.secure.ring import masks
 from torchdp.simulate import Experiment, Report
 
 COLUMNS, HEIGHT = 10, 100

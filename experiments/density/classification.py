@@ -45,7 +45,7 @@ from torchdp.density import (
 )
 from torchdp.noise import SeededNoise
 from torchdp.privacy.accounting import composed_delta
-from torchdp.privacy.profiles import pure_profile
+from torchdp.privacy.composition import pure_profile
 from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle import CorrelatedSum, ExactSum, PoissonSum, RandomizedResponseSum, paper
 from torchdp.simulate import Experiment, Report, columns, subplots, sweep

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from torchdp.factorization import BandedStrategy, factorize, factorize_buffered
-from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz
+from torchdp.factorization.solvers.banded_solver import banded_toeplitz
 from torchdp.simulate import Experiment, Report
 from torchdp.training import Iterates, standard_errors
 

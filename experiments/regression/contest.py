@@ -18,13 +18,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from baselines import AdaSSP, SufficientStatistics
 from tables import FILES, repeated, scaled_columns, stand_in
 
 from torchdp.randomness import keyed_generator
 from torchdp.regression import (
-    AdaSSP,
     SecondMoments,
-    SufficientStatistics,
     adaptive_ridge,
     cautious_ridge,
     choose_regression,

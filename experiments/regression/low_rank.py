@@ -17,20 +17,19 @@ import math
 from dataclasses import dataclass
 
 import torch
+from baselines import ModSulq, published_mod_sulq
 from synthetic import spectrum_rows
 
 from torchdp.randomness import keyed_generator
 from torchdp.regression import (
     GramRelease,
     LocalRows,
-    ModSulq,
     SecondMoments,
     clipped_rows,
     predicted_psi,
     psi,
     top_directions,
 )
-from torchdp.regression import paper as regression_paper
 from torchdp.regression.low_rank import random_psi
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
@@ -76,7 +75,7 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
     found["local"] = psi(moments, top_directions(local, rank)), math.nan, epsilon
     gram = GramRelease(n, COLUMNS, BOUND, epsilon, DELTA)
     centrals = {
-        "MOD-SULQ, published": regression_paper.mod_sulq(n, COLUMNS, BOUND, epsilon, DELTA),
+        "MOD-SULQ, published": published_mod_sulq(n, COLUMNS, BOUND, epsilon, DELTA),
         "MOD-SULQ, exact": ModSulq.calibrated(COLUMNS, BOUND, epsilon, DELTA),
         "Gram": gram,
     }

@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from baselines import AdaSSP, SufficientStatistics
 from synthetic import regression_rows
 from torch import Tensor
 
@@ -26,11 +27,9 @@ from torchdp.privacy import Model
 from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
 from torchdp.regression import (
-    AdaSSP,
     GramRelease,
     LocalRows,
     SecondMoments,
-    SufficientStatistics,
     adaptive_ridge,
     debiased,
     phi,

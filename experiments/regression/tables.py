@@ -22,15 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from baselines import AdaSSP, ModSulq
 from uci import ELEVATION, ETHYLENE, POWER, SONGS, Schema, load_csv, scaled_columns
 
 from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
 from torchdp.regression import (
-    AdaSSP,
     GramRelease,
     LocalRows,
-    ModSulq,
     SecondMoments,
     adaptive_ridge,
     debiased,

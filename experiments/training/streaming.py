@@ -18,7 +18,7 @@ import torch
 from tqdm import tqdm
 
 from torchdp.factorization import factorize_buffered
-from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz
+from torchdp.factorization.solvers.banded_solver import banded_toeplitz
 from torchdp.simulate import Experiment, Report
 from torchdp.training import CorrelatedNoise
 from torchdp.workloads import RunningSums

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from torchdp.cli import table
-from torchdp.cli.users import read_users
+from torchdp.cli.table import read_users
 
 NUMBERS = ["1.5", " 2", "-0.25 ", "1e-3", "7.", ".5", "1234567890123456789", "5e-324", "+3", "-0", '"4"', '"5\n"']
 MISSING = ["", " ", "NA", '""', "null", "nan", "\t"]

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from buckets import LaplacianBuckets
 from laws import generator
 
 from torchdp.density import (
@@ -19,7 +20,6 @@ from torchdp.density import (
     ShuffledKDE,
     kernel_means,
 )
-from torchdp.density.laplacian import LaplacianBuckets
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
 from torchdp.shuffle import (

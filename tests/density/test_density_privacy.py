@@ -7,6 +7,7 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
+from buckets import LaplacianBuckets
 from laws import generator, hockey_stick
 
 from torchdp.density import (
@@ -16,7 +17,6 @@ from torchdp.density import (
     ShuffledClasses,
     ShuffledKDE,
 )
-from torchdp.density.laplacian import LaplacianBuckets
 from torchdp.privacy import Model, Neighbours
 from torchdp.privacy.accounting import composed_delta, largest_curve
 from torchdp.randomizers import RandomizedResponse

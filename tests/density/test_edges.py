@@ -14,8 +14,8 @@ from torchdp.density import (
     ShuffledKDE,
     kernel_means,
 )
-from torchdp.density.errors import expected_mse
 from torchdp.density.family import SLACK
+from torchdp.density.means import expected_mse
 from torchdp.protocol import Crowd
 from torchdp.shuffle import PoissonSum
 

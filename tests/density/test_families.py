@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from buckets import LaplacianBuckets
 from laws import generator
 
 from torchdp.density import (
@@ -16,8 +17,7 @@ from torchdp.density import (
     LaplacianSigns,
     Projected,
 )
-from torchdp.density.hadamard import rotate
-from torchdp.density.laplacian import LaplacianBuckets
+from torchdp.density.projection import rotate
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 

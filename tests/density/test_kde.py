@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from buckets import LaplacianBuckets
 from contract import Contract, MessageContract, Unbiased
 from laws import generator, z_scores
 from scipy import stats
@@ -26,8 +27,7 @@ from torchdp.density import (
     ShuffledKDE,
     kernel_means,
 )
-from torchdp.density.errors import expected_mse
-from torchdp.density.laplacian import LaplacianBuckets
+from torchdp.density.means import expected_mse
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd

@@ -22,10 +22,10 @@ from torchdp.domains import (
     lp_ball,
     minkowski_sum,
 )
+from torchdp.domains.ball_image import maximise_on_sphere
 from torchdp.domains.balls import BallSum
 from torchdp.domains.composite import LinearImage
 from torchdp.domains.relaxation import _program, maximise_image
-from torchdp.domains.trust_region import maximise_on_sphere
 
 NEAR = 1e-6
 POINTS, OTHERS = normal(12, 4, seed=1), normal(6, 3, seed=2)

@@ -8,10 +8,9 @@ from laws import normal, overlap
 
 from torchdp import workloads
 from torchdp.factorization import Certificate, certify, factorize
-from torchdp.factorization.constant import FreeConstant
+from torchdp.factorization.approximate import LeastError
 from torchdp.factorization.dual import Gamma2Dual
-from torchdp.factorization.least_error import LeastError
-from torchdp.factorization.norm import witness
+from torchdp.factorization.norm import FreeConstant, witness
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])

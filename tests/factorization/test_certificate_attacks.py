@@ -14,6 +14,7 @@ from torchdp.factorization import (
     free_constant,
     gamma,
     gamma2,
+    gamma_ellipsoid,
     gamma_F,
     gradient,
     reference,
@@ -128,6 +129,9 @@ def test_the_largest_numbers():
     eye, half = torch.eye(2).double(), torch.ones(2)
     shifted = certify(W / 2, W / 2, eye, half, half, shift=torch.zeros(2))
     assert 0 < shifted.lower <= shifted.upper < math.inf
+    signs, weights = W / 1.7e308, (half / 2, torch.tensor([0.1, 0.9]))
+    torch.testing.assert_close(witness(W, *weights, shift=True), witness(signs, *weights, shift=True))
+    torch.testing.assert_close(gamma_ellipsoid(W / 2), 0.85e308 * gamma_ellipsoid(signs))
 
 
 def test_factors_that_overflow_prove_nothing_above():

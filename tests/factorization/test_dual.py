@@ -48,7 +48,7 @@ MATRICES = {
     "sparse": normal(40, 40) * (normal(40, 40, name=b"mask") > 1.5),
     "prefix witness": dual_witness(workloads.prefix(32).dense(), True),
     "ranges witness": dual_witness(workloads.all_ranges(8).dense(), True),  # a whole face of optimal weights
-    "large": 1e150 * normal(6, 6),
+    "large": 1e306 * normal(6, 6),
     "small": 1e-200 * normal(6, 6),
 }
 

@@ -12,8 +12,7 @@ from torchdp import workloads
 from torchdp.factorization import factorize, factorize_epochs
 from torchdp.factorization.certificates.returning_certificate import certify_epochs
 from torchdp.factorization.certificates.returning_certificate import sensitivity as class_sensitivity
-from torchdp.factorization.solvers.epochs_solver import classes_of, parts_of
-from torchdp.factorization.solvers.orthogonal_columns import orthogonal_columns
+from torchdp.factorization.solvers.epochs_solver import classes_of, orthogonal_columns, parts_of
 from torchdp.training import Epochs, Iterates, causal_strategy, sensitivity, standard_errors
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -11,7 +11,7 @@ from mpmath import mp, mpf
 from torchdp.factorization import factorize_epochs, factorize_separated
 from torchdp.factorization.certificates import passes_certificate
 from torchdp.factorization.certificates.passes_certificate import passes_lower
-from torchdp.factorization.structure.returning import passes_dual
+from torchdp.factorization.streams.buffered_factorization import passes_dual
 from torchdp.workloads import RunningSums
 
 normal = partial(laws.normal, name=b"passes")

@@ -10,10 +10,10 @@ import torch
 from torchdp.factorization import BufferedStrategy, RecalledStrategy, factorize_epochs
 from torchdp.factorization.certificates.passes_certificate import passes_lower
 from torchdp.factorization.streams import search
+from torchdp.factorization.streams.buffered_factorization import passes_dual
 from torchdp.factorization.streams.recalled import recalled_squares
 from torchdp.factorization.streams.search import buffered_passes, recalled_passes
 from torchdp.factorization.streams.series import folded
-from torchdp.factorization.structure.returning import passes_dual
 from torchdp.randomness import keyed_generator
 from torchdp.workloads import RunningSums
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp import workloads
 from torchdp.factorization import certify, factorize
-from torchdp.factorization.solvers import beginning, spectrum
+from torchdp.factorization.solvers import fixed_point, spectrum
 from torchdp.factorization.solvers.fixed_point import attempts, solve
 from torchdp.factorization.solvers.spectrum import Decomposed
 from torchdp.factorization.solvers.symmetry import Symmetry, symmetry_of
@@ -193,7 +193,7 @@ def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, m
     monkeypatch.setattr(spectrum, "LARGE_ROUGH", 16)
     even = factorize(W, tol=1e-3)
     for name, value in (("LARGE", 16), ("COARSEST", 8), ("SMOOTH", math.inf)):
-        monkeypatch.setattr(beginning, name, value)
+        monkeypatch.setattr(fixed_point, name, value)
     found = factorize(W, tol=1e-3)
     assert found.certificate.gap <= 1e-3 and found.iterations <= even.iterations + (4 if kind == "cut" else -1)
     assert laws.overlap(found.certificate, exact)
@@ -229,7 +229,7 @@ def test_many_small_matrices_begin_in_float32_and_end_like_each_alone(shift):
 
 def test_wrong_first_weights_only_cost_iterations(monkeypatch):
     """Negative control: the beginning in float32 ends anywhere. Bounds and gap are those of float64."""
-    W, choose = normal(20, 6, 6), beginning.choose_rough
+    W, choose = normal(20, 6, 6), fixed_point.choose_rough
 
     class Wrong(spectrum.Contracted):
         def step(self, X, c, P, gap):
@@ -237,7 +237,7 @@ def test_wrong_first_weights_only_cost_iterations(monkeypatch):
             return step._replace(a=step.a.flip(-1), trace=3 * step.trace)
 
     honest = factorize(W, tol=1e-5)
-    monkeypatch.setattr(beginning, "choose_rough", lambda *args: Wrong() if choose(*args) else None)
+    monkeypatch.setattr(fixed_point, "choose_rough", lambda *args: Wrong() if choose(*args) else None)
     found = factorize(W, tol=1e-5)
     assert found.certificate.gap.max() <= 1e-5
     assert (found.certificate.lower <= honest.certificate.upper * (1 + 1e-12)).all()

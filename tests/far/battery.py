@@ -69,7 +69,7 @@ def checks(entry):
         same("interval", found.interval(0.9), here.estimate(x, noise=noise()[1]).interval(0.9))
 
     def summary():
-        both = there.summary(there.admit(users)), here.summary(here.admit(x))
+        both = there.summary(there.validate(users)), here.summary(here.validate(x))
         same("summary", *both)
         same("exact", there.exact(both[0]), here.exact(both[1]))
         predicted = there.predicted_mse(both[0]), here.predicted_mse(both[1])
@@ -77,7 +77,7 @@ def checks(entry):
         there.worst_mse(len(x))
 
     def sample():
-        both = there.summary(there.admit(users)), here.summary(here.admit(x))
+        both = there.summary(there.validate(users)), here.summary(here.validate(x))
         for shape in ((), (2, 3), (0,)):
             one, two = generators()
             found = there.sample_tally(both[0], generator=one, sample_shape=shape)

@@ -57,9 +57,7 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
     "Pure": ("shuffle.BitSums(shuffle.PureSum(5, 1.0, 0.3, 0.1), 2, 0.0)", "bits"),
     "Curator": ("shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)", "bits"),
     "SecureSketch": ("secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)", "rows"),
-    "GramRelease": ("regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)", "rows"),
-    "SufficientStatistics": ("regression.SufficientStatistics(1, 1.0, 1.0, 1.0, 1e-5)", "rows"),
-    "AdaSSP": ("regression.AdaSSP(1, 1.0, 1.0, 1.0, 1e-5)", "rows"),
+    "GramRelease": ("regression.GramRelease(5, 1, 1.0, 1.0, 1e-5, label_bound=1.0)", "rows"),
 }
 FAST = (
     "randomizers.SubsetSelection", "randomizers.PrivUnit", "queries.IntegerSums", "queries.AdaptiveOracle",
@@ -118,7 +116,7 @@ def kept():
     rooms = ("rounded", "wire")
     return found | {
         **{room: importlib.import_module(f"torchdp.{room}") for room in rooms},
-        "profiles": [importlib.import_module("torchdp.privacy.profiles").gaussian_profile(1.0)],
+        "profiles": [importlib.import_module("torchdp.privacy.composition").gaussian_profile(1.0)],
         "Q": (torch.ones(3, 3) + torch.eye(3)).double() / 4,
         "running": found["workloads"].RunningSums(4),
         "densities": classes.estimate(reported, noise=SeededNoise(1)),
@@ -198,14 +196,13 @@ at['mean.GaussianMoments'].protocol.deviations(5)
 at['mean.GaussianMoments'].protocol.root_mean_power(5, 2.0)
 mean.GaussianMoments.calibrated(ball, round, 2, epsilon=1.0, delta=1e-5)
 sketch.sums(numbers.long())
-regression.adaptive_ridge(at['regression.SufficientStatistics'].estimate, 1.0)
-regression.cautious_ridge(at['regression.SufficientStatistics'].estimate, 1.0)
+regression.adaptive_ridge(at['regression.GramRelease'].estimate, 1.0)
+regression.cautious_ridge(at['regression.GramRelease'].estimate, 1.0)
 regression.predicted_phi_of_sketch(second, 1.0, 4, 0.1)
 regression.predicted_psi(second, 1, 0.1)
 regression.predicted_psi_of_sketch(second, 1, 4, 0.1)
 regression.psi(second, eye[:2, :1])
 regression.top_directions(W @ W.T, 1)
-at['regression.AdaSSP'].protocol.solve(at['regression.AdaSSP'].estimate, 1.0)
 at['secure.SecureSketch'].protocol.within(at['secure.SecureSketch'].x)
 secure.Server(sum_of_five, bytes(16), 0, secure.Links.derived(bytes(32), "server 0", 2)).roll_call(1)
 shuffle.ShuffledMessages(5, at['shuffle.Poisson'].messages.instance, at['shuffle.Poisson'].messages.content)

@@ -1,11 +1,11 @@
-"""Local and central baselines: guarantees from explicit neighbours, their batteries, the papers' constants."""
+"""The local baseline: its guarantee from explicit neighbours, its battery."""
 
 import math
 from typing import ClassVar
 
 import pytest
 import torch
-from contract import Contract, LocalContract
+from contract import LocalContract
 from laws import generator, one_law
 from products import gaussian_delta, products, rows
 from scipy import stats
@@ -13,7 +13,7 @@ from scipy import stats
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta
 from torchdp.protocol import Tally
-from torchdp.regression import AdaSSP, LocalRows, ModSulq, SecondMoments, SufficientStatistics, paper, phi
+from torchdp.regression import LocalRows
 from torchdp.regression.local import wishart
 
 ALPHA, EPSILON, DELTA = 1e-6, 0.5, 1e-5
@@ -44,72 +44,9 @@ class TestLocalRows(LocalContract):
                 self.protocol.analyse(Tally(len(self.x), {"gram": wrong}))
 
 
-class TestModSulq(Contract):
-    repeats = 4000
-    protocol = ModSulq.calibrated(2, B, 2.0, 0.1)
-    x = LABELLED[:, :2]
-    bad: ClassVar = [LABELLED, LABELLED[0, :2], LABELLED[:, :2] * math.inf]
-    weaker: ClassVar = {"sigma": 0.95}
-
-    def loss(self, protocol):
-        """Of the rows B e_1 and B e_2, whose upper triangles are sqrt 2 B^2 apart."""
-        return gaussian_delta(math.sqrt(2) * B**2 / protocol.sigma, self.protocol.guarantee.epsilon)
-
-    def bound(self, protocol):
-        return protocol.delta
-
-    def truth(self):
-        return products(self.x)
-
-
-class TestSufficientStatistics(Contract):
-    repeats = 4000
-    protocol = SufficientStatistics(2, B, C, 2.0, 0.1)
-    x = LABELLED
-    bad: ClassVar = [LABELLED[:, :2], LABELLED[0], LABELLED * math.nan]
-    weaker: ClassVar = {"epsilon": 1.6}  # half of the budget each is more than both together need
-
-    def loss(self, protocol):
-        """At most, where one client moves both by as much as it may: one Gaussian pair."""
-        mu = math.hypot(math.sqrt(2) * B**2 / protocol.gram_sigma, 2 * B * C / protocol.cross_sigma)
-        return gaussian_delta(mu, self.protocol.epsilon)
-
-    def bound(self, protocol):
-        return self.protocol.delta
-
-    def truth(self):
-        return products(self.x[:, :2], self.x[:, 2])
-
-
-class TestAdaSSP(Contract):
-    repeats = 4000
-    protocol = AdaSSP(2, B, C, 2.0, 0.1)
-    x = LABELLED
-    bad: ClassVar = [LABELLED[:, :2], LABELLED[0], LABELLED * math.nan]
-
-    def loss(self, protocol):
-        moved = (B**2, math.sqrt(2) * B**2, 2 * B * C)
-        mu = math.hypot(*(distance / sigma for distance, sigma in zip(moved, protocol.sigmas, strict=True)))
-        return gaussian_delta(mu, self.protocol.epsilon)
-
-    def bound(self, protocol):
-        return self.protocol.delta
-
-    def truth(self):
-        A = self.x[:, :2]
-        half = (A.mT @ A).trace() / 2  # eigenvalues of a 2 x 2 matrix: half the trace -+ a root
-        smallest = half - (half**2 - torch.linalg.det(A.mT @ A)).sqrt()
-        return torch.cat([products(A, self.x[:, 2]), smallest[None]])
-
-
 def sphere(n, d, radius, seed=0):
     A = torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
     return radius * torch.nn.functional.normalize(A, dim=1)
-
-
-def upper(x):
-    i, j = torch.triu_indices(len(x), len(x))
-    return torch.outer(x, x)[i, j]
 
 
 @pytest.mark.parametrize("label_bound", [None, C])
@@ -156,88 +93,3 @@ def test_wishart_is_the_gram_of_normals(degrees):
         if degrees < 3 and view is torch.linalg.det:
             continue
         assert stats.ks_2samp(view(drawn).numpy(), view(direct).numpy()).pvalue > ALPHA
-
-
-@pytest.mark.parametrize("d", [1, 2, 6])
-def test_guarantee_mod_sulq_exact_epsilon_of_its_sigma(d):
-    mechanism = ModSulq.calibrated(d, B, EPSILON, DELTA)
-    rows = sphere(60, d, B)
-    rows[:2] = 0
-    rows[0, 0] = B
-    rows[1, -1] = B if d > 1 else 0.0
-    triangles = torch.stack([upper(x) for x in rows])
-    distance = float(torch.linalg.vector_norm(triangles[0] - triangles[1]))
-    assert float(torch.pdist(triangles).max()) <= distance * (1 + 1e-12)
-    assert gaussian_log_delta(mechanism.sigma, EPSILON, distance) == pytest.approx(math.log(DELTA), abs=1e-6)
-    assert gaussian_log_delta(0.99 * mechanism.sigma, EPSILON, distance) > math.log(DELTA) + 0.01
-    guarantee = mechanism.guarantee
-    assert guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6) and guarantee.model is Model.CENTRAL
-    assert ModSulq(d, B, mechanism.sigma / 2, DELTA).guarantee.epsilon > 1.5 * EPSILON
-
-
-def test_published_mod_sulq_is_private_and_wastes_most_of_its_budget():
-    ratios = {}
-    for d in (2, 10, 50):
-        published = paper.mod_sulq(10**5, d, 1.0, 0.1, 1e-6)
-        assert published.guarantee.epsilon < 0.1
-        ratios[d] = published.sigma / ModSulq.calibrated(d, 1.0, 0.1, 1e-6).sigma
-    assert ratios[2] == pytest.approx(3.2, abs=0.1)
-    assert ratios[10] == pytest.approx(12.5, abs=0.1)
-    assert ratios[50] == pytest.approx(63, abs=1)
-
-
-def test_mod_sulq_adds_one_sigma_to_every_entry_of_the_upper_triangle():
-    mechanism, moments = ModSulq.calibrated(3, B, EPSILON, DELTA), SecondMoments(100, torch.eye(3).double())
-    noisy = mechanism.sample_estimate(moments, generator=generator(3), sample_shape=(10_000,))
-    z = ((noisy.gram - moments.matrix).var(0) / mechanism.sigma**2 - 1) * math.sqrt(5000)
-    assert float(z.abs().max()) < 5
-
-
-def test_guarantee_sufficient_statistics_epsilon_delta():
-    ssp = SufficientStatistics(3, B, C, EPSILON, DELTA)
-    for sigma, distance in ((ssp.gram_sigma, math.sqrt(2) * B**2), (ssp.cross_sigma, 2 * B * C)):
-        assert gaussian_log_delta(sigma, EPSILON / 2, distance) == pytest.approx(math.log(DELTA / 2), abs=1e-6)
-        assert gaussian_log_delta(0.99 * sigma, EPSILON / 2, distance) > math.log(DELTA / 2) + 0.01
-    guarantee = ssp.guarantee
-    assert guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6) and guarantee.delta == pytest.approx(DELTA)
-    assert not guarantee.exact and guarantee.model is Model.CENTRAL
-
-
-def test_guarantee_adassp_epsilon_delta():
-    """The three releases of neighbours, each over its sigma, are one Gaussian pair at a distance of at most mu*."""
-    ada = AdaSSP(2, B, C, EPSILON, DELTA)
-    rest = sphere(5, 2, B, seed=1)
-
-    def release(x, y):
-        A, b = torch.cat([rest, x[None]]), torch.cat([torch.full((5,), C / 2), y[None]]).double()
-        gram = A.mT @ A
-        parts = torch.linalg.eigvalsh(gram)[:1], torch.cat([gram.diagonal(), math.sqrt(2) * gram[0, 1:]]), A.mT @ b
-        return torch.cat([part / sigma for part, sigma in zip(parts, ada.sigmas, strict=True)])
-
-    points = torch.cat([sphere(150, 2, B), torch.zeros(1, 2), sphere(20, 2, B / 2)])
-    labels = C * torch.sign(torch.randn(171, dtype=torch.float64, generator=generator(5)))
-    found = float(torch.pdist(torch.stack([release(x, y) for x, y in zip(points, labels, strict=True)])).max())
-    limit = math.sqrt(sum((s / sigma) ** 2 for s, sigma in zip(ada.sensitivities, ada.sigmas, strict=True)))
-    assert 0.5 * limit < found <= limit
-    assert gaussian_log_delta(1.0, EPSILON, limit) == pytest.approx(math.log(DELTA), abs=1e-6)
-    assert gaussian_log_delta(0.99, EPSILON, limit) > math.log(DELTA) + 0.01
-    assert ada.guarantee.epsilon == pytest.approx(EPSILON, rel=1e-6) and not ada.guarantee.exact
-
-
-def test_sensitivity_of_the_smallest_eigenvalue_is_reached():
-    gram = torch.diag(torch.tensor([0.0, 100.0], dtype=torch.float64))
-    x = torch.tensor([B, 0.0], dtype=torch.float64)
-    gain = torch.linalg.eigvalsh(gram + torch.outer(x, x))[0] - torch.linalg.eigvalsh(gram)[0]
-    assert float(gain) == pytest.approx(AdaSSP(2, B, C, EPSILON, DELTA).sensitivities[0])
-
-
-def test_adassp_solves_and_shrinks_where_noise_rules():
-    A = sphere(20000, 3, B)
-    moments = SecondMoments.of(A, (A[:, 0] * 0.4).clamp(-C, C) + 0.1 * torch.sign(A[:, 1]))
-
-    def solved(epsilon):
-        ada = AdaSSP(3, B, C, epsilon, 1e-6)
-        return ada.solve(ada.sample_estimate(moments, generator=generator(1), sample_shape=(50,)), 1.0)
-
-    assert float(phi(moments, solved(2.0), 1.0).mean()) < 1.05
-    assert float(phi(moments, solved(1e-4), 1.0).median()) < 3 * float(phi(moments, torch.zeros(3), 1.0))

@@ -8,7 +8,6 @@ from laws import generator
 from products import regression_rows, spectrum_rows
 
 from torchdp.regression import (
-    AdaSSP,
     GramRelease,
     SecondMoments,
     adaptive_ridge,
@@ -58,22 +57,6 @@ def test_far_too_much_noise_is_worse_than_knowing_nothing_and_the_predictions_sa
     found = {one.name: one.error for one in choice.candidates}
     assert found["gram, cautious_ridge"] < found["gram, adaptive_ridge"]
     assert 0.9 * zero < found["gram, cautious_ridge"] < 1.5 * zero
-
-
-@pytest.mark.parametrize("n, epsilon", [(300, 0.3), (3000, 0.1), (100_000, 0.03), (100_000, 1.0)])
-def test_what_is_chosen_errs_no_more_than_adassp(n, epsilon):
-    """Beside a curator's method: its rule on one release, without the third of the budget for an eigenvalue."""
-    moments = regression(n=n, d=6)
-    choice = choose_regression(moments, 1.0, 2.5, 1.0, generator=generator(), epsilon=epsilon, delta=1e-6)
-    solve = {"adaptive_ridge": adaptive_ridge, "cautious_ridge": cautious_ridge}
-    noisy = choice.best.sample_estimate(moments, generator=generator(2), sample_shape=(1000,))
-    ours = phi(moments, solve[choice.candidates[0].name.split(", ")[-1]](noisy, 1.0), 1.0)
-    ada = AdaSSP(6, 2.5, 1.0, epsilon, 1e-6)
-    theirs = phi(
-        moments, ada.solve(ada.sample_estimate(moments, generator=generator(3), sample_shape=(1000,)), 1.0), 1.0
-    )
-    error = math.hypot(float(ours.std()), float(theirs.std())) / 1000**0.5
-    assert float(ours.mean()) < float(theirs.mean()) + 2 * error
 
 
 def test_the_gram_route_is_first_on_random_problems_unless_noise_hides_everything():

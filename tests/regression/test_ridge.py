@@ -10,7 +10,6 @@ from products import regression_rows
 
 from torchdp.protocol import Estimate
 from torchdp.regression import (
-    AdaSSP,
     GramRelease,
     NoisyMoments,
     SecondMoments,
@@ -95,17 +94,6 @@ def test_adaptive_ridge_in_nothing_but_noise_stays_near_zero():
     assert float((errors == zero).double().mean()) > 0.3 and float(errors.mean()) < 1.3 * zero
     plain = phi(moments, solve_ridge(noisy.gram, noisy.cross, RIDGE), RIDGE)
     assert float(plain.mean()) > 3 * zero
-
-
-def test_adaptive_ridge_errs_less_than_adassp_that_pays_for_its_regularization():
-    for n, epsilon in ((5000, 0.1), (20_000, 0.1), (20_000, 0.02)):
-        _, _, moments = problem(n=n)
-        _, noisy = released(moments, epsilon, 500)
-        ours = phi(moments, adaptive_ridge(noisy, RIDGE), RIDGE).mean()
-        ada = AdaSSP(D, math.sqrt(D), 1.0, epsilon, 1e-6)
-        found = ada.sample_estimate(moments, generator=generator(2), sample_shape=(500,))
-        theirs = phi(moments, ada.solve(found, RIDGE), RIDGE).mean()
-        assert float(ours) - 1 < 0.8 * (float(theirs) - 1)
 
 
 def test_one_column_one_client_and_nothing_at_all():

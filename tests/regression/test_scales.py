@@ -1,6 +1,5 @@
 """Bounds, epsilons and deltas out of all proportion: refused by their names, or the release has noise of its size."""
 
-import functools
 import warnings
 
 import pytest
@@ -20,9 +19,6 @@ KINDS = {  # of bound, epsilon, delta; and whether a row ends in a label
     "FrequencyMoments": (lambda b, e, d: regression.FrequencyMoments(N, b, (1.0, 2.0), e, d), None),
     "Laplace": (lambda b, e, _: regression.FrequencyMoments(N, b, (1.0, 2.0), e), None),
     "LocalRows": (lambda *given: regression.LocalRows(2, *given), False),
-    "ModSulq": (functools.partial(regression.ModSulq.calibrated, 2), False),
-    "SufficientStatistics": (lambda b, *given: regression.SufficientStatistics(2, b, 1.0, *given), True),
-    "AdaSSP": (lambda b, *given: regression.AdaSSP(2, b, 1.0, *given), True),
 }
 FAR = [10.0**power for power in (-300, -150, -100, -60, -20, -17, -10, 10, 20, 60, 100, 150)]
 CASES = [

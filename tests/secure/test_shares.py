@@ -7,7 +7,7 @@ from scipy.stats import chi2
 
 from torchdp.noise import Noise, SeededNoise
 from torchdp.secure import reconstruct, share
-from torchdp.secure.shares import masks
+from torchdp.secure.ring import masks
 
 
 class Given(Noise):

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 from scipy.signal import fftconvolve
 
-from torchdp.privacy.profiles import gaussian_profile, pure_profile
+from torchdp.privacy.composition import gaussian_profile, pure_profile
 from torchdp.shuffle.count_laws import BLOCKS, negative_binomial_law, poisson_law
 from torchdp.shuffle.dominating import (
     correlated_profiles,

@@ -144,7 +144,7 @@ def sensitivities(chance, fault):
             "gram_sensitivity": (gram, sensitivity.gram_sensitivity(B, d)),
             "cross_sensitivity": (cross, sensitivity.cross_sensitivity(B, C)),
             "joint_sensitivity": (functools.partial(joint, B / C), sensitivity.joint_sensitivity(B, d)),
-            "ModSulq": (upper, regression.ModSulq.calibrated(d, B, 1.0, 1e-6).sensitivity),
+            "upper triangle": (upper, sensitivity.gram_sensitivity(B, d)),
         }
         for name, (distance, claim) in claims.items():
             yield name, worst_pair(chance, d, B, C, distance), claim / fault

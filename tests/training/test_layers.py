@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 import torch
+from buckets import LaplacianBuckets
 from torch import nn
 
 from torchdp import density, sketching
-from torchdp.density.laplacian import LaplacianBuckets
 from torchdp.randomness import keyed_generator
 from torchdp.training import FeatureLayer, SketchLayer
 

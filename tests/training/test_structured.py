@@ -9,8 +9,7 @@ import torch
 
 from torchdp import workloads
 from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy, factorize_buffered
-from torchdp.factorization.solvers.long_banded_solver import long_banded
-from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
+from torchdp.factorization.solvers.banded_solver import banded_toeplitz, column_scales, long_banded
 from torchdp.factorization.streams import search
 from torchdp.randomness import keyed_generator
 from torchdp.training import Epochs, Iterates, Once, choose, sensitivity, standard_errors
@@ -70,7 +69,7 @@ def test_iterates_are_running_sums_unless_they_swing():
 @pytest.mark.parametrize(("steps", "bands"), [(1, 1), (7, 3), (5, 9), (40, 1), (60, 9)])
 @pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.5, 0.1)])
 def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, momentum, decay):
-    monkeypatch.setattr("torchdp.factorization.solvers.long_banded_solver.AT_ONCE", 16)
+    monkeypatch.setattr("torchdp.factorization.solvers.banded_solver.AT_ONCE", 16)
     drawn = torch.rand(steps, generator=keyed_generator(b"rates"), dtype=torch.float64)
     row = BandedStrategy(torch.linspace(1, 0.1, bands, dtype=torch.float64)[None], steps)
     for C in (row, BandedStrategy.of(row.dense() * (1 + drawn))):

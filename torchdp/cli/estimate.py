@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
-from torchdp.cli.users import read_users
+from torchdp.cli.table import read_users
 from torchdp.noise import Noise, SeededNoise
 from torchdp.text import aligned, say, shown
 

@@ -1,6 +1,5 @@
 """What ``torchdp estimate`` can be asked: a table of statistics, each with its columns, its types and its answers."""
 
-import itertools
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdp import domains, mean, pairwise, queries, workloads
-from torchdp.cli.table import Bins
+from torchdp.cli.table import Axis, Bins
 from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.choose import LARGEST_STRATEGY
@@ -25,27 +24,6 @@ PROTOCOLS: dict[str, Callable[[PairwiseStatistic, float], Asked]] = {
     "randomized-response": pairwise.RandomizedResponsePlugIn,
     "two-message": pairwise.TwoMessage,
 }
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A column as it is asked about: numbers in bins, or the stated labels."""
-
-    name: str
-    bins: Bins | None
-    labels: tuple[str, ...] = ()
-
-    @property
-    def count(self) -> int:
-        return len(self.labels) if self.bins is None else self.bins.count
-
-    @property
-    def cells(self) -> list[str]:
-        """What its types are called."""
-        if self.bins is None:
-            return list(self.labels)
-        edges = self.bins.edges
-        return [f"{low:g} to {high:g}" for low, high in itertools.pairwise(edges)]
 
 
 @dataclass(frozen=True)

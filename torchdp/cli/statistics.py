@@ -10,7 +10,6 @@ import torch
 
 from torchdp import checks, pairwise, queries, workloads
 from torchdp.cli.questions import (
-    Axis,
     OfCovariance,
     OfFunction,
     OfPairs,
@@ -19,8 +18,7 @@ from torchdp.cli.questions import (
     each_answer,
     quantiles_of,
 )
-from torchdp.cli.table import MOST_TYPES, Bins, parse_bounds
-from torchdp.cli.users import bounded, range_of
+from torchdp.cli.table import MOST_TYPES, Axis, Bins, bounded, parse_bounds, range_of
 from torchdp.noise import Noise, source
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.protocol import Objective

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 from torchdp import checks
-from torchdp.collection.batches import Batches
-from torchdp.collection.collection import Collection, to_bytes
+from torchdp.collection.collection import Batches, Collection, to_bytes
 from torchdp.collection.description import described, device_of, difference, made
 from torchdp.protocol import Estimate, MessageProtocol, Tally
 

@@ -27,7 +27,6 @@ move), ``ShuffledClasses`` for vectors and labels together; what is learned is p
 
 from torchdp.density.curator import CentralKDE
 from torchdp.density.density import Density
-from torchdp.density.errors import kernel_means
 from torchdp.density.exponential import Exponential
 from torchdp.density.family import Family, Features
 from torchdp.density.gaussian import GaussianFourier, GaussianSquareWave
@@ -35,6 +34,7 @@ from torchdp.density.inner_product import InnerProduct, InnerProductRotated, Inn
 from torchdp.density.kde import ShuffledKDE
 from torchdp.density.laplacian import LaplacianSigns
 from torchdp.density.learning import ShuffledClasses, class_counts, classify, nearest_centre, nearest_words
+from torchdp.density.means import kernel_means
 from torchdp.density.orthogonal import GaussianOrthogonal
 from torchdp.density.projection import Projected
 

@@ -76,10 +76,7 @@ class Family(ABC):
         return self.k(x.to(dtype), y.to(dtype))
 
     def validate(self, x: Tensor) -> Tensor:
-        """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises TypeError, ValueError.
-
-        Whole numbers become float64.
-        """
+        """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises TypeError, ValueError."""
         x = self._rows("x", x)
         if not len(x):
             raise ValueError("x must hold one user at least, not none")
@@ -97,9 +94,8 @@ class Family(ABC):
         value = checks.precise(name, value)
         if value.ndim < 2 or value.shape[-1] != self.dimension:
             raise ValueError(f"{name} must have shape (..., n, {self.dimension}), not {tuple(value.shape)}")
-        if (
-            value.numel() and not torch.isfinite(torch.stack(value.aminmax())).all()
-        ):  # no copy as large as the data
+        ends = torch.stack(value.aminmax()) if value.numel() else value  # no copy as large as the data
+        if not ends.isfinite().all():
             raise ValueError(f"{name} holds NaN or infinite entries; remove those rows before the call")
         return value
 
@@ -156,16 +152,6 @@ class Features(ABC):
         return self.family.bound
 
     @property
-    def support(self) -> int:
-        """S."""
-        return self.family.support
-
-    @property
-    def bias(self) -> float:
-        """beta."""
-        return self.family.bias
-
-    @property
     def composed(self) -> int:
         """Instances of a law whose composition bounds what replacing a user's vector tells: repetitions * S.
 
@@ -182,7 +168,7 @@ class Features(ABC):
 
     @property
     def movement(self) -> float:
-        """At most so much do squared changes of a bit's probability add up to when a user's vector is replaced.
+        """Squared changes of bits' probabilities add up to at most so much when a user's vector is replaced.
 
         sum_ij (f_i(x)_j - f_i(x')_j)^2/(4 R^2): it may be far below the number of bits, and the noise needed with it
         (``change`` in ``shuffle.delta_of``).
@@ -246,10 +232,7 @@ class Features(ABC):
         return total, squares
 
     def crowd_ones(self, crowd: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """How many users round to a one, unchecked: -> (*shape, instances) int64.
-
-        O(distinct values): those who hold one value round to a one in a binomial number.
-        """
+        """How many users round to a one, unchecked: -> (*shape, instances) int64; O(distinct values)."""
         if bool((crowd.counts == 1).all()):
             return self.ones(crowd.values, draws, shape)
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=crowd.values.device)
@@ -313,8 +296,3 @@ def drawn(repetitions: int, generator: torch.Generator) -> tuple[int, torch.Gene
     """The arguments of ``draw``, checked. Raises TypeError, ValueError."""
     device = generator.device if isinstance(generator, torch.Generator) else torch.device("cpu")
     return checks.integer("repetitions", repetitions, 1, 2**30), checks.random_source(generator, device)
-
-
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """||x_u - y_v||^2: (*batch, n, d), (*batch, q, d) -> (*batch, n, q)."""
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()

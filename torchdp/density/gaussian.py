@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import Family, Features, OneTermFamily, SignFeatures, drawn, squared_distances
+from torchdp.density.family import Family, Features, OneTermFamily, SignFeatures, drawn
 from torchdp.density.rounding import TURN, fused, fused_ones, fused_positive
 from torchdp.draws import Simulated
 
@@ -152,3 +152,8 @@ class SquareWaveFeatures(SignFeatures):
 def waves(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
     """cos(<w_i, x> + b_i): (n, d) -> (n, repetitions). An angle that overflows counts as 0."""
     return torch.addmm(phases.to(x), x, frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0).cos_()
+
+
+def squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """||x_u - y_v||^2: (*batch, n, d), (*batch, q, d) -> (*batch, n, q)."""
+    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.family import SLACK, Family, Features, OneTermFamily, drawn
-from torchdp.density.hadamard import power_of_two, random_signs, rotate
+from torchdp.density.projection import power_of_two, random_signs, rotate
 
 
 @dataclass(frozen=True)

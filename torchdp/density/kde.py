@@ -9,8 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.density.density import Density
 from torchdp.density.family import Features
-from torchdp.density.levels import class_steps, crowd_steps, steps
-from torchdp.density.means import OfFeatures, moved
+from torchdp.density.means import OfFeatures, class_steps, crowd_steps, moved, steps
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
@@ -71,7 +70,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         if self.epsilon is not None:
             object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
         object.__setattr__(self, "instances", self.features.instances)
-        checks.computable(self.guarantee)  # a delta that the law can not keep
+        checks.validated(self, "guarantee")  # a delta that the law can not keep
 
     @staticmethod
     def calibrated(

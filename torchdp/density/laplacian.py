@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.bins import Grid
-from torchdp.density.family import Family, Features, OneTermFamily, SignFeatures, drawn
+from torchdp.density.family import Family, OneTermFamily, SignFeatures, drawn
 
 
 @dataclass(frozen=True)
@@ -72,65 +72,3 @@ class BinSignFeatures(SignFeatures):
 
     def over(self, x: Tensor) -> Callable[[Tensor], Tensor]:
         return self.grid.reader(x)
-
-
-@dataclass(frozen=True)
-class LaplacianBuckets(LaplacianFamily):
-    """f = g = the indicator of the bucket that the point's bin is hashed to: Q = buckets, S = R = 1, bias 1/buckets.
-
-    E <f(x), g(y)> = k + (1 - k)/buckets. LaplacianSigns is better in everything: for comparison with the paper.
-    dimension >= 1, scale > 0; buckets: a power of two, at least 2. Raises ValueError.
-    Source: Wagner (2025), section 2.3, after Indyk, Motwani (1998).
-    """
-
-    buckets: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        buckets = checks.integer("buckets", self.buckets, 2)
-        if buckets & (buckets - 1) or buckets > 2**20:
-            raise ValueError(f"buckets must be a power of two, at most 2^20, not {buckets}")
-        object.__setattr__(self, "buckets", buckets)
-
-    @property
-    def coordinates(self) -> int:
-        return self.buckets
-
-    @property
-    def movement(self) -> float:
-        """Two bits, each between sure and a coin."""
-        return 0.5
-
-    @property
-    def bias(self) -> float:
-        return 1 / self.buckets
-
-    def mean(self, x: Tensor, y: Tensor) -> Tensor:
-        """E <f(x_u), g(y_v)>: (*batch, n, d), (*batch, q, d) -> (*batch, n, q)."""
-        kernel = self.kernel(x, y)
-        return kernel + (1 - kernel) / self.buckets
-
-    def variance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Variance of <f(x_u), g(y_v)>, one repetition: (n, d), (q, d) -> (n, q)."""
-        mean = self.mean(x, y)
-        return mean * (1 - mean)
-
-    def draw(self, repetitions: int, *, generator: torch.Generator) -> "BucketFeatures":
-        return BucketFeatures(self, repetitions, self._grid(repetitions, generator))
-
-
-@dataclass(frozen=True, eq=False)
-class BucketFeatures(Features):
-    """The top bits of the hash name the bucket."""
-
-    family: LaplacianBuckets
-    grid: Grid
-
-    def f(self, x: Tensor) -> Tensor:
-        buckets = self.family.buckets
-        hit = (self.grid.hash(x) >> (65 - buckets.bit_length())) & (buckets - 1)
-        return (
-            torch.zeros(*hit.shape, buckets, dtype=x.dtype, device=x.device)
-            .scatter_(-1, hit[..., None], 1)
-            .flatten(1)
-        )

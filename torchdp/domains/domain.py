@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.corners import nearest_by_corners
+from torchdp.domains.nearest import nearest_by_corners
 
 TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the set's own reach: by formula, by search
 FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps  # a direction shorter than that share of the longest is flat

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.domain import EPS, FLAT, ROUNDED, Domain, Maximum, Proposal, best_first, slack
-from torchdp.domains.generate import on_points
+from torchdp.domains.noise_shape import on_points
 from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
 

@@ -1,4 +1,4 @@
-"""The optimal shape of Gaussian noise for a domain, with its certificate."""
+"""The optimal shape of Gaussian noise for a domain, by column generation, with its certificate."""
 
 import math
 import warnings
@@ -10,11 +10,15 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains.domain import EPS, Domain, Proposal, climb
 from torchdp.domains.evaluate import Enclosed, dual_value, enclose, hull
-from torchdp.domains.generate import heavy, merged, on_points
 from torchdp.factorization import Certificate
 from torchdp.factorization.certificates.certificate import check_exponent
+from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.threads import one_thread
 
+NOTHING = 1e-8  # of the largest weight: the solver keeps weights above 0
+LIGHT = 1e-4  # of the largest weight: points below are dropped, and found again where they matter
+CLOSE = 1e-5  # of the set's reach: points that differ by less are one
+NEGLIGIBLE = 1e-300
 ROUNDS = 300  # calls of the oracle
 PROGRESS = 0.02  # of the gap
 PATIENCE = 6  # rounds without a better bound
@@ -23,6 +27,38 @@ ROUGH = 0.2  # of how far points stuck out: what it may lose before the last rou
 ROUNDING, RELATIVE, TINY = 64 * EPS, 1e-10, 1e-300  # of the largest coordinate, of the norm: what float64 may cost
 WIDE = 0.26  # a gap above what the semidefinite bound of a zonotope may lose, (pi/2)^{1/2} - 1
 LARGEST = 1e100  # coordinates whose squares are far from the ends of float64
+
+
+def on_points(points: Tensor, middle: Tensor | None, p: float, tol: float, max_iterations: int = 3000) -> Proposal:
+    """The best ellipsoid around the points (k, d): about ``middle``, or with a centre of its own where that is None."""
+    origin = points[0] if middle is None else middle
+    W = (points - origin).mT
+    solution = solve(W, p=p, shift=middle is None, tol=tol, max_iterations=max_iterations)
+    root = solution.left * solution.right.norm(dim=-2).max()
+    centre = origin + W @ solution.primal_weights if middle is None else middle
+    weights = solution.column_weights
+    kept = weights > NOTHING * weights.max()
+    return Proposal(root, centre, points[kept], weights[kept], solution.row_weights)
+
+
+def heavy(proposal: Proposal) -> Tensor:
+    """The points that carry weight, the heaviest 4 d (d + 1) at most: an optimum needs an eighth of them."""
+    weights, d = proposal.weights, proposal.points.shape[1]
+    order = torch.argsort(weights, descending=True)[: 4 * d * (d + 1)]
+    return proposal.points[order[weights[order] > LIGHT * weights.max()]]
+
+
+def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | None) -> Tensor:
+    """The next points: those to start from, those with weight and those found, one of two mirror images."""
+    points = torch.cat([start, heavy(proposal), found])
+    z = points - (points[0] if middle is None else middle)
+    if middle is not None:
+        lead = z.gather(-1, (z.abs() > 1e-9 * z.abs().max()).to(torch.uint8).argmax(-1, keepdim=True))
+        z = torch.where(lead < 0, -z, z)
+    grid = (z / (CLOSE * z.abs().max().clamp_min(NEGLIGIBLE))).round()
+    distinct, place = torch.unique(grid, dim=0, return_inverse=True)
+    first = torch.zeros(len(distinct), dtype=torch.int64, device=z.device)
+    return points[first.scatter(0, place, torch.arange(len(z), device=z.device))]
 
 
 @dataclass(frozen=True)

@@ -47,27 +47,28 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 """
 
 from torchdp.factorization.additive import additive_noise_bound
-from torchdp.factorization.approximate import ApproximateFactorization, approximate, zeta
+from torchdp.factorization.approximate import ApproximateFactorization, approximate, least_error, zeta
 from torchdp.factorization.certificates.certificate import Certificate, certify
-from torchdp.factorization.constant import free_constant
 from torchdp.factorization.dual import gamma2_dual
-from torchdp.factorization.epochs import EpochFactorization, factorize_epochs
+from torchdp.factorization.epochs import (
+    EpochFactorization,
+    SeparatedFactorization,
+    factorize_epochs,
+    factorize_separated,
+)
 from torchdp.factorization.factorize import Factorization, factorize, signature_form
 from torchdp.factorization.gradient import gradient, low_rank
 from torchdp.factorization.hard import hard_instance, sample_upper_bound
-from torchdp.factorization.least_error import least_error
-from torchdp.factorization.norm import gamma, gamma2, gamma_F
+from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
 from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
-from torchdp.factorization.separated import SeparatedFactorization, factorize_separated
 from torchdp.factorization.streams.banded import BandedStrategy
 from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.buffered_factorization import BufferedFactorization, factorize_buffered
 from torchdp.factorization.streams.recalled import RecalledStrategy
 from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.factorization.streams.strategy import StreamStrategy
-from torchdp.factorization.structure.blocks import factorize_blocks
 from torchdp.factorization.structure.closed_forms import (
     gamma_box,
     gamma_ellipsoid,
@@ -83,7 +84,7 @@ from torchdp.factorization.structure.constructive import (
     normalised_square_root,
     square_root,
 )
-from torchdp.factorization.structure.product import factorize_product
+from torchdp.factorization.structure.product import factorize_blocks, factorize_product
 from torchdp.factorization.structure.running import RunningFactorization
 
 __all__ = [

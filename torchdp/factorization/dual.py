@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import allowance, dual_weights, fitting, refuse_contradiction
+from torchdp.factorization.certificates.certificate import (
+    allowance,
+    dual_weights,
+    fitting,
+    magnitude,
+    refuse_contradiction,
+)
 from torchdp.factorization.solvers.stopping import warn_open
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
@@ -62,6 +68,8 @@ def certify_dual(
     m, n = U.shape[-2:]
     r = checks.matrix("left", left).shape[-1]
     left, right = fitting("left", left, U, (m, r)), fitting("right", right, U, (n, r))
+    size = magnitude(U)
+    U = U / size  # sums of large entries are no floats
     lower = (U * (_unit(left) @ _unit(right).mT)).sum((-2, -1))
     needed = (U != 0).any(-1), (U != 0).any(-2)
     inverse, unproved = [], torch.zeros_like(lower, dtype=torch.bool)
@@ -73,7 +81,8 @@ def certify_dual(
         unproved |= (nonzero & ~usable).any(-1)
     scaled = inverse[0][..., None] * U * inverse[1][..., None, :]
     upper = torch.linalg.matrix_norm(torch.where(unproved[..., None, None], 0.0, scaled), 2)
-    return lower, torch.where(unproved, math.inf, upper)
+    size, largest = size[..., 0, 0], torch.finfo(U.dtype).max
+    return (size * lower).clamp(-largest, largest), torch.where(unproved, math.inf, size * upper)
 
 
 @one_thread

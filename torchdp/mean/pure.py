@@ -79,7 +79,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
             raise ValueError(f"blocks must have {rank} coordinates together, the rank of the shape")
         if not math.isclose(sum(block.share for block in blocks), 1.0, rel_tol=1e-9) and blocks:
             raise ValueError("blocks must have shares that add up to 1")
-        checks.computable(self.diameters)  # blocks whose noise no float holds
+        checks.validated(self, "diameters")  # blocks whose noise no float holds
 
     @classmethod
     def tuned(cls, domain: Domain, *, epsilon: float) -> "PureMean":

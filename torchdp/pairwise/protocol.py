@@ -41,7 +41,7 @@ class PairwiseProtocol(Protocol[Tensor]):
                 "hold, so nobody needs to send anything"
             )
         object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        checks.computable(self.guarantee)  # an epsilon out of the randomizer's range
+        checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range
 
     @property
     def subject(self) -> PairwiseStatistic:

@@ -59,7 +59,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             raise ValueError(
                 "vectors must be unbiased: the client's laws times them must be the statistic's points"
             )
-        checks.computable(self.output_vectors)  # a strategy that can not tell types of different vectors apart
+        checks.validated(self, "output_vectors")  # a strategy that can not tell types of different vectors apart
 
     @classmethod
     def tuned(

@@ -34,7 +34,8 @@ def consistent(workload: Tensor | Workload, answers: Tensor, *, tol: float = 1e-
     Guarantees: W h is never farther from any answers that a histogram gives than ``answers`` are, up to the gap.
     Source: projection onto a convex set; Nikolov, Talwar, Zhang (2013), section 4; Kim, Park (2011).
     """
-    W, answers = dense(workload), checks.floating("answers", answers).detach().double()
+    W = checks.matrix("workload", dense(workload), checks.LARGEST)
+    answers = checks.floating("answers", answers, checks.LARGEST).detach().double()
     if answers.ndim == 0 or answers.shape[-1] != W.shape[0]:
         raise ValueError(
             f"answers must have shape (..., {W.shape[-2]}), one for each query, not {tuple(answers.shape)}"

@@ -22,7 +22,6 @@ Theorems: sensitivities, ``regression.sensitivity``; noise, Balle, Wang (2018), 
 Talwar, Thakurta, Zhang (2014); regularization, Stein (1981). Published constants: ``regression.paper``.
 """
 
-from torchdp.regression.central import AdaSSP, ModSulq, SufficientStatistics
 from torchdp.regression.choose import choose_low_rank, choose_regression
 from torchdp.regression.errors import SecondMoments, least_squares, loss, phi, psi
 from torchdp.regression.gram import GramRelease
@@ -40,14 +39,11 @@ from torchdp.regression.rows import clipped_rows
 from torchdp.regression.second_moment_noise import debiased
 
 __all__ = [
-    "AdaSSP",
     "FrequencyMoments",
     "GramRelease",
     "LocalRows",
-    "ModSulq",
     "SecondMoments",
     "SecureHistogram",
-    "SufficientStatistics",
     "adaptive_ridge",
     "cautious_ridge",
     "choose_low_rank",

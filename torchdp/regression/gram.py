@@ -51,7 +51,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     def __post_init__(self) -> None:
         if self.label_bound is not None:
             checks.positive("label_bound", self.label_bound)
-        checks.computable(self.noise.sigma)  # clients, bounds, epsilon and delta that have no noise
+        checks.validated(self, "noise.sigma")  # clients, bounds, epsilon and delta that have no noise
 
     @cached_property
     def noise(self) -> SharedGaussian:

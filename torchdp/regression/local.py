@@ -43,7 +43,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         checks.squarable("bound", self.bound, 4)
         if self.label_bound is not None:
             checks.squarable("label_bound", self.label_bound, 4)
-        checks.computable(self.client)  # an epsilon or a delta out of its range
+        checks.validated(self, "client")  # an epsilon or a delta out of its range
 
     @cached_property
     def client(self) -> GaussianVector:  # type: ignore[override]

@@ -50,7 +50,7 @@ class FrequencyMoments(SharedSum[Tally]):
                 "measure in a unit in which bound is about 1"
             )
         object.__setattr__(self, "orders", orders)
-        checks.computable(self.noise.level)  # clients, bounds and an epsilon that have no noise
+        checks.validated(self, "noise.level")  # clients, bounds and an epsilon that have no noise
 
     @cached_property
     def noise(self) -> SharedNoise:
@@ -136,7 +136,7 @@ class SecureHistogram(SharedSum[Tensor]):
 
     def __post_init__(self) -> None:
         checks.integer("types", self.types, 2)
-        checks.computable(self.noise.level)  # clients, bounds and an epsilon that have no noise
+        checks.validated(self, "noise.level")  # clients, bounds and an epsilon that have no noise
 
     @cached_property
     def noise(self) -> SharedNoise:

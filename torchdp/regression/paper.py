@@ -3,22 +3,6 @@
 import math
 
 from torchdp import checks
-from torchdp.regression.central import ModSulq
-
-
-def mod_sulq(clients: int, columns: int, bound: float, epsilon: float, delta: float) -> ModSulq:
-    """MOD-SULQ with its published noise: n B^2 beta,
-
-    beta = (d + 1)/(n epsilon) sqrt(2 ln((d^2 + d)/(2 sqrt(2 pi) delta))) + 1/(n sqrt epsilon).
-    Its guarantee says how much less than epsilon it spends. Raises ValueError.
-
-    Source: Chaudhuri, Sarwate, Sinha (2013), Algorithm 1 and Theorem 1.
-    """
-    n, d = checks.integer("clients", clients, 1), checks.integer("columns", columns, 1)
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-    logarithm = math.log(max(1.0, (d * d + d) / (2 * math.sqrt(2 * math.pi) * delta)))
-    beta = (d + 1) / (n * epsilon) * math.sqrt(2 * logarithm) + 1 / (n * math.sqrt(epsilon))
-    return ModSulq(d, bound, n * checks.squarable("bound", bound) ** 2 * beta, delta)
 
 
 def moment_variance(bound: float, order: float, epsilon: float, delta: float) -> float:

@@ -63,7 +63,7 @@ def cautious_ridge(noisy: NoisyMoments, ridge: float, failing: float = 0.05) -> 
     """Solution with as much more regularization as the largest noise may ask for: (*batch, d), float64.
 
     (G + t I)^-1 c, t = max(ridge, r - max(l, 0), r/2 - l), r = (d ln(2 d^2/failing))^{1/2} gram_sigma, l the least
-    eigenvalue of G: the rule of :class:`AdaSSP`, from one release of A^T A and A^T b, so that no third of the budget
+    eigenvalue of G: the rule of AdaSSP, from one release of A^T A and A^T b, so that no third of the budget
     goes to the eigenvalue, and with it G + t I stays r/2 away from singular, whatever the noise. It can
     err less than :func:`adaptive_ridge` where noise is about to hide everything. ridge >= 0; failing in (0, 1): the
     chance that the noise is larger. Raises TypeError, ValueError.

@@ -28,8 +28,8 @@ from torchdp.secure.one_copy import OneCopySecureSketch
 from torchdp.secure.processes import run_processes, take_part
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
+from torchdp.secure.ring import reconstruct, share
 from torchdp.secure.servers import Links, Server, client_frames, reveal_frames
-from torchdp.secure.shares import reconstruct, share
 from torchdp.secure.sums import SecureSums, Words
 
 __all__ = [

@@ -25,6 +25,7 @@ from torchdp import checks
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.protocol import Estimate
 from torchdp.secure.frames import FrameError
+from torchdp.secure.ring import share
 from torchdp.secure.servers import (
     Links,
     Server,
@@ -34,7 +35,6 @@ from torchdp.secure.servers import (
     roll_header,
     sum_header,
 )
-from torchdp.secure.shares import share
 from torchdp.secure.sums import SecureSums
 
 SHORTEST, LONGEST = 1e-3, 1e6  # seconds of a step

@@ -23,7 +23,7 @@ from torchdp.secure.frames import (
     unpack_set,
     unseal,
 )
-from torchdp.secure.shares import reconstruct
+from torchdp.secure.ring import reconstruct
 from torchdp.secure.sums import SecureSums
 
 SESSION_BYTES = 16

@@ -13,7 +13,7 @@ from torchdp.draws import Draws
 from torchdp.kernels import inversion
 from torchdp.kernels.inversion import Table
 from torchdp.privacy.accounting import Profile
-from torchdp.privacy.profiles import pure_profile
+from torchdp.privacy.composition import pure_profile
 from torchdp.protocol import Limits
 from torchdp.shuffle.correlated import discrete_laplace, signed_limits, signed_messages
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, tabulated, variation_of

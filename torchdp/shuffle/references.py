@@ -21,8 +21,8 @@ from torchdp.privacy import (
     rounded_guarantee,
 )
 from torchdp.privacy.accounting import Profile
+from torchdp.privacy.composition import gaussian_profile
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.privacy.profiles import gaussian_profile
 from torchdp.protocol.records import Limits, farthest
 from torchdp.rounded import RoundedNormal
 from torchdp.shuffle.laws import BitLaw
@@ -120,7 +120,7 @@ class RoundedGaussianSum(GaussianSum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checks.computable(self.noise)  # a sigma that no table holds
+        checks.validated(self, "noise")  # a sigma that no table holds
 
     @cached_property
     def noise(self) -> RoundedNormal:

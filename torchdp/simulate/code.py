@@ -1,18 +1,26 @@
-"""Which code made a number: a digest of a trial's functions and of the values that they read, and of this package."""
+"""What made a number: a digest of a trial's functions and of the values that they read, command, place, versions."""
 
 import hashlib
 import inspect
 import io
 import os
 import pickle
+import platform
+import shlex
+import subprocess
 import sys
+import time
 import types
+import uuid
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchdp.simulate.store import Start
 
 _ROOT = Path(__file__).resolve().parents[1]
 _NAME = __name__.partition(".")[0]
@@ -128,3 +136,31 @@ def _installed(value: Any) -> bool:
         return True
     path = os.path.realpath(getattr(sys.modules.get(name), "__file__", None) or os.sep)
     return not _LIBRARIES.isdisjoint(path.split(os.sep))
+
+
+def start(facts: Mapping[str, Any]) -> Start:
+    """A new number for a sweep that starts now, with the facts of this process beside those given."""
+    here = {
+        "at": time.time(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else "",
+        "cpu": platform.processor() or platform.machine(),
+        "git": _revision(),
+        "host": platform.node(),
+        "package": package(),
+        "process": os.getpid(),
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+    return Start(uuid.uuid4().hex[:12], {**here, **facts})
+
+
+def _revision() -> str:
+    """Of the repository around the working folder, with a + where files differ from it; "" where there is none."""
+    asked = ("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "-uno")
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 10, "check": True}
+    try:
+        name, changed = (subprocess.run(["git", *each], **how).stdout.strip() for each in asked)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return name + "+" * bool(changed)

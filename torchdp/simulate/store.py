@@ -72,7 +72,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Start:
-    """How a sweep started. start: its number; facts: what, where, when and by which command, see ``provenance``."""
+    """How a sweep started. start: its number; facts: what, where, when and by which command, see ``code.start``."""
 
     start: str
     facts: dict[str, Any]

@@ -12,10 +12,9 @@ import torch
 
 from torchdp import checks
 from torchdp.simulate.blocks import Asked, Sampler, run_block
-from torchdp.simulate.code import code_of
+from torchdp.simulate.code import code_of, start
 from torchdp.simulate.config_runs import ConfigRun, Job, OnError, OtherCode, Row, Work, runs_of, same_facts
 from torchdp.simulate.moments import merge
-from torchdp.simulate.provenance import start
 from torchdp.simulate.store import Reader, Record, Run, load
 from torchdp.simulate.streams import canonical, digest
 from torchdp.simulate.workers import Where, answers

@@ -9,9 +9,12 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import BandedStrategy, StreamStrategy, factorize_buffered, factorize_epochs
-from torchdp.factorization.solvers.banded_solver import banded_strategy
-from torchdp.factorization.solvers.long_banded_solver import long_banded
-from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
+from torchdp.factorization.solvers.banded_solver import (
+    banded_strategy,
+    banded_toeplitz,
+    column_scales,
+    long_banded,
+)
 from torchdp.factorization.streams.search import (
     LEAST_PERIOD,
     MOST_PASSES,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import BandedStrategy, EpochFactorization, Factorization, StreamStrategy
-from torchdp.factorization.solvers.long_banded_solver import long_row_norms
+from torchdp.factorization.solvers.banded_solver import long_row_norms
 from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.workloads import RunningSums
 

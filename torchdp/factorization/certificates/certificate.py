@@ -202,6 +202,12 @@ def _norm(values: Tensor, p: float, dim: int) -> Tensor:
     return (torch.linalg.vector_norm(values / top, ord=p, dim=dim, keepdim=True) * top).squeeze(dim)
 
 
+def magnitude(W: Tensor) -> Tensor:
+    """The power of two at W's largest entry, by which it is divided without rounding, (*batch, 1, 1); 1 for 0."""
+    top = W.abs().amax((-2, -1), keepdim=True)
+    return torch.where(top > 0, top / (2 * torch.frexp(top).mantissa), 1.0)
+
+
 def or_infinite(bound: Tensor) -> Tensor:
     """``bound``, infinite where infinity times 0 or a difference of infinities made it no number."""
     return torch.where(bound.isfinite(), bound, math.inf)

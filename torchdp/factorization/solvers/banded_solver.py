@@ -1,9 +1,10 @@
-"""The banded strategy of least error for users whose steps keep apart: a smooth problem without constraints."""
+"""Banded strategies of least error by L-BFGS: free, of one row of coefficients, and of very many steps."""
 
 import math
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from torchdp.descent import quasi_newton
@@ -11,6 +12,8 @@ from torchdp.threads import one_thread
 
 SHARP = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4)  # powers of squared row norms that stand for their maximum
 FLOOR = 1e-9  # share of the sensitivity that every step gets, so that none is without weight
+FEWER = (30.0, 300.0, 3000.0)  # powers for long matrices
+AT_ONCE = 2**14  # steps whose blocks are held together
 
 
 @one_thread
@@ -64,3 +67,159 @@ def _strategy(x: Tensor, n: int, bands: int, gap: int, times: int) -> Tensor:
     windows = torch.nn.functional.pad(y, (gap - 1, gap - 1)).unfold(0, gap, 1).sum(1)
     sizes = (z + windows) / (times * z + y.sum()) + FLOOR / n
     return C * (sizes.sqrt() / C.norm(dim=0))
+
+
+def banded_toeplitz(first: np.ndarray, bands: int, p: float) -> np.ndarray:
+    """c, (bands,), of norm 1: C[t, s] = c_{t-s} of least l_p norm of W C^{-1}'s row norms, W[t, s] = first_{t-s}.
+
+    Row t of W C^{-1} holds b_0, ..., b_t, b(x) = first(x) / c(x), so its squared norm is a running sum of squares; a
+    column's norm is that of c. c_j = prod_{i <= j} (logistic function of x_i) falls, so c(x) has no root in the unit
+    disc; L-BFGS with d b = -(first / c^2) d c.
+    """
+    from scipy.special import expit, logit
+
+    ratio = 2.0 * np.arange(1, bands)
+    x = np.asarray(logit((ratio - 1) / ratio))
+    if bands > 1:
+        x = minimize(_objective, x, (first, p / 2), jac=True, method="L-BFGS-B", options={"maxcor": 30}).x
+    c = np.cumprod(np.concatenate([[1.0], expit(x)]))
+    return np.asarray(c / np.linalg.norm(c))
+
+
+def column_scales(W: np.ndarray, c: np.ndarray, period: int) -> np.ndarray:
+    """d, (n,): C[t, s] = c_{t-s} d_s of least ||W C^{-1}||_F, a user of one fixed order moving C G by 1 at most.
+
+    So the squared norms of columns i, i + period, ... add up to 1 for every i; len(c) <= period. With v = 1 / d the
+    error is v^T H v, H = (W^T W) * (T T^T), T the inverse of c's Toeplitz matrix: L-BFGS over log d, each class of
+    columns scaled to its sum.
+    """
+    from scipy.linalg import toeplitz
+    from scipy.signal import lfilter
+
+    n, start = len(W), np.eye(1, len(W))[0]
+    T = np.tril(toeplitz(lfilter([1.0], c, start)))
+    H, place = (W.T @ W) * (T @ T.T), np.arange(n) % period
+    squares = np.append(np.full(max(n - len(c), 0), c @ c), np.cumsum(c * c)[: min(n, len(c))][::-1])
+
+    def sums(x: np.ndarray) -> np.ndarray:
+        return np.asarray(np.bincount(place, x, period)[place])
+
+    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        sizes = np.exp(2 * x) * squares
+        whole = sums(sizes)
+        v = np.exp(-x) * np.sqrt(whole)
+        value = v @ H @ v
+        slope = 2 * v * (H @ v) / value
+        return math.log(value), sums(slope / whole) * sizes - slope
+
+    x = minimize(objective, np.zeros(n), jac=True, method="L-BFGS-B", options={"maxcor": 30}).x
+    return np.asarray(np.exp(x) / np.sqrt(sums(np.exp(2 * x) * squares)))
+
+
+def _objective(x: np.ndarray, first: np.ndarray, power: float) -> tuple[float, np.ndarray]:
+    """log of the l_power norm of the squared row norms times ||c||^2, and its gradient."""
+    from scipy.signal import lfilter
+    from scipy.special import expit
+
+    rates, n = expit(x), len(first)
+    c = np.cumprod(np.concatenate([[1.0], rates]))
+    b = lfilter([1.0], c, first)
+    twice = lfilter([1.0], c, b)
+    rows = np.cumsum(b * b)
+    if power == math.inf:
+        value, slopes = rows[-1], np.eye(1, n, n - 1)[0]
+    else:
+        value = float(np.linalg.norm(rows / rows[-1], power)) * rows[-1]
+        slopes = (rows / value) ** (power - 1)
+    of_b = 2 * b * np.cumsum(slopes[::-1])[::-1]
+    of_c = np.array([-(of_b[j:] @ twice[: n - j]) for j in range(len(c))]) / value + 2 * c / (c @ c)
+    of_x = np.cumsum((of_c * c)[:0:-1])[::-1] * (1 - rates)
+    return math.log(value) + math.log(c @ c), of_x
+
+
+def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: int) -> Tensor:
+    """C as (steps, bands), entry [t, j] that of C[t, t - j], of least l_p norm of the row norms of W C^{-1}.
+
+    Columns i, i + period, ... do not meet, len(c) <= period, and their squared norms add up to 1: no user of one fixed
+    order moves C G by more than 1. Row t of W C^{-1} is as long as the standard deviation of x_t in C W^{-1} x = z, a
+    banded system solved block by block, covariances and all. L-BFGS from c_{t-s}, columns of one norm.
+
+    inverse: (steps, 3), entry [t, m] that of W^{-1}[t, t - m]. evaluations: for each power.
+    """
+    n, bands = len(inverse), len(c)
+    place = torch.arange(n) % period
+    inside = torch.arange(bands)[:, None] + torch.arange(n) < n  # entry [j, s] is C[s + j, s]
+    layout = _layout(n, bands + 2)
+    x = np.concatenate([c[:, None].expand(bands, n).flatten().numpy(), np.ones(n)])
+
+    def columns(x: Tensor) -> Tensor:
+        E, sizes = x[: bands * n].view(bands, n) * inside, x[bands * n :].square() + FLOOR
+        whole = torch.zeros(period, dtype=x.dtype).index_add(0, place, sizes)
+        return E * ((sizes / whole[place]).sqrt() / E.norm(dim=0))
+
+    for power in [p / 2] if p < math.inf else FEWER:
+
+        def value(point: Tensor) -> Tensor:
+            rows, _ = _variances(_product(columns(point), inverse), layout)
+            return (power * rows.log()).logsumexp(0) / power  # noqa: B023
+
+        x = quasi_newton(value, x, evaluations, stop=1e-8)
+    found = columns(torch.from_numpy(x))
+    age = torch.arange(bands)
+    past = torch.arange(n)[:, None] - age
+    return torch.where(past >= 0, found[age, past.clamp_min(0)], 0.0)
+
+
+def _product(E: Tensor, inverse: Tensor) -> Tensor:
+    """C W^{-1}, by columns as E: (bands + 2, n)."""
+    shifted = [torch.nn.functional.pad(E[:, m:] * inverse[m:, m], (0, m, m, 2 - m)) for m in range(3)]
+    return torch.stack(shifted).sum(0)
+
+
+def _layout(n: int, reach: int) -> tuple[Tensor, Tensor, int, int]:
+    """Where the entries of a banded matrix by columns lie in block rows of two blocks, that before and its own."""
+    blocks = -(-n // reach)
+    column = torch.arange(n).expand(reach, n)
+    row = column + torch.arange(reach)[:, None]
+    within = row < n
+    block = row // reach
+    flat = (block * reach + row % reach) * 2 * reach + column - (block - 1) * reach
+    return within, flat[within], blocks, reach
+
+
+def _variances(
+    F: Tensor, layout: tuple[Tensor, Tensor, int, int], before: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Of x in F x = z, z of variance 1: (n,); and the last block's covariance. before: that of the first block."""
+    within, flat, blocks, reach = layout
+    n = F.shape[1]
+    whole = torch.zeros(blocks * reach * 2 * reach, dtype=F.dtype).index_put((flat,), F[within])
+    whole = whole.view(blocks, reach, 2 * reach)
+    past, own = whole[..., :reach], whole[..., reach:]
+    if blocks * reach > n:
+        rest = torch.zeros(reach, dtype=F.dtype)
+        rest[reach - (blocks * reach - n) :] = 1.0
+        own = torch.cat([own[:-1], (own[-1] + torch.diag(rest))[None]])
+    B = torch.linalg.solve_triangular(own, torch.eye(reach, dtype=F.dtype).expand_as(own), upper=False)
+    A, S = B @ past, B @ B.mT
+    P = S[0] if before is None else before
+    found = [P.diagonal()]
+    for k in range(1, blocks):
+        P = S[k] + A[k] @ P @ A[k].mT
+        found.append(P.diagonal())
+    return torch.cat(found)[:n], P
+
+
+def long_row_norms(C: Tensor, inverse: Tensor) -> Tensor:
+    """Norms of the rows of W C^{-1}, (steps,), C as (steps or 1, bands), W^{-1} as there; some blocks at a time."""
+    (n, _), bands = inverse.shape, C.shape[1]
+    reach, found, P = bands + 2, [], None
+    size = max(2, AT_ONCE // reach) * reach
+    for start in range(0, n, size):
+        first, stop = max(0, start - reach), min(start + size, n)
+        place = torch.arange(first, min(stop + 2, n)) + torch.arange(bands)[:, None]  # [j, s]: row s + j
+        E = C.mT.expand(-1, n).gather(1, place.clamp_max(n - 1)) * (place < n)
+        F = _product(E, inverse[first : stop + 2])[:, : stop - first]
+        variances, P = _variances(F, _layout(stop - first, reach), P)
+        found.append(variances[start - first :])
+    return torch.cat(found).sqrt()

@@ -19,24 +19,34 @@ goes back, takes the plain update and forgets its history. memory = 0 is the pla
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import certify
-from torchdp.factorization.solvers.acceleration import pick
-from torchdp.factorization.solvers.beginning import begin
-from torchdp.factorization.solvers.spectrum import RANK_TOLERANCE, Spectrum, choose, factors, triangle
+from torchdp.factorization.solvers.spectrum import (
+    RANK_TOLERANCE,
+    Mirrored,
+    Spectrum,
+    choose,
+    choose_rough,
+    factors,
+    triangle,
+)
 from torchdp.factorization.solvers.stopping import Schedule
 from torchdp.factorization.solvers.symmetry import Symmetry, symmetry_of
-from torchdp.factorization.solvers.weights import Found, Problem, Weights
+from torchdp.factorization.solvers.weights import ROUNDING, Best, Problem, Weights
 from torchdp.factorization.solvers.weights import power_norm as power_norm
 
-ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
+MOST, PATIENCE = 50, 6  # iterations; of them without progress
+LARGE, COARSEST = 1024, 128  # side from which weights come from a coarser matrix, and of the coarsest
+SMOOTH = 1 / 16  # change from row to row, relative, of a matrix that coarser ones are like
+EVEN = 0.01  # share of even weights in those that a coarser matrix gives: none is lost
+CLOSE = 1e-4  # gap, relative: what float32 tells of it below is its own rounding
 
 
 @dataclass(frozen=True)
@@ -105,9 +115,9 @@ def attempts(
     weights, looks = Weights(problem, tol, memory), Schedule(tol)
     begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
     spectrum = choose(problem.blocks[0], symmetry.mirrored) if spectrum is None else spectrum
-    best = _Best(weights)
+    best = Best(weights)
     for iterations in range(begun + 1, max_iterations + 1):
-        found, steady = best.look(weights, spectrum)
+        best.look(weights, spectrum)
         finished = best.gap <= looks.within
         if looks.due(iterations, finished) or iterations == max_iterations:
             yield _solution(whole, problem, scale, best, iterations)
@@ -116,43 +126,9 @@ def attempts(
             if finished and spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
                 best.forget()
                 weights.forget()
-        weights.move(found, steady)
 
 
-class _Best:
-    """The best bounds so far of each problem of a batch, and what is behind them."""
-
-    def __init__(self, weights: Weights) -> None:
-        self.lower = torch.full_like(weights.previous, ROUNDING)
-        self.upper = torch.full_like(self.lower, math.inf)
-        self.gap = math.inf
-        self.primal: tuple[Tensor, ...] = ()  # parts of the maps and dual weights behind `upper`
-        self.maps: Callable[..., tuple[Tensor, Tensor]] = factors  # until there are some
-        self.dual = weights.problem.dual(weights.weights)  # behind `lower`
-
-    def look(self, weights: Weights, spectrum: Spectrum) -> tuple[Found, bool]:
-        """What the problem looks like at these weights, and whether no trace norm fell; keeps what is better."""
-        while True:
-            found = weights.problem.look(weights, spectrum, self.gap)
-            better, tighter = found.value < self.upper, found.trace > self.lower
-            upper, lower = torch.minimum(self.upper, found.value), torch.maximum(self.lower, found.trace)
-            facts = torch.stack([better, tighter, found.steady]).reshape(3, -1).all(1)
-            told = torch.cat([facts, (upper / lower).amax()[None], found.notes]).cpu().tolist()  # all that is read
-            if spectrum.hear(told[4:], told[3] - 1):
-                break
-        self.upper, self.lower, self.gap = upper, lower, told[3] - 1
-        new = bool(told[0]) or found.maps is not self.maps
-        self.primal = found.primal if new else tuple(map(partial(pick, better), found.primal, self.primal))
-        self.dual = found.primal[-1] if told[1] else pick(tighter, found.primal[-1], self.dual)
-        self.maps = found.maps
-        return found, bool(told[2])
-
-    def forget(self) -> None:
-        """Drops the bounds, and keeps what was behind them until the next."""
-        self.lower, self.upper = torch.full_like(self.lower, ROUNDING), torch.full_like(self.upper, math.inf)
-
-
-def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: _Best, iterations: int) -> Solution:
+def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: Best, iterations: int) -> Solution:
     """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or its triangle."""
     symmetry, dual, same = problem.symmetry, best.primal[-1], problem.W is whole
     P = symmetry.whole(dual)[1]
@@ -191,3 +167,88 @@ def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     U, S, Vh = torch.linalg.svd(X - left @ right, full_matrices=False)
     root = torch.where(S > RANK_TOLERANCE, S, 0.0).sqrt()
     return torch.cat([left, U * root[..., None, :]], -1), torch.cat([right, root[..., None] * Vh], -2)
+
+
+def begin(weights: Weights, tol: float, most: int) -> int:
+    """Moves ``weights`` as far as float32 goes, where that is cheaper than float64; returns the iterations.
+
+    Each problem of a batch gets the weights at which its own bounds, as float32 sees them, were closest. It is done
+    where they meet up to ``tol``; where half of a batch is done the rest goes on alone. Nothing is proved here.
+    """
+    problem = weights.problem
+    spectrum = choose_rough(problem.blocks[0], problem.symmetry.mirrored)
+    if spectrum is None or most < 1:
+        return 0
+    if _smooth(problem):
+        weights.masses = torch.lerp(_from_coarser(weights, tol)[0].softmax(-1), weights.masses, EVEN)
+    return _advance(weights, spectrum, tol, most)
+
+
+def _advance(weights: Weights, spectrum: Spectrum, tol: float, most: int) -> int:
+    batch, tol = weights.masses.shape[:-2], max(0.9 * tol, CLOSE)
+    going, which = _flat(weights), torch.arange(weights.masses[..., 0, 0].numel(), device=weights.masses.device)
+    chosen, closest = going.masses.clone(), going.masses.new_full((len(which),), math.inf)
+    worst, marked, mark = math.inf, 0, math.inf
+    for iteration in range(1, min(most, MOST) + 1):
+        found = going.problem.look(going, spectrum, worst)
+        gap = found.value.double() / found.trace.double() - 1
+        nearer = gap < closest[which]
+        chosen[which[nearer]], closest[which[nearer]] = going.masses[nearer], gap[nearer]
+        open_ = closest[which] > tol
+        count = int(open_.sum())
+        worst = float(closest[which].amax())
+        if worst < 0.9 * mark:
+            mark, marked = worst, iteration
+        if count == 0 or iteration - marked >= PATIENCE or not spectrum.hear(found.notes.tolist(), worst):
+            break
+        rounded = found._replace(norms=found.norms.double(), trace=found.trace.double())
+        going.move(rounded, bool(found.steady.all()))
+        if 2 * count <= len(which):
+            going, which = going.pick(open_), which[open_]
+    weights.masses = chosen.reshape(*batch, *chosen.shape[1:])
+    return iteration
+
+
+def _flat(weights: Weights) -> Weights:
+    """The same weights of a batch with one dimension."""
+    flat, problem = copy(weights), copy(weights.problem)
+    problem.W = problem.W.reshape(-1, *problem.W.shape[-2:])
+    problem.blocks = [block.reshape(-1, *block.shape[-2:]) for block in problem.blocks]
+    flat.problem, flat.history = problem, copy(weights.history)
+    flat.masses = weights.masses.reshape(-1, *weights.masses.shape[-2:])
+    flat.steps, flat.previous = weights.steps.reshape(-1), weights.previous.reshape(-1)
+    return flat
+
+
+def _smooth(problem: Problem) -> bool:
+    """Whether every second row and column of a large symmetric matrix are the same problem but for its size."""
+    W, symmetry = problem.W, problem.symmetry
+    if W.ndim > 2 or len(W) < LARGE or not symmetry.mirrored or symmetry.sign:
+        return False
+    return bool((W[1:] - W[:-1]).abs().mean() < SMOOTH * W.abs().mean())
+
+
+def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
+    """Logarithms of weights from those of W's every second row and column, (1, n); and without the correction.
+
+    Between two coarse weights the logarithms are linear. What this misses at the ends, where weights follow the place
+    and not its share of the length, is what the step before, to the coarse matrix, has missed there.
+    """
+    W = weights.problem.W
+    first = 1 - len(W) % 2  # so that prefix sums, their columns reversed, become prefix sums
+    W = W[first::2, first::2]
+    symmetry = Symmetry((len(W), len(W)), mirrored=True)
+    coarse = Weights(Problem(W, symmetry, math.inf, False), tol, weights.history.memory)
+    guess = None
+    if len(W) >= COARSEST:
+        start, guess = _from_coarser(coarse, tol)
+        coarse.masses = start.softmax(-1)
+    _advance(coarse, Mirrored(torch.float32), tol, MOST)
+    logs = coarse.masses.log()
+    plain = torch.nn.functional.interpolate(logs[None], size=len(weights.problem.W), mode="linear")[0]
+    if guess is None:
+        return plain, plain
+    missed = logs - guess
+    missed, half = missed - missed[:, len(W) // 2, None], len(W) // 2
+    rest = missed.new_zeros(1, plain.shape[1] - 2 * half)
+    return plain + torch.cat([missed[:, :half], rest, missed[:, -half:]], -1), plain

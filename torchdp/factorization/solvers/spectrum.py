@@ -13,9 +13,7 @@ from torchdp.factorization.polar import contraction, polar_steps
 RANK_TOLERANCE = 1e-14  # singular values below this share of the largest are cut off
 SQUARE_TOLERANCE = 1e-10  # share of a Gram matrix's largest eigenvalue, a square, below which one is rounding
 SHARE = 1 / 256  # of the gap so far, that an inexact polar factor may cost: more slows the iteration down
-# ... and of the lightest weight, relative to the mean. A row or column of weight w has a singular value of about w:
-# one that is not resolved makes the norms of a row that has no weight too large, and that row grow.
-LIGHT = 1e-5
+LIGHT = 1e-5  # of the lightest weight w, the same: with a singular value of some w unresolved, a row of no weight grows
 SINGLE = 1e-2  # gap down to which float32 is tried for matrix products
 LARGE = 256  # short side from which a GPU takes matrix products: its eigenvectors come one matrix after the other
 ROUGHEST, FINEST = 1e-2, 1e-5  # loss of a polar factor that only moves weights
@@ -126,11 +124,9 @@ class Decomposed(Spectrum):
         return rough
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        del gap
         M, short, tall = _weighed(X, c, P)  # (*batch, long, short)
         if self.all:
-            S, V = _right_vectors(M)
-            notes = S.new_ones(1)
+            (S, V), notes = _right_vectors(M), M.new_ones(1)
         else:
             values, V = torch.linalg.eigh(M.mT @ M)
             margin = torch.sub(values[..., 0], values[..., -1], alpha=SQUARE_TOLERANCE)

@@ -1,16 +1,17 @@
-"""The weights of the fixed point, what they weigh, and how they move."""
+"""The weights of the fixed point, what they weigh, how they move, and the best bounds on the way."""
 
 import math
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import conjugate
-from torchdp.factorization.solvers.acceleration import History
-from torchdp.factorization.solvers.spectrum import Spectrum, Step
+from torchdp.factorization.solvers.acceleration import History, pick
+from torchdp.factorization.solvers.spectrum import Spectrum, Step, factors
 from torchdp.factorization.solvers.symmetry import Symmetry
 
 # Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
@@ -19,6 +20,7 @@ from torchdp.factorization.solvers.symmetry import Symmetry
 FLOOR = 0.1
 SMALLEST_WEIGHT = 1e-12
 TINY = torch.finfo(torch.float64).tiny
+ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
 STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
 
 
@@ -154,6 +156,41 @@ class Weights:
         share = self.problem.dual(weights)[..., 0, :] * a
         total = (self.counts[0] * share).sum(-1, keepdim=True).clamp_min(TINY)
         return (share / total).log() - weights[..., 0, :].clamp_min(TINY).log()
+
+
+class Best:
+    """The best bounds so far of each problem of a batch, and what is behind them."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.lower = torch.full_like(weights.previous, ROUNDING)
+        self.upper = torch.full_like(self.lower, math.inf)
+        self.gap = math.inf
+        self.primal: tuple[Tensor, ...] = ()  # parts of the maps and dual weights behind `upper`
+        self.maps: Callable[..., tuple[Tensor, Tensor]] = factors  # until there are some
+        self.dual = weights.problem.dual(weights.weights)  # behind `lower`
+        self.seen: tuple[Found, bool] | None = None  # the latest, and whether no trace norm fell
+
+    def look(self, weights: Weights, spectrum: Spectrum) -> None:
+        """Moves the weights by what was seen of them, looks at the problem there, and keeps what is better."""
+        if self.seen is not None:
+            weights.move(*self.seen)
+        while True:
+            found = weights.problem.look(weights, spectrum, self.gap)
+            better, tighter = found.value < self.upper, found.trace > self.lower
+            upper, lower = torch.minimum(self.upper, found.value), torch.maximum(self.lower, found.trace)
+            facts = torch.stack([better, tighter, found.steady]).reshape(3, -1).all(1)
+            told = torch.cat([facts, (upper / lower).amax()[None], found.notes]).cpu().tolist()  # all that is read
+            if spectrum.hear(told[4:], told[3] - 1):
+                break
+        self.upper, self.lower, self.gap = upper, lower, told[3] - 1
+        new = bool(told[0]) or found.maps is not self.maps
+        self.primal = found.primal if new else tuple(map(partial(pick, better), found.primal, self.primal))
+        self.dual = found.primal[-1] if told[1] else pick(tighter, found.primal[-1], self.dual)
+        self.maps, self.seen = found.maps, (found, bool(told[2]))
+
+    def forget(self) -> None:
+        """Drops the bounds, and keeps what was behind them until the next."""
+        self.lower, self.upper = torch.full_like(self.lower, ROUNDING), torch.full_like(self.upper, math.inf)
 
 
 def power_norm(values: Tensor, p: float) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchdp.descent import quasi_newton
-from torchdp.factorization.certificates.buffered_certificate import buffered_squares
+from torchdp.factorization.certificates.running_certificate import buffered_squares
 from torchdp.factorization.streams import series
 from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.recalled import RecalledStrategy, recalled_squares, shared

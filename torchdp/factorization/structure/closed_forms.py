@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent, row_norm
 from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.solvers.fixed_point import RANK_TOLERANCE, Solution, power_norm
 from torchdp.factorization.solvers.stopping import working
@@ -153,7 +153,7 @@ def gamma_ellipsoid(A: Tensor, p: float = math.inf) -> Tensor:
     A: (*batch, d, r). Returns (*batch). Raises ValueError, TypeError.
     Source: Nikolov, Tang (2023), Lemma 19.
     """
-    return power_norm(checks.matrix("A", A).double().norm(dim=-1), check_exponent(p))
+    return row_norm(checks.matrix("A", A).double(), check_exponent(p))
 
 
 def at_uniform_weights(W: Tensor, left: Tensor, right: Tensor, p: float) -> Factorization:

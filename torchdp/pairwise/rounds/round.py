@@ -40,7 +40,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
             checks.instance(name, getattr(self, name), tuple)
         if len(self.questions) != len(self.answers) or not self.vectors + self.answers:
             raise ValueError("answers must hold one epsilon for each question; a user sends one message at least")
-        checks.computable(self.guarantee)  # epsilons out of the randomizers' ranges
+        checks.validated(self, "guarantee")  # epsilons out of the randomizers' ranges
 
     @cached_property
     def randomizers(self) -> tuple[PrivUnitG, ...]:

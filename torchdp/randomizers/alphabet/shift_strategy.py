@@ -71,7 +71,7 @@ class ShiftStrategy(StrategyOracle):
         values = {"epsilon": epsilon, "table": table, "shares": shares}
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        checks.computable(self._triangle)  # patterns that can not be decoded
+        checks.validated(self, "_triangle")  # patterns that can not be decoded
 
     @classmethod
     def tuned(

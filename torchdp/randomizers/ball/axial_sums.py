@@ -18,6 +18,7 @@ SHAPE = 3 * ORDERS + 3, 2 * ORDERS + 2  # coefficients of what is multiplied out
 CLOSE = 1e-8  # standard deviations by which a sum may be off
 FARTHEST = 1e30  # no number of users makes up for so much skewness
 NUMBERS_AT_ONCE = 2**18
+MOST_ALONE = 2**34  # points that are added one to the other: hours
 Sums = tuple[Tensor, Tensor]
 Draw = Callable[[int], Sums]  # (T, sqrt(1 - T^2)) of so many independent users
 Polynomial = np.ndarray  # coefficients [i, j], of x^i u^j or, for transforms, of s^i p^j
@@ -86,6 +87,11 @@ class AxialSums:
         if many.any():
             along[many], across[many] = self.draw(left[many], draws)
         left = torch.where(many, 0, left)
+        if self.least > MOST_ALONE and int(left.sum()) > MOST_ALONE:
+            raise ValueError(
+                f"more than {MOST_ALONE} users of a law so skewed are not drawn at once; lower epsilon, or take "
+                "PrivUnitG, whose sums cost the same for any number of users"
+            )
         while len(held := left.nonzero()[:, 0]):
             some = left[held].clamp_max(max(1, NUMBERS_AT_ONCE // len(held)))
             known = some.cpu()  # of sizes known here nothing is asked again

@@ -38,7 +38,7 @@ class GaussianVector(LatticeRandomizer):
         super().__post_init__()
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
         checks.within("epsilon", self.epsilon, 1e-3, 30)
-        checks.computable(self.guarantee)  # a delta that arithmetic would use up
+        checks.validated(self, "guarantee")  # a delta that arithmetic would use up
 
     @cached_property
     def sigma(self) -> float:

@@ -1,4 +1,7 @@
-"""The central model's baselines: MOD-SULQ, sufficient statistics perturbation and AdaSSP, each with its guarantee."""
+"""Curators of second moments, beside which the routes of ``torchdp.regression`` are measured, each with its guarantee.
+
+MOD-SULQ, sufficient statistics perturbation and AdaSSP. Imported by the scripts beside it.
+"""
 
 import math
 from abc import abstractmethod
@@ -74,7 +77,7 @@ class ModSulq(CentralMoments):
     def __post_init__(self) -> None:
         checks.positive("sigma", self.sigma)
         checks.fraction("delta", self.delta)
-        checks.computable(self.sensitivity)  # columns and a bound without one
+        checks.validated(self, "sensitivity")  # columns and a bound without one
 
     @staticmethod
     def calibrated(columns: int, bound: float, epsilon: float, delta: float) -> "ModSulq":
@@ -120,7 +123,7 @@ class SufficientStatistics(CentralMoments):
     def __post_init__(self) -> None:
         checks.positive("epsilon", self.epsilon)
         checks.fraction("delta", self.delta)
-        checks.computable(self.gram_sigma, self.cross_sigma)  # bounds without a sensitivity
+        checks.validated(self, "gram_sigma", "cross_sigma")  # bounds without a sensitivity
 
     @cached_property
     def gram_sigma(self) -> float:
@@ -174,7 +177,7 @@ class AdaSSP(CentralMoments):
 
     def __post_init__(self) -> None:
         checks.fraction("rho", self.rho)
-        checks.computable(self.sigmas)  # epsilon, delta, and bounds without a sensitivity
+        checks.validated(self, "sigmas")  # epsilon, delta, and bounds without a sensitivity
 
     @cached_property
     def sensitivities(self) -> tuple[float, float, float]:
@@ -226,3 +229,18 @@ class AdaSSP(CentralMoments):
         norm = math.sqrt(self.columns * math.log(2 * self.columns**2 / self.rho)) * self.sigmas[1]
         extra = torch.maximum(norm - safe, torch.full_like(safe, ridge))[..., None, None]
         return solve_ridge(found.gram + extra * torch.eye(self.columns).to(extra), found.cross, 0.0)
+
+
+def published_mod_sulq(clients: int, columns: int, bound: float, epsilon: float, delta: float) -> ModSulq:
+    """MOD-SULQ with its published noise: n B^2 beta,
+
+    beta = (d + 1)/(n epsilon) sqrt(2 ln((d^2 + d)/(2 sqrt(2 pi) delta))) + 1/(n sqrt epsilon).
+    Its guarantee says how much less than epsilon it spends. Raises ValueError.
+
+    Source: Chaudhuri, Sarwate, Sinha (2013), Algorithm 1 and Theorem 1.
+    """
+    n, d = checks.integer("clients", clients, 1), checks.integer("columns", columns, 1)
+    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+    logarithm = math.log(max(1.0, (d * d + d) / (2 * math.sqrt(2 * math.pi) * delta)))
+    beta = (d + 1) / (n * epsilon) * math.sqrt(2 * logarithm) + 1 / (n * math.sqrt(epsilon))
+    return ModSulq(d, bound, n * checks.squarable("bound", bound) ** 2 * beta, delta)

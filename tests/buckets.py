@@ -1,0 +1,55 @@
+"""A family of more coordinates than it uses: the Laplacian kernel by hashed buckets."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp.density.bins import Grid
+from torchdp.density.family import Features
+from torchdp.density.laplacian import LaplacianFamily
+
+
+@dataclass(frozen=True)
+class LaplacianBuckets(LaplacianFamily):
+    """f = g = the indicator of the bucket that the point's bin is hashed to: S = R = 1, bias 1/buckets.
+
+    E <f(x), g(y)> = k + (1 - k)/buckets; buckets: a power of two.
+    Source: Wagner (2025), section 2.3, after Indyk, Motwani (1998).
+    """
+
+    buckets: int = 16
+
+    @property
+    def coordinates(self) -> int:
+        return self.buckets
+
+    @property
+    def movement(self) -> float:
+        """Two bits, each between sure and a coin."""
+        return 0.5
+
+    @property
+    def bias(self) -> float:
+        return 1 / self.buckets
+
+    def mean(self, x: Tensor, y: Tensor) -> Tensor:
+        kernel = self.kernel(x, y)
+        return kernel + (1 - kernel) / self.buckets
+
+    def variance(self, x: Tensor, y: Tensor) -> Tensor:
+        mean = self.mean(x, y)
+        return mean * (1 - mean)
+
+    def draw(self, repetitions: int, *, generator: torch.Generator) -> "BucketFeatures":
+        return BucketFeatures(self, repetitions, self._grid(repetitions, generator))
+
+
+@dataclass(frozen=True, eq=False)
+class BucketFeatures(Features):
+    family: LaplacianBuckets
+    grid: Grid
+
+    def f(self, x: Tensor) -> Tensor:
+        hit = (self.grid.hash(x) >> (65 - self.family.buckets.bit_length())) & (self.family.buckets - 1)
+        return torch.nn.functional.one_hot(hit, self.family.buckets).to(x.dtype).flatten(1)
