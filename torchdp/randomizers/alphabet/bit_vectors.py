@@ -35,7 +35,7 @@ class BitVectorOracle(FrequencyOracle):
 
     def __post_init__(self) -> None:
         keep_range(self)
-        checks.validated(self.off)  # an epsilon that chances drawn can not keep
+        checks.validated(self, "off")  # an epsilon that chances drawn can not keep
 
     @property
     @abstractmethod
