@@ -12,7 +12,6 @@ from torchdp.protocol import Estimate
 from torchdp.regression import (
     AdaSSP,
     GramRelease,
-    NoisyMoments,
     SecondMoments,
     adaptive_ridge,
     cautious_ridge,
@@ -26,7 +25,7 @@ from torchdp.regression import (
 )
 from torchdp.regression.errors import joined
 from torchdp.regression.ridge import estimated_loss
-from torchdp.regression.second_moment_noise import svec
+from torchdp.regression.second_moment_noise import NoisyMoments, svec
 from torchdp.sketching import balanced_count_sketch
 
 D, RIDGE = 4, 10.0
