@@ -77,14 +77,7 @@ def names_a_hook_otherwise(node: ast.AST) -> bool:
     return [each.arg for each in node.args.args[:2]] in (["self", "x"], ["self", "summary"])
 
 
-RULES = (
-    asserts,
-    rounds_two_numbers,
-    takes_the_default_type,
-    prints,
-    parses_loosely,
-    names_a_hook_otherwise,
-)
+RULES = (asserts, rounds_two_numbers, takes_the_default_type, prints, parses_loosely, names_a_hook_otherwise)
 MAY = {prints: ("text.py", "report.py", "experiment.py")}  # the last two speak for experiments
 
 

@@ -11,7 +11,6 @@ from products import regression_rows
 from torchdp.protocol import Estimate
 from torchdp.regression import (
     GramRelease,
-    NoisyMoments,
     SecondMoments,
     adaptive_ridge,
     cautious_ridge,
@@ -25,7 +24,7 @@ from torchdp.regression import (
 )
 from torchdp.regression.errors import joined
 from torchdp.regression.ridge import estimated_loss
-from torchdp.regression.second_moment_noise import svec
+from torchdp.regression.second_moment_noise import NoisyMoments, svec
 from torchdp.sketching import balanced_count_sketch
 
 D, RIDGE = 4, 10.0
