@@ -8,8 +8,13 @@ import os
 import pytest
 import torch
 
+from torchdp import pairwise, queries
 from torchdp.noise import process
+from torchdp.protocol import Choice
+from torchdp.protocol.choice import Candidate
+from torchdp.randomizers import RandomizedResponse
 
+CHOOSE, CHOOSE_FUNCTION = pairwise.choose, queries.choose_function
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
 
 
@@ -34,3 +39,16 @@ def repeated_draws(request, monkeypatch):
 
     monkeypatch.setattr("torchdp.noise.system_key", key)
     torch.manual_seed(int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little"))
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Without searches, which take seconds."""
+
+    def choose(W, n, epsilon, objective):
+        protocol = queries.LocalOracle(W, RandomizedResponse(W.shape[1], epsilon))
+        return Choice((Candidate("randomized", protocol, float(protocol.worst_mse(n, objective)) ** 0.5),))
+
+    monkeypatch.setattr(queries, "choose", choose)
+    monkeypatch.setattr(queries, "choose_function", lambda *one: CHOOSE_FUNCTION(*one, search=False))
+    monkeypatch.setattr(pairwise, "choose", lambda *one, search, **more: CHOOSE(*one, search=False, **more))

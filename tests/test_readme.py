@@ -97,8 +97,10 @@ def test_stories(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if estimates(page)])
-def test_estimate_command(page, tmp_path, monkeypatch, capsys):
+def test_estimate_command(page, tmp_path, monkeypatch, capsys, request):
     commands = estimates(page)
+    if page != "README.md":
+        request.getfixturevalue("quick")
     monkeypatch.chdir(tmp_path)
     rows = "\n".join(f"{150 + i % 50},{1000 * (i % 70)},{'ab'[i % 2]}" for i in range(200))
     Path("users.csv").write_text("height,income,town\n" + rows + "\n")

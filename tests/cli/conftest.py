@@ -4,25 +4,7 @@ import json
 
 import pytest
 
-from torchdp import cli, pairwise, queries
-from torchdp.protocol import Choice
-from torchdp.protocol.choice import Candidate
-from torchdp.randomizers import RandomizedResponse
-
-CHOOSE, CHOOSE_FUNCTION = pairwise.choose, queries.choose_function
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Without searches, which take seconds."""
-
-    def choose(W, n, epsilon, objective):
-        protocol = queries.LocalOracle(W, RandomizedResponse(W.shape[1], epsilon))
-        return Choice((Candidate("randomized", protocol, float(protocol.worst_mse(n, objective)) ** 0.5),))
-
-    monkeypatch.setattr(queries, "choose", choose)
-    monkeypatch.setattr(queries, "choose_function", lambda *one: CHOOSE_FUNCTION(*one, search=False))
-    monkeypatch.setattr(pairwise, "choose", lambda *one, search, **more: CHOOSE(*one, search=False, **more))
+from torchdp import cli
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import ast
 import copy
 import dataclasses
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,21 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from contract import entries
+from fuzz import harness, recipes, verbs
 from test_architecture import concrete
 
 from torchdp.protocol import Protocol
 
 HERE = Path(__file__).parent
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(f"fuzz_{name}", HERE / f"{name}.py")
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-harness, recipes, verbs = load("harness"), load("recipes"), load("verbs")
 slow = pytest.mark.slow
 CALLS = [(room, recipe) for room, lines in recipes.ALL.items() for recipe in lines]
 

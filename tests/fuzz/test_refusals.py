@@ -2,28 +2,17 @@
 
 import dataclasses
 import importlib
-import importlib.util
 import itertools
 import math
 import re
-import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from fuzz import harness, verbs
 
 HERE = Path(__file__).parent
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(f"fuzz_{name}_of_refusals", HERE / f"{name}.py")
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-harness, verbs = load("harness"), load("verbs")
 HEAD, *SECTIONS = (HERE / "refusals.txt").read_text().split("\n# ")
 
 

@@ -1,7 +1,6 @@
 """Every protocol's own verbs, and the public calls that ``recipes`` leaves out. Names: see :func:`names`."""
 
 import importlib
-import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
@@ -11,13 +10,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from contract import entries
+from fuzz import recipes
 
 from torchdp.noise import SeededNoise
 from torchdp.protocol import InteractiveProtocol, MessageProtocol
-
-spec = importlib.util.spec_from_file_location("fuzz_recipes_of_verbs", Path(__file__).parent / "recipes.py")
-sys.modules[spec.name] = recipes = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(recipes)
 
 SMALL = {  # protocols of the table of refusals, beside the battery's; made of the names of ``recipes``
     "StrategyMatrix": ("randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4)", "types"),

@@ -5,7 +5,7 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from multiprocessing import active_children, get_context
 from pathlib import Path
 
@@ -42,9 +42,11 @@ def test_a_pool_of_the_user_s(tmp_path, expected):
         (trials.leaving, RuntimeError, r"SystemExit: 3 \(block 0 of seed 7, config {}, on cpu\)"),
     ],
 )
-def test_errors_name_their_block_once(trial, error, words):
-    with ThreadPoolExecutor(1) as executor, pytest.raises(error, match=words) as caught:
-        run(trial, 30, 7, block_size=10, executor=executor)
+def test_errors_name_their_block_once(trial, error, words, monkeypatch):
+    submit = ThreadPoolExecutor.submit  # all tasks are done when the first is looked at
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", lambda *task: wait([each := submit(*task)]) and each)
+    with ThreadPoolExecutor(8) as executor, pytest.raises(error, match=words) as caught:
+        run(trial, 300, 7, block_size=10, executor=executor)
     assert str(caught.value).count("block") == 1
 
 

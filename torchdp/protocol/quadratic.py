@@ -97,7 +97,7 @@ class QuadraticError(Error):
 
         zero = torch.zeros_like(value + self.offset)
         first = needed(zero).clamp_max(LARGEST)  # the answer but for slack
-        z = _root(lambda z: needed(z) - z, zero, zero + LARGEST, first)
+        z = _root(lambda z: needed(z) - z, zero, zero + LARGEST, first) if bool(self.slack.any()) else first
         return torch.where(z > LARGEST * (1 - NEAR), torch.inf, z).where(~value.isnan(), torch.nan)
 
     def scaled(self, factor: float | Tensor) -> "QuadraticError":

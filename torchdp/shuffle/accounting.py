@@ -13,8 +13,9 @@ from dataclasses import replace
 from torchdp import checks
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours
 from torchdp.privacy.gaussian import ROUNDED
+from torchdp.privacy.root import root
 from torchdp.shuffle.laws import BitLaw, MessageLaw
-from torchdp.shuffle.search import LARGEST, TOLERANCE, movement
+from torchdp.shuffle.search import LARGEST, LEAST, TOLERANCE, movement
 
 FLIPS = "dominating pair of each instance, composed after Doroshenko et al. (2022), Algorithm 1"
 EITHER = "sums of rounded bits: flips composed after Doroshenko et al. (2022), Algorithm 1, or their movement"
@@ -75,15 +76,16 @@ def epsilon_of(
     least = law.flipped_epsilon(delta, flips, absent)
     if change >= flips and law.levels == 1:
         return least
-    top = min(least, LARGEST)
-    low, high = 0.0, min(1.0, top)
-    while (above := law.moved_delta(high, instances, change, absent) > delta) and high < top:
-        low, high = high, min(2 * high, top)
-    while not above and high - low > TOLERANCE * high:
-        middle = (low + high) / 2
-        more = law.moved_delta(middle, instances, change, absent) > delta
-        low, high = (middle, high) if more else (low, middle)
-    return least if above else min(least, high)
+    top = math.log(min(least, LARGEST)) if least > LEAST else math.log(LEAST)
+
+    def excess(log_epsilon: float) -> float:
+        if log_epsilon < math.log(LEAST):
+            return math.inf
+        found = law.moved_delta(math.exp(log_epsilon), instances, change, absent)
+        return math.log(max(found, 1e-300) / delta)
+
+    found = math.exp(root(excess, top - 1.0, top, TOLERANCE, (True, False)))
+    return least if math.isnan(found) else min(least, found)
 
 
 def promise(

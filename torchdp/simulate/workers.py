@@ -194,7 +194,8 @@ def _spread(pools: Sequence[WorkerPool], jobs: Jobs[J], where: Where) -> Generat
                     continue
                 return
             bad: list[tuple[J, Exception]] = []
-            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+            ended = wait(busy, return_when=FIRST_COMPLETED).done
+            for future in [each for each in busy if each in ended]:  # as they were submitted
                 pool, task = busy.pop(future)
                 if (death := pool.ended(future)) is not None:
                     if len(task) == 1 and (isinstance(death, TimeoutError) or task[0].deaths >= where.retries):
