@@ -5,9 +5,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchdp import cli
-from torchdp.cli.sweep import cluster
+from torchdp.cli.sweep import cluster, places
 from torchdp.simulate import write_page
 from torchdp.simulate.store import load
 
@@ -257,6 +258,20 @@ def test_an_error_in_a_worker_is_one_line(toy, tmp_path, capfd):
     Path(toy).write_text(TOY.replace("def sample(", "raise ValueError('a planted error')\n    def sample("))
     said = refuse(capfd, toy, "--out", tmp_path, "--devices", "cpu")
     assert 'a planted error (block 0 of seed 0, config {"n":2}, on cpu)' in said
+
+
+@pytest.mark.parametrize(
+    ("count", "given", "expected"),
+    [
+        (0, (None, None, None), {"device": torch.device("cpu"), "devices": None}),
+        (3, (None, None, None), {"devices": ["cuda:0", "cuda:1", "cuda:2"]}),
+        (3, ("cpu", None, None), {"device": torch.device("cpu"), "devices": None}),
+        (3, (None, "cuda:1,cuda:2", None), {"device": torch.device("cpu"), "devices": ["cuda:1", "cuda:2"]}),
+    ],
+)
+def test_every_visible_gpu_has_a_worker_where_no_place_is_named(count, given, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert places(*given) == expected
 
 
 def test_one_device_and_several_exclude_each_other(toy, capfd):

@@ -12,6 +12,8 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
+import torch
+
 from torchdp import checks, simulate
 from torchdp.simulate import OnError, OtherCode, Row, Sampler, Sweep, Trial
 from torchdp.simulate.code import code_of
@@ -54,8 +56,7 @@ def sweep(options: argparse.Namespace) -> int:
                 store=store,
                 block_size=experiment.block_size,
                 target_relative_ci=options.target_relative_ci,
-                device=checks.device("--device", options.device),
-                devices=options.devices.split(",") if options.devices is not None else None,
+                **places(options.device, options.devices, options.cluster),
                 executor=client,
                 shard=shard(options.shard),
                 retries=options.retries,
@@ -82,6 +83,15 @@ def sweep(options: argparse.Namespace) -> int:
     for row in failed:
         say(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", error=True)
     return 1 if failed else 0
+
+
+def places(device: str | None, devices: str | None, cluster: str | None) -> dict[str, Any]:
+    """Where trials run: as named, or by a worker process for each CUDA device, or on the CPU. Raises ValueError."""
+    every = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if len(every) > 1 and device is devices is cluster is None:
+        return {"devices": every}
+    there = checks.device_or_best("--device", "cpu" if device is None and devices is not None else device)
+    return {"device": there, "devices": None if devices is None else devices.split(",")}
 
 
 def shard(text: str | None) -> tuple[int, int] | None:

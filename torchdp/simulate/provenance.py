@@ -1,4 +1,4 @@
-"""What made a store: command, place, time, versions."""
+"""What made a store or a table: command, place, time, versions."""
 
 import os
 import platform
@@ -17,9 +17,14 @@ from torchdp.simulate.code import package
 from torchdp.simulate.store import Start
 
 
-def start(facts: Mapping[str, Any]) -> Start:
+def start(more: Mapping[str, Any]) -> Start:
     """A new number for a sweep that starts now, with the facts of this process beside those given."""
-    here = {
+    return Start(uuid.uuid4().hex[:12], {**facts(), **more})
+
+
+def facts() -> dict[str, Any]:
+    """Of this process, now."""
+    return {
         "at": time.time(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else "",
         "cpu": platform.processor() or platform.machine(),
@@ -31,7 +36,6 @@ def start(facts: Mapping[str, Any]) -> Start:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    return Start(uuid.uuid4().hex[:12], {**here, **facts})
 
 
 def _revision() -> str:

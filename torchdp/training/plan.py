@@ -346,7 +346,7 @@ class Run:
 
     def _generator(self, name: bytes, more: bytes = b"") -> torch.Generator:
         """For what is no noise."""
-        return keyed_generator(self._digest(name) + more)
+        return keyed_generator(self._digest(name) + more, "cpu")
 
     def _digest(self, purpose: bytes) -> bytes:
         return hashlib.sha256(self._key + purpose).digest()

@@ -15,7 +15,7 @@ from torchdp.factorization.streams.search import MOST_TIMES, buffered_apart, buf
 from torchdp.factorization.streams.series import apart_squares
 from torchdp.factorization.structure.returning import passes_dual
 from torchdp.factorization.structure.running import factorize_running
-from torchdp.threads import one_thread
+from torchdp.threads import on_host, one_thread
 from torchdp.workloads import RunningSums
 
 
@@ -33,6 +33,7 @@ class BufferedFactorization:
     certificate: Certificate
 
 
+@on_host
 @one_thread
 def factorize_buffered(
     W: RunningSums,

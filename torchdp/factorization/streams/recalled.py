@@ -18,6 +18,7 @@ from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.recurrence import EPS, Recurrence
 from torchdp.factorization.streams.series import Filter, each_with, folded, late, pairs, residues
 from torchdp.factorization.streams.strategy import Sensitivity, StreamStrategy, signs
+from torchdp.threads import on_host
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class RecalledStrategy(StreamStrategy):
         attained = float(s @ products[worst] @ s - rounding[worst])
         return Sensitivity(math.sqrt(float(sums[worst])), math.sqrt(max(attained, 0.0)))
 
+    @on_host
     def class_products(self) -> tuple[Tensor, Tensor]:
         """<c_s, c_t> of the steps of each class i, i + period, ...: (period, passes, passes), and a bound on rounding.
 

@@ -20,6 +20,7 @@ from torchdp.factorization.certificates.buffered_certificate import buffered_squ
 from torchdp.factorization.streams import series
 from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.recalled import RecalledStrategy, recalled_squares, shared
+from torchdp.threads import on_host
 from torchdp.workloads import RunningSums
 
 KNOTS, LEVELS, PLACES = (
@@ -217,6 +218,7 @@ def recalled_passes(
     return C, recalled_squares(poles, zeros, before, after, A).sqrt()
 
 
+@on_host
 def _found(problems: Sequence[Problem], effort: Effort) -> Any:
     """What the last problem makes of the best x: a logit and the steps to the next ones grow with the pass."""
     spans, head = [math.log(4 * each.each) for each in problems], 2 * problems[0].buffers
