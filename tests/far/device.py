@@ -45,7 +45,7 @@ class Counts:
     """Of one call. where: synchronisations by name of the operation and line of torchdp."""
 
     def __init__(self):
-        self.launches = self.syncs = 0
+        self.launches = self.syncs = self.copies = 0
         self.by_name, self.where, self.held = Counter(), Counter(), 0
 
     def launch(self, name):
@@ -56,6 +56,7 @@ class Counts:
     def sync(self, name, times=1):
         if not self.held:
             self.syncs += times
+            self.copies += times * ("copy" in name)
             if self.traced:
                 self.where[name, line()] += times
 
@@ -324,6 +325,17 @@ def counted(traced=False):
             yield COUNTS
     finally:
         COUNTS = before
+
+
+@contextlib.contextmanager
+def dtype(kind):
+    """torch's default dtype inside."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(kind)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def moved(value, device=None):

@@ -39,11 +39,11 @@ def run(name):
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         try:
-            with loaded(name) as module, device.counted(traced=True) as counts:
+            with loaded(name) as module, device.counted() as counts:
                 module.EXPERIMENT.run(module.EXPERIMENT.smoke, Path(folder), device.DEVICE)
         except Exception as error:
             return f"{type(error).__name__}: {str(error)[:200]} at {place(error)}", 0
-    return "", sum(times for (what, _), times in counts.where.items() if "copy" in what)
+    return "", counts.copies
 
 
 if __name__ == "__main__":  # scripts start processes, which import this file

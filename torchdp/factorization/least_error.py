@@ -12,6 +12,7 @@ from torchdp.factorization.approximate import ApproximateFactorization, prepare,
 from torchdp.factorization.certificates.approximate_certificate import certify_approximate
 from torchdp.factorization.certificates.certificate import refuse_contradiction
 from torchdp.factorization.solvers.splitting import compress
+from torchdp.threads import on_host
 from torchdp.workloads import Workload
 
 
@@ -96,6 +97,7 @@ def _error(found: ApproximateFactorization, a: float) -> float:
     return math.hypot(a * float(found.norm), float(found.certificate.residual))
 
 
+@on_host
 def _mix(
     W: Tensor, a: float, first: ApproximateFactorization, second: ApproximateFactorization
 ) -> ApproximateFactorization:

@@ -129,7 +129,7 @@ def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
     checks.fits("histograms", 10 * len(shares), checks.integer("k", k, 2))
     if not len(shares):
         raise ValueError("positives must hold one share in (0, 1) at least")
-    edges = np.linspace(0, 1, k + 1)
+    edges = torch.linspace(0, 1, k + 1, dtype=torch.float64, device="cpu").numpy()
     pairs = ((1, 1, 1, 1), (2, 3, 3, 2), (4, 6, 6, 4), (1, 3, 1, 2), (3, 1, 2, 1))
     scores = torch.stack(
         [

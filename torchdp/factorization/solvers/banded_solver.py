@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from torchdp.descent import quasi_newton
-from torchdp.threads import one_thread
+from torchdp.threads import on_host, one_thread
 
 SHARP = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4)  # powers of squared row norms that stand for their maximum
 FLOOR = 1e-9  # share of the sensitivity that every step gets, so that none is without weight
 
 
 @one_thread
+@on_host
 def banded_strategy(
     W: Tensor, gap: int, times: int, p: float, max_iterations: int, bands: int | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from torchdp.descent import quasi_newton
+from torchdp.threads import on_host
 
 SHARP = (30.0, 300.0, 3000.0)  # powers of squared row norms that stand for their maximum
 FLOOR = 1e-9  # share of the sensitivity that every step gets
 AT_ONCE = 2**14  # steps whose blocks are held together
 
 
+@on_host
 def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: int) -> Tensor:
     """C as (steps, bands), entry [t, j] that of C[t, t - j], of least l_p norm of the row norms of W C^{-1}.
 
@@ -86,6 +88,7 @@ def _variances(
     return torch.cat(found)[:n], P
 
 
+@on_host
 def long_row_norms(C: Tensor, inverse: Tensor) -> Tensor:
     """Norms of the rows of W C^{-1}, (steps,), C as (steps or 1, bands), W^{-1} as there; some blocks at a time."""
     (n, _), bands = inverse.shape, C.shape[1]

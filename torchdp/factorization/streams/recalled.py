@@ -103,6 +103,7 @@ class RecalledStrategy(StreamStrategy):
         return A
 
 
+@on_host
 def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
     """<c_s, c_t> of A^{-1} D1 T within each class: (period, passes, passes), with gradients.
 
@@ -133,6 +134,7 @@ def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
     return total
 
 
+@on_host
 def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, A: Tensor) -> Tensor:
     """Squared row norms of W C^{-1} for prefix sums W: (steps,), with gradients.
 

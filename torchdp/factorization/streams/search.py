@@ -201,6 +201,7 @@ def buffered_apart(W: RunningSums, gap: int, times: int, buffers: int, p: float)
     return BufferedStrategy(poles, zeros, before, after / math.sqrt(moved))
 
 
+@on_host
 def recalled_passes(
     n: int, period: int, buffers: int, p: float, reach: int = MOST_RECALLED
 ) -> tuple[RecalledStrategy, Tensor]:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from torchdp.factorization.epochs import factorize_epochs
 from torchdp.factorization.structure.running import stretched
+from torchdp.threads import on_host
 from torchdp.workloads import RunningSums
 
 SHORT = 768  # steps of the run whose dual is solved
@@ -14,6 +15,7 @@ MIXED = 1e-3  # share of equal row weights, against rounding
 STEADY = 1e-9  # of the identity, for the root
 
 
+@on_host
 def passes_dual(W: RunningSums, period: int, p: float) -> tuple[Tensor, Tensor]:
     """Row weights, (steps,), and directions, (steps, passes), for :func:`passes_lower`.
 
