@@ -136,9 +136,7 @@ if __name__ == "__main__":
     only = [a for a in sys.argv[1:] if not a.startswith("-")]
     listed = entries(*sorted({one.split(".")[0] for one in only}))
     default = next((DEFAULTS[each] for each in sys.argv if each in DEFAULTS), None)
-    found = {
-        name: run(each, default) for name, each in listed.items() if not only or any(o in name for o in only)
-    }
+    found = {name: run(each, default) for name, each in listed.items() if not only or any(o in name for o in only)}
     if "--json" in sys.argv:
         print(json.dumps(found))
     else:

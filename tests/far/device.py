@@ -96,6 +96,12 @@ class Far(torch.Tensor):
         COUNTS.sync("copy between devices")
         return self.inner.tolist()
 
+    def numpy(self, *, force=False):
+        if not force:
+            raise TypeError("can't convert far:0 to numpy; use Tensor.cpu() first")
+        COUNTS.sync("copy between devices")
+        return self.inner.detach().numpy()
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
@@ -228,6 +234,18 @@ class FarGenerator(torch.Generator):
         return DEVICE
 
 
+class Made(type):
+    def __instancecheck__(cls, value):
+        return isinstance(value, FarGenerator.__base__)
+
+    def __call__(cls, device="cpu"):
+        return generator() if is_far(device) else FarGenerator.__base__(device)
+
+
+class Generators(metaclass=Made):
+    """What torch.Generator is replaced by: one that can be made there."""
+
+
 def generator(seed=0):
     found = FarGenerator()
     FarGenerator.known[found._cdata] = found
@@ -256,6 +274,7 @@ def register(fused):
 
     if fused:
         setattr(dispatch, "keyed" if hasattr(dispatch, "keyed") else "fuses", is_far)
+    torch.Generator = Generators
     near = randomness._generator
     randomness._generator = lambda material, device: (
         generator(int.from_bytes(material[:8], "little", signed=True))

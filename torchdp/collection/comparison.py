@@ -16,7 +16,9 @@ from torchdp.protocol.interval import quantile
 from torchdp.threads import on_host
 
 Stretch = Callable[[float], Tensor | float]
-TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64, device="cpu")[:-1]  # p-values where the error is not normal
+TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64, device="cpu")[
+    :-1
+]  # p-values where the error is not normal
 
 
 class Difference(Estimate):

@@ -22,6 +22,7 @@ from torchdp.factorization.streams.search import (
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.sampling import LEAST_CHANCE
 from torchdp.protocol import Candidate, Choice
+from torchdp.threads import on_host
 from torchdp.training.binned import BallsInBins
 from torchdp.training.noise import noise_guarantee
 from torchdp.training.participation import Epochs, sensitivity
@@ -46,6 +47,7 @@ DOUBT, TRIES = 0.01, 5  # of delta: that Monte Carlo bounds are wrong; of so man
 ITERATIONS = 500
 
 
+@on_host
 def choose(
     W: Tensor | Workload | Iterates,
     users: int,

@@ -227,7 +227,7 @@ class Run:
             with self._turn:
                 self._refuse_unused()
                 self.batches.step = self.step  # whatever was interrupted, a batch is for the step of its number
-                users = torch.tensor(next(iter(self.batches)), dtype=torch.int64)[rank::ranks]
+                users = torch.tensor(next(iter(self.batches)), dtype=torch.int64, device="cpu")[rank::ranks]
                 self._handed = (self.step, len(users))
             yield users
 
