@@ -1,6 +1,7 @@
 """``torchdp sweep``: measures, resumes, draws; refuses what it cannot run."""
 
 import csv
+import os
 from functools import partial
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from torchdp import cli
-from torchdp.cli.sweep import cluster, places
+from torchdp.cli.sweep import GPUS, cluster, gpus, places
 from torchdp.simulate import write_page
 from torchdp.simulate.store import load
 
@@ -243,6 +244,28 @@ def test_a_local_cluster_has_as_many_workers_as_it_is_told(count, monkeypatch):
     with cluster(f"local:{count}") as client:
         workers = client.scheduler_info()["workers"].values()
         assert [worker["nthreads"] for worker in workers] == [1] * count
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, ["0", "1"]), ("", ["0", "1"]), ("5, 3", ["5", "3"]), ("7", ["0", "1"])]
+)
+def test_gpus_are_called_as_the_environment_calls_them(visible, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv(GPUS, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(GPUS, visible)
+    assert gpus() == expected
+
+
+@pytest.mark.slow  # starts three processes
+def test_each_worker_of_a_local_cluster_sees_one_of_several_gpus(monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv(GPUS, "5,3")
+    with cluster("local:3") as client:
+        client.wait_for_workers(3)
+        assert sorted(client.run(os.getenv, GPUS).values()) == ["3", "5", "5"]
+        assert [each["nthreads"] for each in client.scheduler_info()["workers"].values()] == [1] * 3
 
 
 @pytest.mark.slow  # starts a cluster

@@ -8,8 +8,10 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import cycle, islice
 from pathlib import Path
 from traceback import extract_tb
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ RANKS = (  # the number of this process among its kin, their count, their first 
     ("SLURM_PROCID", "SLURM_NTASKS", ""),
 )
 
+GPUS = "CUDA_VISIBLE_DEVICES"
 SURROUNDINGS = "distributed.nanny.pre-spawn-environ"  # what Dask tells its workers' processes
 TRIM = "MALLOC_TRIM_THRESHOLD_"  # with it, as Dask sets it, each array of a trial is mapped anew: half the speed
 
@@ -131,9 +134,7 @@ def cluster(address: str | None) -> Iterator[Any]:
             raise ValueError(f"--cluster local:N needs a number of workers, such as local:4, not {address!r}")
         told = {name: value for name, value in dask.config.get(SURROUNDINGS).items() if name != TRIM}
         with dask.config.set({SURROUNDINGS: told}):
-            there: Any = distributed.LocalCluster(
-                n_workers=int(count), threads_per_worker=1, dashboard_address=None
-            )
+            there: Any = _local(distributed, int(count))
     elif kind in distributed.comm.registry.backends:
         there = nullcontext(address)
     else:
@@ -142,6 +143,24 @@ def cluster(address: str | None) -> Iterator[Any]:
         )
     with there as scheduler, distributed.Client(scheduler) as client:
         yield client
+
+
+def _local(distributed: ModuleType, count: int) -> Any:
+    """So many workers of one thread; where there are several GPUs each worker sees one, in turn."""
+    if torch.cuda.device_count() < 2:
+        return distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
+    each = [{"nthreads": 1, "env": {GPUS: name}} for name in islice(cycle(gpus()), count)]
+    return distributed.SpecCluster(
+        workers={number: {"cls": distributed.Nanny, "options": options} for number, options in enumerate(each)},
+        scheduler={"cls": distributed.Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard": False}},
+    )
+
+
+def gpus() -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` calls each of the GPUs that this process sees."""
+    count = torch.cuda.device_count()
+    named = [name.strip() for name in os.environ.get(GPUS, "").split(",")]
+    return named[:count] if len(named) >= count else [str(index) for index in range(count)]
 
 
 def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:
