@@ -169,6 +169,11 @@ def device(name: str, value: torch.device | str) -> torch.device:
     return found
 
 
+def device_or_best(name: str, value: torch.device | str | None) -> torch.device:
+    """As :func:`device`; for None the first CUDA device, or the CPU where there is none."""
+    return device(name, ("cuda:0" if torch.cuda.is_available() else "cpu") if value is None else value)
+
+
 def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
     """``floating``, as a non-empty tensor of shape (..., m, n). Raises TypeError, ValueError."""
     value = floating(name, value, most)

@@ -44,8 +44,8 @@ class Noise(Draws):
     Source: Bernstein (2008), ChaCha, a variant of Salsa20; Nir, Langley (2018), RFC 8439.
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        self.device = torch.get_default_device() if device is None else torch.device(device)
         self._own = threading.local()
 
     def fill(self, words: Tensor) -> None:
@@ -71,7 +71,7 @@ class SeededNoise(Noise):
     RuntimeError, since it would repeat its parent's words.
     """
 
-    def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
+    def __init__(self, seed: int, device: torch.device | str | None = None) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"seed must be an int, not {type(seed).__name__}")
         super().__init__(device)

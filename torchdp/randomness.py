@@ -14,9 +14,13 @@ import torch
 _HEADER, _WORDS, _SIZE = 24, 624, 5056
 
 
-def keyed_generator(key: bytes, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator whose stream is a function of ``key`` (by SHAKE-256) and of the kind of device alone."""
-    return _generator(hashlib.shake_256(key).digest(4 * _WORDS), torch.device(device))
+def keyed_generator(key: bytes, device: torch.device | str | None = None) -> torch.Generator:
+    """A generator whose stream is a function of ``key`` (by SHAKE-256) and of the kind of device alone.
+
+    device: for None torch's default, which a script's ``--device`` sets.
+    """
+    device = torch.get_default_device() if device is None else torch.device(device)
+    return _generator(hashlib.shake_256(key).digest(4 * _WORDS), device)
 
 
 def _generator(material: bytes, device: torch.device) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Small decompositions in one thread, so that none waits for a core that other processes hold."""
+"""Where host work runs: small decompositions in one thread, and on the CPU whatever torch's default device is."""
 
 import threading
 from collections.abc import Callable
@@ -38,6 +38,19 @@ def one_thread(function: Callable[P, T]) -> Callable[P, T]:
             _set_here(before)
 
     return alone
+
+
+def on_host(function: Callable[P, T]) -> Callable[P, T]:
+    """A function whose tensors that name no device are on the CPU, whatever torch's default device is."""
+
+    @wraps(function)
+    def here(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.get_default_device().type == "cpu":
+            return function(*args, **kwargs)
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return here
 
 
 def _set_here(count: int) -> None:

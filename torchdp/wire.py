@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.threads import on_host
 
 MAGIC, VERSION = b"tdp", 1
 CHECKSUM = 8
@@ -28,6 +29,7 @@ def pack(values: Tensor, bits: int) -> bytes:
     return rows[:, :size].contiguous().numpy().tobytes()
 
 
+@on_host
 def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
     """What ``pack`` was given, (n,) or (n, words) int64. Raises ValueError for another length, or more bits."""
     size = max(1, -(-checks.integer("bits", bits, 0, 64 * words or 63) // 8))
@@ -59,6 +61,7 @@ def unpack_vectors(data: bytes, dim: int) -> Tensor:
     return checks.floating("data", words.view(torch.float64).view(-1, dim))
 
 
+@on_host
 def unpack_words(data: bytes) -> Tensor:
     """(len/8,) int64, the low byte first."""
     words = torch.frombuffer(bytearray(data), dtype=torch.int64) if data else torch.zeros(0, dtype=torch.int64)

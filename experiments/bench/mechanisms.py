@@ -90,7 +90,8 @@ def of_vectors(x: Tensor) -> Iterator[Entry]:
     yield mean.LocalMean.calibrated(ball, shape, epsilon=EPSILON), x
     yield mean.GaussianMean.calibrated(ball, shape, epsilon=EPSILON, delta=DELTA), x
     yield mean.GaussianCovariance.calibrated(ball, shape, epsilon=EPSILON, delta=DELTA), x
-    features = density.GaussianFourier(d, 1.0).draw(8, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator(torch.get_default_device()).manual_seed(1)
+    features = density.GaussianFourier(d, 1.0).draw(8, generator=generator)
     yield density.ShuffledKDE.calibrated(features, shuffle.PoissonSum, n, EPSILON, DELTA), x
     yield density.CentralKDE.calibrated(features, n, EPSILON, DELTA), x
     yield secure.SecureSketch(sketching.ones(n), d, 1.0, EPSILON, DELTA), x
@@ -127,7 +128,7 @@ def users_a_second(protocol: Protocol, x: Tensor) -> float:
 
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    draws = Simulated(torch.Generator().manual_seed(0))
+    draws = Simulated(torch.Generator(torch.get_default_device()).manual_seed(0))
     vectors = draws.normal((config.users, K))
     vectors /= 1.000001 * vectors.norm(dim=1, keepdim=True)
     types, numbers = draws.below(K, (config.users,)), draws.below(2, (config.users, K))

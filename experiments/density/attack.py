@@ -43,7 +43,7 @@ Losses = Callable[[int, torch.Generator], np.ndarray]
 
 def looked_up(views: torch.Tensor, first: int, ratios: np.ndarray) -> np.ndarray:
     """The loss summed over the instances: (trials, instances) counts -> (trials,)."""
-    index = views.numpy() - first
+    index = views.cpu().numpy() - first
     return ratios[np.clip(index, 0, len(ratios) - 1)].sum(-1)
 
 

@@ -100,12 +100,12 @@ def protocol(name: str, features: Features, n: int, epsilon: float, delta: float
 
 def load(name: str, folder: Path) -> embeddings.Data:
     if name == "digits":
-        return embeddings.digits()
+        return embeddings.digits().moved()
     if name == "documentation":
         return embeddings.documentation(folder / "documentation.npz")
     if name.startswith("synthetic "):
-        return embeddings.synthetic(name.removeprefix("synthetic "))
-    return embeddings.paper(name, folder)
+        return embeddings.synthetic(name.removeprefix("synthetic ")).moved()
+    return embeddings.paper(name, folder).moved()
 
 
 def accuracy(data: embeddings.Data, config: dict, generator: torch.Generator) -> float:

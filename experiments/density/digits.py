@@ -45,6 +45,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.shuffle import BoundedSum, PoissonSum, RandomizedResponseSum
 from torchdp.shuffle import paper as published
 from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.threads import on_host
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ def table() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    return torch.nn.functional.normalize(torch.from_numpy(data.data) - GREY, dim=1), torch.from_numpy(data.target)
+    x, labels = torch.as_tensor(data.data) - GREY, torch.as_tensor(data.target)
+    return torch.nn.functional.normalize(x, dim=1), labels
 
 
 def released(line: Line, x: Tensor, labels: Tensor, epsilon: float, generator: torch.Generator) -> Density:
@@ -143,6 +145,7 @@ def released(line: Line, x: Tensor, labels: Tensor, epsilon: float, generator: t
     return classes.sample_estimate((x, reported), generator=generator)
 
 
+@on_host
 def split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     """Rows of users and rows of queries."""
     order = torch.randperm(len(labels), generator=keyed_generator(b"split %d" % seed))
@@ -153,7 +156,7 @@ def split(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     points, labels = table()
-    splits = [split(labels, seed) for seed in range(config.seeds)]
+    splits = [tuple(map(torch.as_tensor, split(labels.cpu(), seed))) for seed in range(config.seeds)]
 
     def summary(
         name: str, epsilon: float, certified: float, hits: list[float], rmse: float, messages: float

@@ -37,6 +37,7 @@ from torchdp.density import (
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import ExactSum, PoissonSum
 from torchdp.simulate import Experiment, Report
+from torchdp.threads import on_host
 
 DELTA, WORDS = 1e-5, 256
 WAYS = ("no privacy", "curator", "before", "now")
@@ -83,9 +84,11 @@ def digits() -> tuple[Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    return torch.nn.functional.normalize(torch.from_numpy(found.data) - 5.0, dim=1), torch.from_numpy(found.target)
+    x, labels = torch.as_tensor(found.data) - 5.0, torch.as_tensor(found.target)
+    return torch.nn.functional.normalize(x, dim=1), labels
 
 
+@on_host
 def split(labels: Tensor, users: int, seed: int) -> tuple[Tensor, Tensor]:
     """Rows of so many users of each class, and of queries."""
     order = torch.randperm(len(labels), generator=keyed_generator(b"split %d" % seed))
@@ -110,7 +113,9 @@ def measure(config: Config, report: Report) -> None:
         classes = int(labels.max()) + 1
         smallest = int(torch.bincount(labels).min())
         n = 125 if name == "digits" else min(1000, smallest - smallest // 8)
-        splits = [split(labels, n, seed) for seed in range(12 * getattr(config, name))]
+        splits = [
+            tuple(map(torch.as_tensor, split(labels.cpu(), n, seed))) for seed in range(12 * getattr(config, name))
+        ]
         for kernel in config.kernels:
             drawn, repetitions = family(kernel, points.shape[1])
             chosen = splits if repetitions == 1 else splits[: getattr(config, name)]

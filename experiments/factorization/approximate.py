@@ -26,12 +26,13 @@ from torchdp.simulate import Experiment, Report, columns, subplots
 
 def problems(k: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
+    signs = torch.as_tensor(torch.randint(2, (k, k), device="cpu", generator=generator))
     return {
         f"prefix sums {k}": workloads.prefix(k).dense(),
         f"all ranges {k // 4}": workloads.all_ranges(k // 4).dense(),
         f"sgn(i - j) {k}": workloads.sign(k).dense(),
         f"abs(i - j) / (k - 1) {k}": workloads.absolute_difference(k, spacing=1 / (k - 1)).dense(),
-        f"random signs {k}": (2 * torch.randint(2, (k, k), generator=generator) - 1).double(),
+        f"random signs {k}": (2 * signs - 1).double(),
     }
 
 

@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from solvers import Run, available, by_cvxpy, by_gradient, by_jax_privacy, fixed_point, judged
+from solvers import Run, available, by_cvxpy, by_gradient, by_jax_privacy, fixed_point, judged, random_signs
 from torch import Tensor
 
 from torchdp import workloads
-from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns, subplots
 
 LONGEST = 30.0  # seconds: a line ends with the first run that takes longer
@@ -62,7 +61,7 @@ SMOKE = Config(("prefix 8",), 3)
 def workload(name: str) -> Tensor:
     kind, _, k = name.rpartition(" ")
     if kind == "random signs":
-        return torch.randint(0, 2, (int(k), int(k)), generator=keyed_generator(b"signs")).double() * 2 - 1
+        return torch.as_tensor(random_signs(int(k)))
     return {"prefix": workloads.prefix, "all ranges": workloads.all_ranges}[kind](int(k)).dense()
 
 

@@ -60,8 +60,9 @@ def with_constant(k: int) -> Bounds:
 
 
 def random_signs(k: int) -> workloads.Workload:
-    signs = torch.randint(0, 2, (k, k), generator=keyed_generator(f"signs {k}".encode())).double() * 2 - 1
-    return workloads.Workload("random signs", (signs,))
+    generator = keyed_generator(f"signs {k}".encode(), "cpu")
+    signs = torch.as_tensor(torch.randint(0, 2, (k, k), device="cpu", generator=generator))
+    return workloads.Workload("random signs", (signs.double() * 2 - 1,))
 
 
 MEASURES: dict[str, Callable[[int], Bounds]] = {

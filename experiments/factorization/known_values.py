@@ -47,10 +47,11 @@ def measure(config: Config, report: Report) -> None:
         name = f"{workload.name} {shape}"
         report.row("known_values", workload=name, lower=lower, upper=upper, known=known, deviation=deviation)
 
-    generator, worst = keyed_generator(b"known values"), 0.0
+    generator, worst = keyed_generator(b"known values", "cpu"), 0.0
     for _ in range(config.matrices):
-        rows, columns = torch.randint(2, 17, (2,), generator=generator).tolist()
-        W = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
+        rows, columns = torch.randint(2, 17, (2,), device="cpu", generator=generator).tolist()
+        W = torch.randn(rows, columns, dtype=torch.float64, device="cpu", generator=generator)
+        W = torch.as_tensor(W)
         ours, sdp = factorize(W, tol=1e-5).certificate, reference(W).certificate
         worst = max(worst, abs(float(ours.upper / sdp.upper) - 1), abs(float(ours.lower / sdp.upper) - 1))
     report.say("\nrandom matrices with sides 2 to 16: largest distance from the SDP, relative")

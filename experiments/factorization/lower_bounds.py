@@ -45,19 +45,20 @@ DRAWS = 4_000  # of the noise, for the mean of its largest entry
 def problems(config: Config) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     sizes, d = config.sizes, config.bits
-    signs = torch.randint(2, (sizes[-1] // 2,) * 2, generator=generator).double() * 2 - 1
+    signs = torch.as_tensor(torch.randint(2, (sizes[-1] // 2,) * 2, device="cpu", generator=generator))
     thresholds = {f"thresholds {k}": workloads.prefix(k).dense() for k in sizes}
     return thresholds | {
         f"parities {d} bits, <= 2": workloads.parities(d, 2).dense(),
         f"marginals {d} bits, <= 2": workloads.marginals(d, 2).dense(),
-        f"random signs {len(signs)}": signs,
+        f"random signs {len(signs)}": signs.double() * 2 - 1,
     }
 
 
 def mean_largest(left: Tensor) -> float:
     """E max abs(L Z), Z standard normal: the noise of many users' messages has this law, times a scale."""
-    z = torch.randn(DRAWS, left.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return float((z @ left.mT).abs().amax(1).mean())
+    generator = torch.Generator().manual_seed(1)
+    z = torch.randn(DRAWS, left.shape[1], device="cpu", generator=generator, dtype=torch.float64)
+    return float((z.to(left) @ left.mT).abs().amax(1).mean())
 
 
 def local(found: dict, config: Config, report: Report) -> None:

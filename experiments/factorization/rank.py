@@ -51,7 +51,7 @@ def reductions(config: Config, report: Report) -> None:
     k = config.k
     W = workloads.prefix(k).dense()
     full = factorize(W, tol=1e-4)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(torch.get_default_device()).manual_seed(0)
     upper, guaranteed = float(full.certificate.upper), jl_rank(k, k, 0.5)
     report.say(f"prefix {k}: gamma_2 = {upper:.4f}; Lemma 12 at alpha = gamma_2/2: rank {guaranteed}")
     for rank in config.ranks:

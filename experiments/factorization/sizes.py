@@ -56,7 +56,8 @@ def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     factorize(workloads.prefix(8))  # what the first call loads
     count, n = config.batch
-    W = torch.randn(count, n, n, dtype=torch.float64, generator=keyed_generator(b"sizes"))
+    generator = keyed_generator(b"sizes", "cpu")
+    W = torch.as_tensor(torch.randn(count, n, n, dtype=torch.float64, device="cpu", generator=generator))
     several: list[Tensor] = list(W[: config.alone])
     name = f"{n} x {n} normal"
     row(report, f"{count} of {name}, one call", count, lambda: [factorize(W, tol=config.tol)])

@@ -34,6 +34,7 @@ from torchdp.factorization import Certificate, certify, gradient
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
+from torchdp.threads import on_host
 
 MEMORY = 8  # updates that the acceleration combines: the solver's default
 SHORTEST = 0.1  # seconds: shorter runs are repeated
@@ -80,10 +81,10 @@ def by_cvxpy(W: Tensor, solver: str, **settings: float) -> tuple[Tensor, Tensor,
     m, n = W.shape
     Z, t = cp.Variable((m + n, m + n), PSD=True), cp.Variable()
     diagonal = cp.diag(Z) <= t
-    cp.Problem(cp.Minimize(t), [Z[:m, m:] == W.numpy(), diagonal]).solve(solver=solver, **settings)
-    values, vectors = torch.linalg.eigh(torch.from_numpy(Z.value))
+    cp.Problem(cp.Minimize(t), [Z[:m, m:] == W.cpu().numpy(), diagonal]).solve(solver=solver, **settings)
+    values, vectors = torch.linalg.eigh(torch.as_tensor(Z.value))
     root = vectors * values.clamp_min(0).sqrt()
-    weights = torch.from_numpy(diagonal.dual_value).clamp_min(0)
+    weights = torch.as_tensor(diagonal.dual_value).clamp_min(0)
     return root[:m], root[m:].T, weights[:m], weights[m:], None
 
 
@@ -98,9 +99,9 @@ def by_jax_privacy(W: Tensor, reduction: str, steps: int = 10_000) -> tuple[Tens
         return top * jnp.mean((errors / top) ** p) ** (1 / p)
 
     reductions = {"mean": jnp.mean, "max": jnp.max, "p-norm 128": p_norm}
-    A, reduction_fn = jnp.asarray(W.numpy()), reductions[reduction]
+    A, reduction_fn = jnp.asarray(W.cpu().numpy()), reductions[reduction]
     strategy = dense.optimize(W.shape[1], A=A, reduction_fn=reduction_fn, max_optimizer_steps=steps)
-    return completed(W, torch.from_numpy(np.array(strategy)).double())
+    return completed(W, torch.as_tensor(np.array(strategy)).double())
 
 
 def by_federated(W: Tensor, tol: float) -> tuple[Tensor, Tensor]:
@@ -109,17 +110,17 @@ def by_federated(W: Tensor, tol: float) -> tuple[Tensor, Tensor]:
     from dp_matrix_factorization import loops
 
     found = loops.compute_h_fixed_point_iteration(
-        s_matrix=W.numpy(), target_relative_duality_gap=(1 + tol) ** 2 - 1
+        s_matrix=W.cpu().numpy(), target_relative_duality_gap=(1 + tol) ** 2 - 1
     )
-    return torch.from_numpy(np.array(found["W"])), torch.from_numpy(np.array(found["H"]))
+    return torch.as_tensor(np.array(found["W"])), torch.as_tensor(np.array(found["H"]))
 
 
 def by_hdmm(W: Tensor) -> tuple[Tensor, Tensor]:
     from hdmm import matrix, templates
 
     template = templates.McKennaConvex(W.shape[1])
-    template.optimize(matrix.EkteloMatrix(W.numpy()))
-    return completed(W, torch.from_numpy(template.strategy().dense_matrix()))
+    template.optimize(matrix.EkteloMatrix(W.cpu().numpy()))
+    return completed(W, torch.as_tensor(template.strategy().dense_matrix()))
 
 
 def import_jax():
@@ -128,6 +129,12 @@ def import_jax():
 
     jax.config.update("jax_enable_x64", True)
     return jax
+
+
+@on_host
+def random_signs(k: int) -> Tensor:
+    """(k, k), the same on every device."""
+    return torch.randint(0, 2, (k, k), generator=keyed_generator(b"signs")).double() * 2 - 1
 
 
 def completed(W: Tensor, C: Tensor) -> tuple[Tensor, Tensor]:
@@ -211,7 +218,7 @@ def gamma_2(config: Config, report: Report) -> None:
 
 
 def gamma_f(config: Config, report: Report) -> None:
-    signs = torch.randint(0, 2, (256, 256), generator=keyed_generator(b"signs")).double() * 2 - 1
+    signs = torch.as_tensor(random_signs(256))
     problems = {
         "prefix 64": workloads.prefix(64).dense(),
         "prefix 256": workloads.prefix(256).dense(),

@@ -38,8 +38,9 @@ Known = tuple[float, float, str]
 
 
 def random_signs(n: int) -> Workload:
-    signs = torch.randint(0, 2, (n, n), generator=keyed_generator(b"random signs")).double() * 2 - 1
-    return Workload("random signs", (signs,))
+    generator = keyed_generator(b"random signs", "cpu")
+    signs = torch.as_tensor(torch.randint(0, 2, (n, n), device="cpu", generator=generator))
+    return Workload("random signs", (signs.double() * 2 - 1,))
 
 
 def prefix(n: int, norm: str) -> Known:

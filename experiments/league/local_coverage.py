@@ -34,6 +34,12 @@ from torchdp.simulate.report import read_table
 LEAST, LARGEST = 0.935, 0.965
 
 
+def normals(m: int, k: int, seed: bytes) -> Tensor:
+    """(m, k), the same on every device."""
+    generator = keyed_generator(seed, "cpu")
+    return torch.as_tensor(torch.randn(m, k, dtype=torch.float64, device="cpu", generator=generator))
+
+
 def unseen(kernel: Callable[[Tensor, Tensor], Tensor]) -> Callable[[int], PairwiseStatistic]:
     """The statistic of a kernel on k points of [0, 1]."""
 
@@ -46,7 +52,7 @@ def unseen(kernel: Callable[[Tensor, Tensor], Tensor]) -> Callable[[int], Pairwi
 
 def random_kernel(seed: bytes) -> Callable[[int], PairwiseStatistic]:
     def statistic(k: int) -> PairwiseStatistic:
-        f = torch.randn(k, k, generator=keyed_generator(seed), dtype=torch.float64)
+        f = normals(k, k, seed)
         return pairwise.from_kernel(f + f.mT)
 
     return statistic
@@ -67,7 +73,7 @@ WORKLOADS: dict[str, Callable[[int], Tensor]] = {
     "histogram": lambda k: workloads.identity(k).dense(),
     "prefix": lambda k: workloads.prefix(k).dense(),
     "parities": lambda k: workloads.parities(k.bit_length() - 1, 2).dense(),
-    "random queries": lambda k: torch.randn(6, k, generator=keyed_generator(b"queries"), dtype=torch.float64),
+    "random queries": lambda k: normals(6, k, b"queries"),
 }
 
 

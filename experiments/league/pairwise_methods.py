@@ -54,7 +54,7 @@ def published(cell: Cell) -> list[tuple[str, str, str, peers.Peer]]:
     As many bins as Bell et al. (2020) take for smooth kernels, n^(1/4) epsilon^(1/2), and others in hindsight.
     """
     statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
-    kernels, offset = [statistic.kernel(form).numpy() for form in statistic.forms], statistic.offset
+    kernels, offset = [statistic.kernel(form).cpu().numpy() for form in statistic.forms], statistic.offset
     every = peers.unbiased(kernels, offset, np.arange(cell.k) // (cell.k // 2))
     found = [(name, "outside", "", peer) for name, peer in every.items()]
     for name, peer in peers.plug_ins(kernels, offset).items():
@@ -103,10 +103,10 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
             value = pairwise.consistent(protocol, tally, tol=1e-7).value
             found["consistent"] = squares(value)["clipped"]
             if isinstance(protocol, ReportPairs):
-                plausible = norm_sub((protocol.decoded(tally) / tally.n).numpy())
-                found["Norm-Sub"] = squares(plugged(torch.from_numpy(plausible)))["clipped"]
+                plausible = norm_sub((protocol.decoded(tally) / tally.n).cpu().numpy())
+                found["Norm-Sub"] = squares(plugged(torch.as_tensor(plausible)))["clipped"]
             for words, bins, own in same_bins:
-                held = (torch.from_numpy(bins) @ counts.double()).long()
+                held = (torch.as_tensor(bins) @ counts.double()).long()
                 value = own.sample_estimate(held, generator=generator, sample_shape=(trials,)).value
                 found[words] = squares(value)["clipped"]
             return found
@@ -115,7 +115,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     def theirs(name: str, side: str, afterwards: str, peer: peers.Peer) -> Method:
         def draw(trials: int) -> Squares:
-            found = squares(torch.from_numpy(peer(counts.numpy(), cell.epsilon, trials, rng)))
+            found = squares(torch.as_tensor(peer(counts.cpu().numpy(), cell.epsilon, trials, rng)))
             return {afterwards: found["clipped"]} if afterwards else found
 
         return Method(name, side, draw)
@@ -136,7 +136,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
 def alike(cell: Cell, bins: np.ndarray) -> PairwiseProtocol:
     """Chosen for the statistic on these bins, (bins, k)."""
-    even = torch.from_numpy(bins / bins.sum(1, keepdims=True))
+    even = torch.as_tensor(bins / bins.sum(1, keepdims=True))
     if cell.task == "AUC":
         small = pairwise.auc(len(bins) // 2)
     else:

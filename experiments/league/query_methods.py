@@ -69,7 +69,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
         found = {"": answers}
         if histogram is not None:
             for name, mend in peers.AFTERWARDS.items():
-                found[name] = torch.from_numpy(mend(histogram.numpy())) @ W.mT
+                found[name] = torch.as_tensor(mend(histogram.cpu().numpy())) @ W.mT
         if cell.k <= (CONSISTENT if ours else OPTIMISED):
             found["consistent"] = consistent(W, answers, tol=1e-7).value
         return {name: (each - truth).square().mean(-1) for name, each in found.items()}
@@ -83,7 +83,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     def theirs(name: str, peer: peers.Peer) -> Method:
         def draw(trials: int) -> Squares:
-            histogram = torch.from_numpy(peer(counts.numpy(), cell.epsilon, trials, rng))
+            histogram = torch.as_tensor(peer(counts.cpu().numpy(), cell.epsilon, trials, rng))
             return squares(histogram @ W.mT, histogram, False)
 
         return Method(name, "outside", draw)

@@ -34,17 +34,17 @@ def data(users: int) -> Iterator[tuple[str, Tensor, float]]:
     """Name, rows and rho."""
     from sklearn.datasets import load_breast_cancer, load_digits
 
-    generator = keyed_generator(b"mean/adaptive")
+    generator = keyed_generator(b"mean/adaptive", "cpu")
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+        return torch.as_tensor(torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator))
 
     yield "normal, d = 5", 3 + normal(users, 5), 0.05
     yield "normal, deviations 1 to 128", 5 + normal(users, 8) * 2.0 ** torch.arange(8).double(), 0.5
     yield "Student's t_3, d = 5", normal(users, 5) / (normal(users, 5, 3).square().mean(2)).sqrt(), 0.5
     yield "log-normal, d = 5", normal(users, 5).exp(), 0.5
-    yield "digits, d = 64", torch.from_numpy(load_digits().data).double(), 0.5
-    yield "breast cancer, d = 30", torch.from_numpy(load_breast_cancer().data).double(), 0.5
+    yield "digits, d = 64", torch.as_tensor(load_digits().data).double(), 0.5
+    yield "breast cancer, d = 30", torch.as_tensor(load_breast_cancer().data).double(), 0.5
 
 
 def coinpress(

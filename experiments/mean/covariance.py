@@ -45,8 +45,8 @@ def tables() -> dict[str, Tensor]:
     """Rows in the unit ball: each measurement over its public maximum, then over the root of the dimension."""
     from sklearn.datasets import load_breast_cancer, load_digits
 
-    cancer = torch.from_numpy(load_breast_cancer().data)
-    digits = torch.from_numpy(load_digits().data) / 16
+    cancer = torch.as_tensor(load_breast_cancer().data)
+    digits = torch.as_tensor(load_digits().data) / 16
     cancer = cancer / cancer.amax(0)
     found = {}
     for name, rows in {"breast cancer": cancer, "digits": digits}.items():

@@ -64,7 +64,8 @@ def measure(config: Config, report: Report) -> None:
         "central, round": GaussianMean.calibrated(domain, plain, epsilon=EPSILON, delta=DELTA),
     }
     gamma = float(shaped.certificate.lower)
-    points = torch.rand(16, d, dtype=torch.float64, generator=keyed_generator(b"local_central")) * sides
+    generator = keyed_generator(b"local_central", "cpu")
+    points = torch.as_tensor(torch.rand(16, d, dtype=torch.float64, device="cpu", generator=generator)) * sides
     for n in config.users:
         for method, mechanism in mechanisms.items():
             value, error = measured(mechanism, points, n, method, config.trials)

@@ -39,7 +39,8 @@ from torchdp.simulate import Experiment, Report
 
 
 def normal(*shape: int, seed: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.as_tensor(torch.randn(*shape, dtype=torch.float64, device="cpu", generator=generator))
 
 
 def timed(domain: Domain, p: float, shift: bool = True, tol: float = 1e-4) -> tuple[NoiseShape, float]:

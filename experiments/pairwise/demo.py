@@ -77,7 +77,8 @@ def diabetes() -> dict[str, list[float]]:
 def write_users(table: dict[str, list[float]], path: Path, users: int) -> None:
     """A CSV of ``users`` rows drawn from the table with replacement."""
     rows = list(zip(*table.values(), strict=True))
-    chosen = torch.randint(len(rows), (users,), generator=keyed_generator(path.name.encode())).tolist()
+    generator = keyed_generator(path.name.encode(), "cpu")
+    chosen = torch.randint(len(rows), (users,), device="cpu", generator=generator).tolist()
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(table)

@@ -54,11 +54,11 @@ def questions() -> list[Question]:
     tumours, wines = load_breast_cancer(), load_wine()
 
     def column(table: object, name: str) -> Tensor:
-        return torch.from_numpy(table.data[:, list(table.feature_names).index(name)])  # type: ignore[attr-defined]
+        return torch.as_tensor(table.data[:, list(table.feature_names).index(name)])  # type: ignore[attr-defined]
 
     texture = binned(column(tumours, "mean texture"), 9, 40, 16)
     radius = binned(column(tumours, "mean radius"), 6, 30, 16)
-    malignant = torch.from_numpy(tumours.target) == 0
+    malignant = torch.as_tensor(tumours.target) == 0
     smooth = column(tumours, "mean smoothness") < 0.095
     strong = column(wines, "alcohol") >= 13
     hue = binned(column(wines, "hue"), 0.4, 1.8, 16)
@@ -81,7 +81,7 @@ def questions() -> list[Question]:
         Question(
             "Gini's diversity of cultivars",
             pairwise.unequal(3),
-            split(torch.from_numpy(wines.target), strong, "strong", "light"),
+            split(torch.as_tensor(wines.target), strong, "strong", "light"),
         ),
         Question(
             "Gini's mean difference of hue",

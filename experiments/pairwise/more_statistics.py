@@ -110,7 +110,8 @@ def marked(row: dict[str, Any], limits: tuple[float, float] | None) -> bool:
 
 def covariances(config: Config, report: Report) -> None:
     """Of two numbers: by every candidate, the first (optimised strategies, the more steps the better) to the last."""
-    x = torch.rand(40, 2, dtype=torch.float64, generator=keyed_generator(b"numbers"))
+    generator = keyed_generator(b"numbers", "cpu")
+    x = torch.as_tensor(torch.rand(40, 2, dtype=torch.float64, device="cpu", generator=generator))
     x[:, 1] = (x[:, 0] + x[:, 1]) / 2
     box = Box(torch.zeros(2), torch.ones(2))
     for epsilon in config.epsilons:

@@ -87,7 +87,7 @@ def draw(tables: dict) -> dict:
         ):
             values = matrix(tables[table], name)
             largest = float(values.abs().max())
-            picture = place.imshow(values.numpy(), cmap="RdBu", vmin=-largest, vmax=largest, aspect="auto")
+            picture = place.imshow(values.cpu().numpy(), cmap="RdBu", vmin=-largest, vmax=largest, aspect="auto")
             figure.colorbar(picture, ax=place)
             place.set_title(title, fontsize="medium")
         sizes = matrix(tables["sizes"], name)[0].tolist()

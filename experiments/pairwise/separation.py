@@ -42,7 +42,8 @@ INTERACTIVE: dict[str, Maker] = {
 
 def sign_matrix(k: int) -> PairwiseStatistic:
     """A random symmetric sign matrix, its form averaged over all pairs."""
-    upper = torch.randn(k, k, dtype=torch.float64, generator=keyed_generator(f"sign matrix {k}".encode())).sign()
+    generator = keyed_generator(f"sign matrix {k}".encode(), "cpu")
+    upper = torch.as_tensor(torch.randn(k, k, dtype=torch.float64, device="cpu", generator=generator)).sign()
     upper = upper.triu()
     return pairwise.from_kernel(
         upper + upper.triu(1).mT, tol=1e-2, pairs=pairwise.Pairs.ALL, name=f"sign matrix {k}"

@@ -26,7 +26,9 @@ from torchdp.simulate import Experiment, Report
 
 
 def random_signs(m: int, n: int) -> Tensor:
-    return (2.0 * torch.randint(2, (m, n), generator=keyed_generator(b"choose problems")) - 1).double()
+    generator = keyed_generator(b"choose problems", "cpu")
+    signs = torch.as_tensor(torch.randint(2, (m, n), device="cpu", generator=generator))
+    return (2.0 * signs - 1).double()
 
 
 PROBLEMS = {

@@ -41,10 +41,10 @@ def table() -> tuple[torch.Tensor, torch.Tensor, list[str]]:
     from sklearn.datasets import load_breast_cancer
 
     data = load_breast_cancer()
-    x = torch.from_numpy(data.data)
+    x = torch.as_tensor(data.data)
     low, high = x.amin(0), x.amax(0)
     bins = ((x - low) / (high - low) * BINS).long().clamp_max(BINS - 1)
-    return bins, 2 * torch.from_numpy(data.target) - 1, [str(name) for name in data.feature_names]
+    return bins, 2 * torch.as_tensor(data.target) - 1, [str(name) for name in data.feature_names]
 
 
 def measure(config: Config, report: Report) -> None:

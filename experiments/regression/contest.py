@@ -42,15 +42,17 @@ def tables(real: tuple[str, ...], clients: tuple[int, ...]) -> Iterator[tuple[st
 
     for name in real:
         found = getattr(datasets, f"load_{name}")()
-        A = scaled_columns(torch.from_numpy(found.data).double())
-        b = scaled_columns(torch.from_numpy(found.target[:, None] * 1.0))
+        A = scaled_columns(torch.as_tensor(found.data).double())
+        b = scaled_columns(torch.as_tensor(found.target[:, None] * 1.0))
         moments, bound = SecondMoments.of(A, b[:, 0]), float(A.norm(dim=1).max())
         yield name, moments, bound
         for n in clients:
             yield f"{name}, {n} clients", repeated(moments, n), bound
     for schema in FILES:
         yield f"synthetic {schema.name.split()[0]}", stand_in(schema), math.sqrt(len(schema.features))
-    wide = torch.randn(5000, 30, dtype=torch.float64, generator=keyed_generator(b"contest")) / 30**0.5
+    generator = keyed_generator(b"contest", "cpu")
+    wide = torch.randn(5000, 30, dtype=torch.float64, device="cpu", generator=generator) / 30**0.5
+    wide = torch.as_tensor(wide)
     yield "thirty normal columns", SecondMoments.of(wide, (wide.sum(1) / 12).clamp(-1, 1)), 2.0
 
 

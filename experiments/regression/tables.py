@@ -118,8 +118,8 @@ def sources(config: "Config", out: Path):
 
     for name, data, rank in (("diabetes", load_diabetes(), 3), ("digits", load_digits(), 5)):
         A, b = (
-            scaled_columns(torch.from_numpy(data.data)),
-            scaled_columns(torch.from_numpy(data.target[:, None] * 1.0)),
+            scaled_columns(torch.as_tensor(data.data)),
+            scaled_columns(torch.as_tensor(data.target[:, None] * 1.0)),
         )
         moments, bound = SecondMoments.of(A, b[:, 0]), float(torch.linalg.vector_norm(A, dim=1).max())
         yield name, moments, bound, 1.0, rank, None

@@ -59,7 +59,7 @@ def load_csv(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor]:
         ) from None
     if schema.rows is not None and len(table) != schema.rows:
         raise ValueError(f"{path} must hold {schema.rows} complete lines for {schema.name}, not {len(table)}")
-    values = checks.floating("path", torch.from_numpy(table))
+    values = checks.floating("path", torch.as_tensor(table))
     return values[:, :-1].contiguous(), values[:, -1].contiguous()
 
 

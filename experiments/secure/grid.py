@@ -53,7 +53,7 @@ def settings(clients: int, kind: str, epsilon: float, bits: int) -> SecureSketch
 @functools.cache
 def ten_copies(clients: int) -> Sketch:
     """In 100 rows."""
-    return balanced_osnap(clients, 100, 10, generator=torch.Generator().manual_seed(0))
+    return balanced_osnap(clients, 100, 10, generator=torch.Generator(torch.get_default_device()).manual_seed(0))
 
 
 def other_noises(clients: int, kind: str, epsilon: float, bits: int) -> dict[str, Other]:

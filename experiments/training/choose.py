@@ -48,7 +48,7 @@ SMOKE = Config(("24,240,20",), (2.0,), ("breast cancer",), (1,), 2, 100_000)
 def table(name: str) -> tuple[Tensor, Tensor]:
     """Columns of mean 0 and length such that rows have norm about 1, and classes; in a fixed order."""
     x, y = map(torch.tensor, (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True))
-    order = torch.randperm(len(x), generator=keyed_generator(b"split"))
+    order = torch.randperm(len(x), device="cpu", generator=keyed_generator(b"split", "cpu"))
     x = x.double()[order]
     x = (x - x.mean(0)) / x.std(0).clamp_min(1e-9) / x.shape[1] ** 0.5  # public scales, as all methods get them
     return x.float(), y[order]

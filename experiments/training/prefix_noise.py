@@ -47,7 +47,7 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
-    order = torch.randperm(len(images), generator=keyed_generator(b"split"))
+    order = torch.randperm(len(images), device="cpu", generator=keyed_generator(b"split", "cpu"))
     x, y = torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
     return x[:1500], y[:1500], x[1500:], y[1500:]
 

@@ -34,7 +34,7 @@ class Config:
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     images, labels = map(torch.tensor, load_digits(return_X_y=True))
-    order = torch.randperm(len(images), generator=keyed_generator(b"split"))
+    order = torch.randperm(len(images), device="cpu", generator=keyed_generator(b"split", "cpu"))
     x, y = images[order].float(), labels[order]
     x = (x - x.mean(0)) / x.std(0).clamp_min(1e-9) / 8  # public scales: rows have norm about 1
 

@@ -83,7 +83,7 @@ def toeplitz_error(c: Tensor, n: int, period: int) -> float:
 
     if not ((c.diff() <= 0).all() and (c >= 0).all()):
         return math.nan
-    moved = lfilter(c.numpy(), [1.0], (torch.arange(n) % period == 0).double().numpy())
+    moved = lfilter(c.cpu().numpy(), [1.0], (np.arange(n) % period == 0).astype(float))
     rows = standard_errors(Iterates(n), BandedStrategy(c[None], n))
     return float(np.linalg.norm(moved) * rows.norm()) / math.sqrt(n)
 

@@ -14,6 +14,7 @@ import resource
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
@@ -37,7 +38,7 @@ SMOKE = Config(10_000, 20, 3)
 
 def measure(config: Config, report: Report) -> None:
     gradient = torch.zeros(config.size)
-    c = torch.from_numpy(banded_toeplitz(torch.ones(config.steps).numpy(), 4, 2.0))
+    c = torch.as_tensor(banded_toeplitz(np.ones(config.steps, np.float32), 4, 2.0))
     age = torch.arange(config.steps)[:, None] - torch.arange(config.steps)
     banded = torch.where((age >= 0) & (age < 4), c[age.clamp(0, 3)], 0.0)
     strategies = {

@@ -27,7 +27,9 @@ def key_of(data: bytes, device: torch.device | str = "cpu") -> Tensor:
     key, device = torch.frombuffer(bytearray(data), dtype=torch.int32), torch.device(device)
     if device.type == "cpu":
         return key
-    return torch.empty(8, dtype=torch.int32, pin_memory=True).copy_(key).to(device, non_blocking=True)
+    return (
+        torch.empty(8, dtype=torch.int32, device="cpu", pin_memory=True).copy_(key).to(device, non_blocking=True)
+    )
 
 
 def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:

@@ -10,7 +10,7 @@ BLOCK, COUNTERS = 64, 2**32  # bytes of a block; the package refuses to count on
 
 def keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int = 0) -> Tensor:
     """As in reference.py, for a key on a CPU whose low bytes come first."""
-    out = torch.empty(16 * blocks, dtype=torch.int32)
+    out = torch.empty(16 * blocks, dtype=torch.int32, device="cpu")
     target, done = out.numpy().view("uint8").data, 0
     while done < blocks:
         run = min(blocks - done, COUNTERS - (first + done) % COUNTERS)

@@ -164,7 +164,7 @@ def _of_masses(first: int, masses: list[Decimal]) -> Table:
         raise _too_long()
     filled = kept + [0] * ((1 << len(kept).bit_length()) - len(kept))
     words = [[part >> shift & 0xFFFFFFFF for part in filled] for shift in (96, 64, 32, 0)]
-    return Table(first + certain, torch.tensor(words, dtype=torch.int64), len(kept))
+    return Table(first + certain, torch.tensor(words, dtype=torch.int64, device="cpu"), len(kept))
 
 
 def _masses(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> list[Decimal]:

@@ -1,13 +1,15 @@
 """``torchdp sweep``: measures, resumes, draws; refuses what it cannot run."""
 
 import csv
+import os
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from torchdp import cli
-from torchdp.cli.sweep import cluster
+from torchdp.cli.sweep import GPUS, cluster, gpus, places
 from torchdp.simulate import write_page
 from torchdp.simulate.store import load
 
@@ -244,6 +246,28 @@ def test_a_local_cluster_has_as_many_workers_as_it_is_told(count, monkeypatch):
         assert [worker["nthreads"] for worker in workers] == [1] * count
 
 
+@pytest.mark.parametrize(
+    ("visible", "expected"), [(None, ["0", "1"]), ("", ["0", "1"]), ("5, 3", ["5", "3"]), ("7", ["0", "1"])]
+)
+def test_gpus_are_called_as_the_environment_calls_them(visible, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv(GPUS, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(GPUS, visible)
+    assert gpus() == expected
+
+
+@pytest.mark.slow  # starts three processes
+def test_each_worker_of_a_local_cluster_sees_one_of_several_gpus(monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv(GPUS, "5,3")
+    with cluster("local:3") as client:
+        client.wait_for_workers(3)
+        assert sorted(client.run(os.getenv, GPUS).values()) == ["3", "5", "5"]
+        assert [each["nthreads"] for each in client.scheduler_info()["workers"].values()] == [1] * 3
+
+
 @pytest.mark.slow  # starts a cluster
 def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     pytest.importorskip("distributed")
@@ -257,6 +281,20 @@ def test_an_error_in_a_worker_is_one_line(toy, tmp_path, capfd):
     Path(toy).write_text(TOY.replace("def sample(", "raise ValueError('a planted error')\n    def sample("))
     said = refuse(capfd, toy, "--out", tmp_path, "--devices", "cpu")
     assert 'a planted error (block 0 of seed 0, config {"n":2}, on cpu)' in said
+
+
+@pytest.mark.parametrize(
+    ("count", "given", "expected"),
+    [
+        (0, (None, None, None), {"device": torch.device("cpu"), "devices": None}),
+        (3, (None, None, None), {"devices": ["cuda:0", "cuda:1", "cuda:2"]}),
+        (3, ("cpu", None, None), {"device": torch.device("cpu"), "devices": None}),
+        (3, (None, "cuda:1,cuda:2", None), {"device": torch.device("cpu"), "devices": ["cuda:1", "cuda:2"]}),
+    ],
+)
+def test_every_visible_gpu_has_a_worker_where_no_place_is_named(count, given, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    assert places(*given) == expected
 
 
 def test_one_device_and_several_exclude_each_other(toy, capfd):

@@ -1,5 +1,9 @@
-"""Every entry of the battery on a device that is not there: its calls, its values beside the CPU's. Run as a child."""
+"""Every entry of the battery on a device that is not there: its calls, its values beside the CPU's. Run as a child.
 
+--device: on the CPU, while torch's default device is the one that is not there; --dtype: while floats are doubles.
+"""
+
+import contextlib
 import dataclasses
 import json
 import sys
@@ -17,6 +21,7 @@ from contract import entries  # noqa: E402
 from torchdp import draws  # noqa: E402
 from torchdp.noise import SeededNoise  # noqa: E402
 
+DEVICE = device.DEVICE
 draws.Draws._arrivals_at_once = 1
 draws.RARE = 0  # a device draws a few words more than the CPU; without them the numbers are the same
 
@@ -38,79 +43,89 @@ def tensors(value, name="", depth=4):
             yield from tensors(getattr(value, field.name), f"{name}.{field.name}", depth - 1)
 
 
-def same(title, there, here, tolerance=1e-6):
-    """That every tensor is there, and its numbers are the CPU's."""
-    for (name, one), (_, two) in zip(tensors(there, title), tensors(here, title), strict=True):
-        if one.device.type != "far":
-            raise AssertionError(f"{name} is on the CPU")
-        exact = {} if one.is_floating_point() else {"rtol": 0, "atol": 0}
-        says = partial("{}: {}".format, name)
-        near = {"rtol": tolerance, "atol": 1e-9} | exact
-        torch.testing.assert_close(one.cpu(), two, equal_nan=True, msg=says, **near)
+def same(there, here, kind="far", slack=0.0):
+    """That every tensor is on a device of this kind, and its numbers are those found on the CPU."""
+    for name, one in there.items():
+        tolerance = max(1e-6, slack) if name == "predicted_mse" else 1e-6  # in part from draws
+        for (place, found), (_, expected) in zip(tensors(one, name), tensors(here[name], name), strict=True):
+            if found.device.type != kind:
+                raise AssertionError(f"{place} is on {found.device}")
+            exact = {} if found.is_floating_point() else {"rtol": 0, "atol": 0}
+            says = partial("{}: {}".format, place)
+            near = {"rtol": tolerance, "atol": 1e-9} | exact
+            torch.testing.assert_close(found.cpu(), expected, equal_nan=True, msg=says, **near)
 
 
-def checks(entry):
-    """Name -> what is run of one entry."""
-    here, x = entry.protocol, entry.x
-    far = device.DEVICE
-    there, users = device.moved(here), x.to(far)
-    noise = lambda: (SeededNoise(3, far), SeededNoise(3))  # noqa: E731
-    generators = lambda: (device.generator(3), torch.Generator().manual_seed(3))  # noqa: E731
+@dataclasses.dataclass
+class Side:
+    """A protocol and users on one device; each part returns what it finds by name."""
 
-    def collect():
-        one, two = noise()
-        tallies = there.collect(users, noise=one), here.collect(x, noise=two)
-        same("collect", *tallies)
-        same("analyse", there.analyse(tallies[0]), here.analyse(tallies[1]))
-        there.estimate(users)
+    protocol: object
+    x: torch.Tensor
+    device: torch.device
 
-    def interval():
-        found = there.estimate(users, noise=noise()[0])
-        same("interval", found.interval(0.9), here.estimate(x, noise=noise()[1]).interval(0.9))
+    def noise(self):
+        return SeededNoise(3, self.device)
 
-    def summary():
-        both = there.summary(there.validate(users)), here.summary(here.validate(x))
-        same("summary", *both)
-        same("exact", there.exact(both[0]), here.exact(both[1]))
-        predicted = there.predicted_mse(both[0]), here.predicted_mse(both[1])
-        same("predicted_mse", *predicted, tolerance=max(1e-6, entry.slack))  # in part from draws
-        there.worst_mse(len(x))
+    def generator(self):
+        far = self.device.type == "far"
+        return device.generator(3) if far else torch.Generator("cpu").manual_seed(3)
 
-    def sample():
-        both = there.summary(there.validate(users)), here.summary(here.validate(x))
-        for shape in ((), (2, 3), (0,)):
-            one, two = generators()
-            found = there.sample_tally(both[0], generator=one, sample_shape=shape)
-            same("sample_tally", found, here.sample_tally(both[1], generator=two, sample_shape=shape))
-        estimate = there.sample_estimate(both[0], generator=generators()[0], sample_shape=(2,))
-        again = here.sample_estimate(both[1], generator=generators()[1], sample_shape=(2,))
-        same("sample_estimate", estimate, again)
+    def summarised(self):
+        return self.protocol.summary(self.protocol.validate(self.x))
 
-    def messages():
-        one, two = noise()
-        sent = there.randomize(users, noise=one)
-        same("randomize", sent, here.randomize(x, noise=two))
-        tally = there.tally(sent)
-        there.analyse(there.add(there.empty, tally))
-        assert there.encode(sent) == here.encode(here.randomize(x, noise=noise()[1]))
-        there.tally(device.moved(there.decode(there.encode(sent))))
+    def collect(self):
+        tally = self.protocol.collect(self.x, noise=self.noise())
+        self.protocol.estimate(self.x)
+        return {"collect": tally, "analyse": self.protocol.analyse(tally)}
 
-    found = {"collect": collect, "interval": interval, "summary": summary, "sample": sample}
-    return found | ({"messages": messages} if hasattr(there, "randomize") else {})
+    def interval(self):
+        return {"interval": self.protocol.estimate(self.x, noise=self.noise()).interval(0.9)}
+
+    def summary(self):
+        made, here = self.summarised(), self.protocol
+        here.worst_mse(len(self.x))
+        return {"summary": made, "exact": here.exact(made), "predicted_mse": here.predicted_mse(made)}
+
+    def sample(self):
+        made, draw = self.summarised(), self.protocol.sample_tally
+        found = {
+            f"sample_tally {shape}": draw(made, generator=self.generator(), sample_shape=shape)
+            for shape in ((), (2, 3), (0,))
+        }
+        estimate = self.protocol.sample_estimate(made, generator=self.generator(), sample_shape=(2,))
+        return found | {"sample_estimate": estimate}
+
+    def messages(self):
+        here = self.protocol
+        if not hasattr(here, "randomize"):
+            return {}
+        sent = here.randomize(self.x, noise=self.noise())
+        tally = here.tally(sent)
+        here.analyse(here.add(here.empty, tally))
+        data = here.encode(sent)
+        here.tally(device.moved(here.decode(data), self.device))
+        return {"randomize": sent, "encode": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)}
 
 
-def run(entry):
-    """Name -> what is wrong."""
-    wrong = {}
-    try:
-        with device.counted():
-            parts = checks(entry)
-    except Exception:
-        return {"made": traceback.format_exc()}
-    for name, part in parts.items():
+PARTS = ("collect", "interval", "summary", "sample", "messages")
+DEFAULTS = {
+    "--device": lambda: torch.device(device.DEVICE),
+    "--dtype": lambda: device.dtype(torch.float64),
+}
+
+
+def run(entry, default=None):
+    """Name -> what is wrong. default: what torch's default is changed by, with all data on the CPU."""
+    wrong, here = {}, Side(entry.protocol, entry.x, torch.device("cpu"))
+    for name in PARTS:
         try:
             with device.counted():
-                part()
+                expected = getattr(here, name)()
+                with default() if default else contextlib.nullcontext():
+                    there = here if default else Side(device.moved(here.protocol), here.x.to(DEVICE), DEVICE)
+                    found = getattr(there, name)()
+                same(found, expected, there.device.type, entry.slack)
         except Exception:
             wrong[name] = traceback.format_exc()
     return wrong
@@ -120,7 +135,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     only = [a for a in sys.argv[1:] if not a.startswith("-")]
     listed = entries(*sorted({one.split(".")[0] for one in only}))
-    found = {name: run(each) for name, each in listed.items() if not only or any(o in name for o in only)}
+    default = next((DEFAULTS[each] for each in sys.argv if each in DEFAULTS), None)
+    found = {name: run(each, default) for name, each in listed.items() if not only or any(o in name for o in only)}
     if "--json" in sys.argv:
         print(json.dumps(found))
     else:

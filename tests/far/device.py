@@ -45,7 +45,7 @@ class Counts:
     """Of one call. where: synchronisations by name of the operation and line of torchdp."""
 
     def __init__(self):
-        self.launches = self.syncs = 0
+        self.launches = self.syncs = self.copies = 0
         self.by_name, self.where, self.held = Counter(), Counter(), 0
 
     def launch(self, name):
@@ -56,6 +56,7 @@ class Counts:
     def sync(self, name, times=1):
         if not self.held:
             self.syncs += times
+            self.copies += times * ("copy" in name)
             if self.traced:
                 self.where[name, line()] += times
 
@@ -90,6 +91,16 @@ class Far(torch.Tensor):
 
     def __repr__(self, **_):
         return f"Far({self.inner})"
+
+    def tolist(self):
+        COUNTS.sync("copy between devices")
+        return self.inner.tolist()
+
+    def numpy(self, *, force=False):
+        if not force:
+            raise TypeError("can't convert far:0 to numpy; use Tensor.cpu() first")
+        COUNTS.sync("copy between devices")
+        return self.inner.detach().numpy()
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -223,6 +234,18 @@ class FarGenerator(torch.Generator):
         return DEVICE
 
 
+class Made(type):
+    def __instancecheck__(cls, value):
+        return isinstance(value, FarGenerator.__base__)
+
+    def __call__(cls, device="cpu"):
+        return generator() if is_far(device) else FarGenerator.__base__(device)
+
+
+class Generators(metaclass=Made):
+    """What torch.Generator is replaced by: one that can be made there."""
+
+
 def generator(seed=0):
     found = FarGenerator()
     FarGenerator.known[found._cdata] = found
@@ -251,6 +274,7 @@ def register(fused):
 
     if fused:
         setattr(dispatch, "keyed" if hasattr(dispatch, "keyed") else "fuses", is_far)
+    torch.Generator = Generators
     near = randomness._generator
     randomness._generator = lambda material, device: (
         generator(int.from_bytes(material[:8], "little", signed=True))
@@ -320,6 +344,17 @@ def counted(traced=False):
             yield COUNTS
     finally:
         COUNTS = before
+
+
+@contextlib.contextmanager
+def dtype(kind):
+    """torch's default dtype inside."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(kind)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def moved(value, device=None):

@@ -24,7 +24,6 @@ with device.counted() as counts:
     refused(lambda: here[x.long()])
     refused(lambda: here @ x)
     refused(lambda: x.numpy())
-    refused(lambda: x.tolist())
     refused(lambda: torch.rand(3, device=far, generator=made))
     refused(lambda: torch.rand(3, generator=device.generator()))
     refused(lambda: here.sum().add_(x.sum()))

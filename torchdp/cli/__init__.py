@@ -141,7 +141,9 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--target-relative-ci", type=number, help="stop a configuration earlier, at this half-width"
     )
     where = sweep.add_mutually_exclusive_group()
-    where.add_argument("--device", default="cpu", help="where the trials run, for example cuda (default: cpu)")
+    where.add_argument(
+        "--device", help="where the trials run, such as cuda:1 or cpu (default: every CUDA device, else cpu)"
+    )
     where.add_argument(
         "--devices", metavar="A,B,...",
         help="a worker process for each, such as cuda:0,cuda:1 or cpu,cpu; rows do not depend on their number",

@@ -207,7 +207,7 @@ class Asking:
         for axis in axes:
             if axis.bins is not None:
                 users = bounded(users, axis.name, axis.bins, self.options.out_of_bounds, notes)
-        columns = torch.from_numpy(users[self.options.columns].to_numpy(float, copy=True))  # (n, d)
+        columns = torch.as_tensor(users[self.options.columns].to_numpy(float, copy=True))  # (n, d)
         if self.kind.whole:
             return users, columns
         types = torch.zeros(len(users), dtype=torch.int64)

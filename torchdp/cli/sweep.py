@@ -8,9 +8,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import cycle, islice
 from pathlib import Path
 from traceback import extract_tb
+from types import ModuleType
 from typing import Any
+
+import torch
 
 from torchdp import checks, simulate
 from torchdp.simulate import OnError, OtherCode, Row, Sampler, Sweep, Trial
@@ -26,6 +30,7 @@ RANKS = (  # the number of this process among its kin, their count, their first 
     ("SLURM_PROCID", "SLURM_NTASKS", ""),
 )
 
+GPUS = "CUDA_VISIBLE_DEVICES"
 SURROUNDINGS = "distributed.nanny.pre-spawn-environ"  # what Dask tells its workers' processes
 TRIM = "MALLOC_TRIM_THRESHOLD_"  # with it, as Dask sets it, each array of a trial is mapped anew: half the speed
 
@@ -54,8 +59,7 @@ def sweep(options: argparse.Namespace) -> int:
                 store=store,
                 block_size=experiment.block_size,
                 target_relative_ci=options.target_relative_ci,
-                device=checks.device("--device", options.device),
-                devices=options.devices.split(",") if options.devices is not None else None,
+                **places(options.device, options.devices, options.cluster),
                 executor=client,
                 shard=shard(options.shard),
                 retries=options.retries,
@@ -82,6 +86,15 @@ def sweep(options: argparse.Namespace) -> int:
     for row in failed:
         say(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", error=True)
     return 1 if failed else 0
+
+
+def places(device: str | None, devices: str | None, cluster: str | None) -> dict[str, Any]:
+    """Where trials run: as named, or by a worker process for each CUDA device, or on the CPU. Raises ValueError."""
+    every = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    if len(every) > 1 and device is devices is cluster is None:
+        return {"devices": every}
+    there = checks.device_or_best("--device", "cpu" if device is None and devices is not None else device)
+    return {"device": there, "devices": None if devices is None else devices.split(",")}
 
 
 def shard(text: str | None) -> tuple[int, int] | None:
@@ -121,9 +134,7 @@ def cluster(address: str | None) -> Iterator[Any]:
             raise ValueError(f"--cluster local:N needs a number of workers, such as local:4, not {address!r}")
         told = {name: value for name, value in dask.config.get(SURROUNDINGS).items() if name != TRIM}
         with dask.config.set({SURROUNDINGS: told}):
-            there: Any = distributed.LocalCluster(
-                n_workers=int(count), threads_per_worker=1, dashboard_address=None
-            )
+            there: Any = _local(distributed, int(count))
     elif kind in distributed.comm.registry.backends:
         there = nullcontext(address)
     else:
@@ -132,6 +143,24 @@ def cluster(address: str | None) -> Iterator[Any]:
         )
     with there as scheduler, distributed.Client(scheduler) as client:
         yield client
+
+
+def _local(distributed: ModuleType, count: int) -> Any:
+    """So many workers of one thread; where there are several GPUs each worker sees one, in turn."""
+    if torch.cuda.device_count() < 2:
+        return distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
+    each = [{"nthreads": 1, "env": {GPUS: name}} for name in islice(cycle(gpus()), count)]
+    return distributed.SpecCluster(
+        workers={number: {"cls": distributed.Nanny, "options": options} for number, options in enumerate(each)},
+        scheduler={"cls": distributed.Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard": False}},
+    )
+
+
+def gpus() -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` calls each of the GPUs that this process sees."""
+    count = torch.cuda.device_count()
+    named = [name.strip() for name in os.environ.get(GPUS, "").split(",")]
+    return named[:count] if len(named) >= count else [str(index) for index in range(count)]
 
 
 def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:

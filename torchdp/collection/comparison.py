@@ -13,15 +13,19 @@ from torchdp.collection.description import same
 from torchdp.collection.journal import Journal, held
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import quantile
+from torchdp.threads import on_host
 
 Stretch = Callable[[float], Tensor | float]
-TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64)[:-1]  # p-values where the error is not normal
+TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64, device="cpu")[
+    :-1
+]  # p-values where the error is not normal
 
 
 class Difference(Estimate):
     """The first group's answer less the second's; as private as the two estimates. n: users of both groups."""
 
     @property
+    @on_host
     def p_value(self) -> Tensor:
         """Two-sided, of the hypothesis that the difference is 0: ``interval(1 - p)`` ends at 0."""
         z = self.parts.distance(self.value, self.bias).cpu()
@@ -56,6 +60,7 @@ def difference(first: Estimate, second: Estimate) -> Difference:
     )
 
 
+@on_host
 def _widest(stretches: list[Stretch], level: float) -> Tensor:
     """Of a sum of independent errors: it lies between their laws and the normal one."""
     return torch.stack(
@@ -66,6 +71,7 @@ def _widest(stretches: list[Stretch], level: float) -> Tensor:
     ).amax(0)
 
 
+@on_host
 def _tails(z: Tensor, stretch: Stretch) -> Tensor:
     """p whose ends lie z normal deviations away, by lines between the logarithms of TAILS, the first at least."""
     ends = torch.stack(

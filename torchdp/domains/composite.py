@@ -93,7 +93,7 @@ class Product(Domain):
             return self._simpler.maximise(B, centre)
         pieces = zip(self.parts, B.split(self.sizes, dim=1), centre.split(self.sizes), strict=True)
         best = [part.maximise(block, c) for part, block, c in pieces]
-        generator = keyed_generator(b"torchdp.mean.composite.maximise")
+        generator = keyed_generator(b"torchdp.mean.composite.maximise", "cpu")
         starts = []
         for found in best:
             place = torch.randint(len(found.points), (STARTS,), device="cpu", generator=generator)

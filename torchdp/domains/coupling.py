@@ -38,7 +38,7 @@ def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
 
     best = bound_at([1.0] * len(parts))
     rank = math.isqrt(2 * len(parts)) + 2
-    generator = keyed_generator(b"torchdp.mean.coupling.couple")
+    generator = keyed_generator(b"torchdp.mean.coupling.couple", "cpu")
     V = torch.randn(len(B), rank, dtype=torch.float64, device="cpu", generator=generator).to(B)
     previous = 0.0
     for sweep in range(SWEEPS):
@@ -90,7 +90,7 @@ def independent_law(laws: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         for (_, weights), place in zip(laws, places.mT, strict=True):
             law = law.to(weights) * weights[place.to(weights.device)]
     else:
-        generator = keyed_generator(b"torchdp.mean.coupling.independent_law")
+        generator = keyed_generator(b"torchdp.mean.coupling.independent_law", "cpu")
         draws = [torch.multinomial(w.cpu(), MOST, replacement=True, generator=generator) for _, w in laws]
         places = torch.stack(draws, -1)
         law = torch.full_like(places[:, 0], 1.0, dtype=torch.float64) / len(places)

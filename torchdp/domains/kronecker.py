@@ -124,7 +124,7 @@ class KroneckerProduct(Domain):
 
     def _climb(self, x: Tensor, y: Tensor, B: Tensor, centre: Tensor) -> Tensor:
         """From pairs of good x and y, each in turn to the best of the linearised form."""
-        generator = keyed_generator(b"torchdp.mean.kronecker.climb")
+        generator = keyed_generator(b"torchdp.mean.kronecker.climb", "cpu")
         pick = [torch.randint(len(z), (64,), device="cpu", generator=generator).to(z.device) for z in (x, y)]
         pick[0][0] = pick[1][0] = 0
         x, y = x[pick[0]], y[pick[1]]

@@ -180,7 +180,7 @@ def _corners(n: int) -> Tensor:
 
 def _normal(rows: int, columns: int) -> Tensor:
     """Standard normals, always the same ones: a search repeats itself exactly."""
-    generator = keyed_generator(b"torchdp.mean.relaxation")
+    generator = keyed_generator(b"torchdp.mean.relaxation", "cpu")
     return torch.randn(rows, columns, dtype=torch.float64, device="cpu", generator=generator)
 
 

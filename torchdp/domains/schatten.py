@@ -65,8 +65,8 @@ class SchattenBall(Domain):
         """Points: B's right singular vectors turned into extreme points, climbed by X <- best for B^T B (X - C)."""
         _, S, Vh = torch.linalg.svd(B, full_matrices=False)
         leading = self.radius * Vh[:16]
-        X = climb(self, torch.cat([leading, -leading, self._patterns()[:16]]), B, centre)
-        points, value = best_first(torch.cat([X, self._patterns()]), B, centre, most=max(64, self.dimension))
+        X = climb(self, torch.cat([leading, -leading, self._patterns()[:16].to(B)]), B, centre)
+        points, value = best_first(torch.cat([X, self._patterns().to(B)]), B, centre, most=max(64, self.dimension))
         upper = (float(S[0]) * self.longest + float((B @ centre).norm())) ** 2
         return Maximum(points, value, max(value, upper))
 

@@ -14,7 +14,7 @@ from torchdp.factorization.factorize import factorize
 from torchdp.factorization.norm import witness
 from torchdp.factorization.solvers.splitting import Best, Bound, Price, compress, conic, weighted
 from torchdp.factorization.solvers.stopping import warn_where_open, working
-from torchdp.threads import one_thread
+from torchdp.threads import on_host, one_thread
 from torchdp.workloads import Workload
 
 LARGEST_CONE = 1024  # m + n up to which the semidefinite program is worth its eigendecompositions
@@ -274,6 +274,7 @@ def _error(found: ApproximateFactorization, a: float) -> float:
     return math.hypot(a * float(found.norm), float(found.certificate.residual))
 
 
+@on_host
 def _mix(
     W: Tensor, a: float, first: ApproximateFactorization, second: ApproximateFactorization
 ) -> ApproximateFactorization:

@@ -123,7 +123,7 @@ def factorize(
         if shift or error_weights is not None:
             raise ValueError("shift and error_weights need the matrix itself: pass RunningSums(...).dense()")
         running = factorize_running(W, p, tol, max_iterations)
-        one = torch.ones((), dtype=torch.float64)
+        one = torch.ones((), dtype=torch.float64, device="cpu")
         warn_where_open(running.certificate, tol, one, one.dtype, running.iterations, max_iterations)
         return running
     matrices = matrices_of(W)

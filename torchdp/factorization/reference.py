@@ -10,6 +10,7 @@ from torchdp import checks
 from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.solvers.fixed_point import Solution
+from torchdp.threads import on_host
 
 LARGEST_EXPONENT = 1e6
 LARGEST = 80  # m + n; an interior point step on the cone of side s costs about s^6 operations and s^4 memory
@@ -56,6 +57,7 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
     return finish(W, Solution(left, right, scale * v if shift else None, c, P, P, iterations), p)
 
 
+@on_host
 def _optimum(cp: ModuleType, W: Tensor, p: float, shift: bool) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     """Z, v, the weights of the columns and of the rows at the optimum, float64, and the solver's iterations."""
     m, n = W.shape

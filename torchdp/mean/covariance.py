@@ -177,7 +177,7 @@ def _square(matrix: Tensor) -> Tensor:
 
 def symmetric(pairs: Tensor, d: int) -> Tensor:
     """The symmetric matrices, (*batch, d, d), of entries in the order of ``torch.triu_indices``, (*batch, pairs)."""
-    rows, columns = torch.triu_indices(d, d)
+    rows, columns = torch.triu_indices(d, d, device=pairs.device)
     full = pairs.new_zeros(*pairs.shape[:-1], d, d)
     full[..., rows, columns] = full[..., columns, rows] = pairs
     return full

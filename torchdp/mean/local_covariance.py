@@ -99,9 +99,10 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
     @cached_property
     def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and weights of the products, (d (d + 1)/2,) each."""
-        rows, columns = torch.triu_indices(self.domain.dimension, self.domain.dimension)
-        weights = torch.full(rows.shape, math.sqrt(2), dtype=torch.float64)
-        weights[rows == columns] = math.sqrt(self.weights(self.domain.dimension)[1])
+        d, device = self.domain.dimension, self.half.device
+        rows, columns = torch.triu_indices(d, d, device=device)
+        weights = torch.full(rows.shape, math.sqrt(2), dtype=torch.float64, device=device)
+        weights[rows == columns] = math.sqrt(self.weights(d)[1])
         return rows, columns, weights
 
     def client_input(self, x: Tensor) -> Tensor:

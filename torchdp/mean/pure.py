@@ -20,6 +20,7 @@ from torchdp.privacy.root import root
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Limits, Tally
 from torchdp.protocol.interval import quantile
 from torchdp.protocol.records import farthest
+from torchdp.threads import on_host
 
 ORDERS = (1.0, 2.0, math.inf)
 LENGTHS = 2**14  # equally likely ones of noise of l_2
@@ -146,6 +147,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         each = zip(self.blocks, self.scales, strict=True)
         return self._spread([scale * block.deviation for block, scale in each]).to(self.shape.root)
 
+    @on_host
     def _spread(self, numbers: list[float]) -> Tensor:
         """One number of each block, as one of each coordinate, (r,)."""
         sizes = torch.tensor([block.size for block in self.blocks], dtype=torch.int64)
@@ -183,6 +185,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     def analyse(self, tally: Tally) -> Estimate:
         return replace(super().analyse(tally), stretch=self.stretch)
 
+    @on_host
     def stretch(self, level: float) -> Tensor:
         """How far the ends of an interval lie over those of normal noise of the same deviation, (d,).
 

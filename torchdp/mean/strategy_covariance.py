@@ -54,20 +54,20 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
     ) -> "StrategyCovariance":
         """By a strategy of small variance for the covariances at a few means. effort: steps of the search."""
         d = checks.instance("domain", domain, Box).dimension
-        first, second, (rows, columns) = _moments(checks.integer("steps", steps, 1), d)
+        first, second, (rows, columns) = _moments(checks.integer("steps", steps, 1), d, domain.low.device)
         weight = torch.where(rows == columns, 1.0, first.new_tensor(2.0)).sqrt()
         half = first.new_full((d,), 0.5)
-        means = [torch.zeros_like(half), half, half * (-1.0) ** torch.arange(d)]
+        means = [torch.zeros_like(half), half, half * (-1.0) ** torch.arange(d, device=half.device)]
         asked = [(second - m[rows] * first[:, columns] - m[columns] * first[:, rows]) * weight for m in means]
         W = torch.cat(asked, 1).mT.double()
-        flat = torch.ones(len(first), dtype=torch.float64)
+        flat = first.new_ones(len(first))
         centred = W - W.mean(1, keepdim=True)
         strategy = StrategyMatrix.tuned(centred, epsilon, flat, generator=generator, steps=effort)
         return cls(domain, steps, strategy)
 
     @cached_property
     def _tables(self) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        return _moments(self.steps, self.domain.dimension)
+        return _moments(self.steps, self.domain.dimension, self.half.device)
 
     @cached_property
     def _decoder(self) -> Tensor:
@@ -202,7 +202,7 @@ def _crowds(domain: Box, n: int) -> tuple[Crowd, Crowd]:
     d, generator = domain.dimension, keyed_generator(b"torchdp.mean.covariance", domain.low.device)
     places = torch.rand(256, d, dtype=torch.float64, generator=generator, device=domain.low.device)
     both = (places, places[:, :1].expand(-1, d))
-    counts = torch.full((256,), max(1, round(n / 256)), dtype=torch.int64)
+    counts = places.new_full((256,), max(1, round(n / 256)), dtype=torch.int64)
     one, two = (Crowd(domain.low + each * (domain.high - domain.low), counts) for each in both)
     return one, two
 
@@ -213,13 +213,13 @@ def _squares(kappa: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return own[..., rows] * own[..., columns] + kappa.square()
 
 
-def _moments(steps: int, d: int) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+def _moments(steps: int, d: int, device: torch.device) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
     """Of each type the numbers, (k, d), and the products of pairs i <= j, (k, pairs); the pairs."""
     checks.fits("types", (2 * steps + 1) ** d, most=LARGEST)
-    twice = torch.cartesian_prod(*[torch.arange(2 * steps + 1)] * d).view(-1, d)
-    ends = torch.linspace(-1, 1, steps + 1, dtype=torch.float64)
+    twice = torch.cartesian_prod(*[torch.arange(2 * steps + 1, device=device)] * d).view(-1, d)
+    ends = torch.linspace(-1, 1, steps + 1, dtype=torch.float64, device=device)
     one, two = ends[twice // 2], ends[(twice + 1) // 2]
     first = (one + two) / 2
-    rows, columns = torch.triu_indices(d, d)
+    rows, columns = torch.triu_indices(d, d, device=device)
     second = torch.where(rows == columns, (one * two)[:, rows], first[:, rows] * first[:, columns])
     return first, second, (rows, columns)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from scipy.special import betainc
 from torch import Tensor
@@ -128,10 +129,14 @@ def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
     checks.fits("histograms", 10 * len(shares), checks.integer("k", k, 2))
     if not len(shares):
         raise ValueError("positives must hold one share in (0, 1) at least")
-    edges = torch.linspace(0, 1, k + 1, dtype=torch.float64).numpy()
+    edges = torch.linspace(0, 1, k + 1, dtype=torch.float64, device="cpu").numpy()
     pairs = ((1, 1, 1, 1), (2, 3, 3, 2), (4, 6, 6, 4), (1, 3, 1, 2), (3, 1, 2, 1))
     scores = torch.stack(
-        [torch.from_numpy(betainc(*each, edges)).diff() for a in pairs for each in (a[:2], a[2:])]
+        [
+            torch.as_tensor(np.diff(betainc(*each, edges)), device=shares.device)
+            for a in pairs
+            for each in (a[:2], a[2:])
+        ]
     )
     labels = torch.stack([1 - shares, shares], 1)  # (shares, 2)
     return (labels[:, None, :, None] * scores.unflatten(0, (-1, 2))).flatten(2).flatten(0, 1)

@@ -185,7 +185,8 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
     @property
     def empty(self) -> Tally:
         """Before the first user, on the CPU."""
-        return Tally(0, {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in self.layout.items()})
+        parts = self.layout.items()
+        return Tally(0, {name: torch.zeros(shape, dtype=dtype, device="cpu") for name, (shape, dtype) in parts})
 
     @final
     def add(self, *tallies: Tally) -> Tally:

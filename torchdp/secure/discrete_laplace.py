@@ -47,7 +47,7 @@ def tail(shares: Tensor, rate: float, exponent: float) -> Tensor:
     (exponent - shares log(1 - t^2))/(t rate), the least over some t in (0, 1): Chernoff's bound, with
     E e^(t rate Z) <= (1 - t^2)^-shares, because (cosh x - cosh t x)/(cosh x - 1) >= 1 - t^2, term by term.
     """
-    t = torch.linspace(0.02, 0.99, 98, dtype=torch.float64)
+    t = torch.linspace(0.02, 0.99, 98, dtype=torch.float64, device=shares.device)
     return ((exponent - shares.double()[..., None] * torch.log1p(-t * t)) / t).amin(-1) / rate
 
 

@@ -170,5 +170,6 @@ class OneCopySecureSketch(SecureSums):
         if max(sigma, tau) > SURE or self._variation(sigma, tau) > self._most:
             return math.inf
         unit = 1 / ring.scale
-        clients = farthest_sum(self._rows[1], self._largest, torch.tensor(sigma * unit, dtype=torch.float64), unit)
+        deviation = torch.tensor(sigma * unit, dtype=torch.float64, device="cpu")
+        clients = farthest_sum(self._rows[1], self._largest, deviation, unit)
         return clients + TAIL * math.sqrt(self.servers) * tau * unit + self.servers * unit / 2

@@ -180,7 +180,7 @@ class Server:
             self.protocol.place(self._sums, gone, -self._words[:, gone])
         named, heard = set_digest(self.session, agreed), int(agreed.sum())
         header = sum_header(self.protocol, self.session, self.number, named, heard)
-        return seal(self._links["analyst"], header, self.protocol.published(self._sums, Noise())[None])
+        return seal(self._links["analyst"], header, self.protocol.published(self._sums, Noise("cpu"))[None])
 
 
 def check_members(protocol: SecureSums, members: Tensor) -> None:

@@ -18,6 +18,7 @@ from torchdp.shuffle.accounting import promise
 from torchdp.shuffle.laws import BitLaw, MessageLaw
 from torchdp.shuffle.messages import ShuffledMessages
 from torchdp.shuffle.references import CuratorSum
+from torchdp.threads import on_host
 
 MESSAGES_AT_ONCE = 2**22  # held in memory while users speak
 COUNT_BITS = 32  # of the number of users, before the messages of a bag
@@ -102,6 +103,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
             word, self.bits_per_message
         )
 
+    @on_host
     def decode(self, data: bytes) -> ShuffledMessages:
         head = COUNT_BITS // 8
         if len(checks.instance("data", data, bytes)) < head:

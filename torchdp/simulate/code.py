@@ -138,9 +138,14 @@ def _installed(value: Any) -> bool:
     return not _LIBRARIES.isdisjoint(path.split(os.sep))
 
 
-def start(facts: Mapping[str, Any]) -> Start:
+def start(more: Mapping[str, Any]) -> Start:
     """A new number for a sweep that starts now, with the facts of this process beside those given."""
-    here = {
+    return Start(uuid.uuid4().hex[:12], {**facts(), **more})
+
+
+def facts() -> dict[str, Any]:
+    """Of this process, now."""
+    return {
         "at": time.time(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else "",
         "cpu": platform.processor() or platform.machine(),
@@ -152,7 +157,6 @@ def start(facts: Mapping[str, Any]) -> Start:
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    return Start(uuid.uuid4().hex[:12], {**here, **facts})
 
 
 def _revision() -> str:

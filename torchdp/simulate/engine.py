@@ -38,7 +38,7 @@ def run(
     config: Mapping[str, object] | None = None,
     block_size: int = 1024,
     target_relative_ci: float | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     devices: Sequence[torch.device | str] | None = None,
     executor: Any = None,
     progress: bool | None = None,
@@ -59,7 +59,7 @@ def run(
         block_size: samples in a block, >= 1; only the last block may be shorter.
         target_relative_ci: stop at the first block boundary at which half the width of the 95 % interval
             over abs(mean) is at most this. With blocks of few samples it stops too early too often.
-        device: where the generators live, in this process.
+        device: where the generators live, in this process; for None torch's default device.
         devices: instead of ``device``: a worker process for each, such as ``["cuda:0", "cuda:1"]``, all of one kind.
             A script calls this under ``if __name__ == "__main__":``.
         executor: instead of ``devices``: any ``concurrent.futures.Executor``, or a ``dask.distributed.Client``. Its

@@ -5,10 +5,14 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
+
+from torchdp import checks
 from torchdp.simulate.config_runs import Row
 from torchdp.simulate.report import Report, Rows, read_table
 from torchdp.simulate.sweep import MakeTrial
@@ -34,9 +38,14 @@ class Experiment(Generic[C]):
     smoke: C
     draw: Callable[[Mapping[str, Rows]], Mapping[str, "Figure"]] = lambda tables: {}
 
-    def run(self, config: C, folder: Path) -> dict[str, Rows]:
-        """Measures, then draws from the files; returns the tables as they were written."""
-        self.measure(config, Report(folder))
+    def run(self, config: C, folder: Path, device: torch.device | str = "cpu") -> dict[str, Rows]:
+        """Measures, then draws from the files; returns the tables as they were written.
+
+        device: torch's default while it measures, and so that of every tensor and generator that names none.
+        """
+        report = Report(folder, device)
+        with nullcontext() if report.device.type == "cpu" else report.device:
+            self.measure(config, report)
         return self.drawn(folder)
 
     def drawn(self, folder: Path) -> dict[str, Rows]:
@@ -61,12 +70,19 @@ class Experiment(Generic[C]):
         parser.add_argument(
             "--out", type=Path, default=Path("results", path.parent.name, path.stem), help="default: %(default)s"
         )
+        parser.add_argument(
+            "--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)"
+        )
         parser.add_argument("--draw-only", action="store_true", help="draw from what an earlier run wrote")
         add_options(parser, self.full)
         given = vars(parser.parse_args(arguments))
-        smoke, out, draw_only = given.pop("smoke"), given.pop("out"), given.pop("draw_only")
+        smoke, out, device, draw_only = (given.pop(name) for name in ("smoke", "out", "device", "draw_only"))
         if not draw_only:
-            self.run(replace(self.smoke if smoke else self.full, **given), out)  # type: ignore[type-var]
+            try:
+                device = checks.device_or_best("--device", device)
+            except ValueError as error:
+                parser.error(str(error))
+            self.run(replace(self.smoke if smoke else self.full, **given), out, device)  # type: ignore[type-var]
         elif any(out.glob("*.csv")):
             self.drawn(out)
         else:

@@ -2,25 +2,36 @@
 
 import csv
 import io
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from torchdp import checks
+from torchdp.simulate.code import facts
 from torchdp.text import integer, number
 
 Rows = list[dict[str, Any]]
 
 
 class Report:
-    """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the terminal."""
+    """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the terminal.
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = checks.path("folder", folder)
+    device: where its tensors are. ``folder/runs.jsonl`` gets a line for each run: device, command, versions, time.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], device: torch.device | str = "cpu") -> None:
+        self.folder, self.device = checks.path("folder", folder), checks.device("device", device)
         self._columns: dict[str, list[str]] = {}  # of the tables that this run writes
         self._known: dict[str, Rows] = {}
         self._last = ""
         self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "runs.jsonl", "a", encoding="utf-8") as file:
+            file.write(
+                json.dumps({**facts(), "device": str(self.device), "device_name": _name(self.device)}) + "\n"
+            )
 
     def say(self, text: object = "") -> None:
         """Prints a line."""
@@ -74,6 +85,10 @@ class Report:
             print(_line((name, name, isinstance(value, str)) for name, value in cells.items()))
         self._last = table
         print(_line((name, value, isinstance(value, str)) for name, value in cells.items()), flush=True)
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 def _line(cells: Iterable[tuple[str, Any, bool]]) -> str:

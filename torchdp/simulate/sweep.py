@@ -45,7 +45,7 @@ def sweep(
     store: str | os.PathLike[str],
     block_size: int,
     target_relative_ci: float | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     devices: Sequence[torch.device | str] | None = None,
     executor: Any = None,
     retries: int = 2,
@@ -72,7 +72,7 @@ def sweep(
         seed: run seed, >= 0.
         block_size: samples in a block.
         target_relative_ci: where a configuration may stop.
-        device: where the generators live, in this process.
+        device: where the generators live, in this process; for None torch's default device.
         progress: show a bar; None shows one on a terminal only.
         devices: a worker process for each; it is ``make_trial`` that is sent to the workers.
         executor: instead of ``devices``, as in :func:`torchdp.simulate.run`.

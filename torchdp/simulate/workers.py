@@ -46,11 +46,15 @@ class Where:
     retries: how often a job whose worker died is done again. time_limit: seconds a job may take, None: any.
     """
 
-    device: Device = "cpu"
+    device: Device | None = None  # torch's default
     devices: Sequence[Device] | None = None
     executor: Any = None  # a concurrent.futures.Executor, or a dask.distributed.Client
     retries: int = 2
     time_limit: float | None = None
+
+    @property
+    def place(self) -> Device:
+        return torch.get_default_device() if self.device is None else self.device
 
 
 def answers(
@@ -77,10 +81,10 @@ def answers(
     if where.devices is None and where.executor is None:
         if where.time_limit is not None:
             raise ValueError("time_limit ends worker processes: give devices=['cpu'] or an executor with it")
-        return _here(work, jobs, checks.device("device", where.device))
+        return _here(work, jobs, checks.device("device", where.place))
     if where.devices is not None and where.executor is not None:
         raise ValueError("devices and executor exclude each other; give the one or the other")
-    if where.devices is not None and where.device not in ("cpu", torch.device("cpu")):
+    if where.devices is not None and where.device not in (None, "cpu", torch.device("cpu")):
         raise ValueError("device and devices exclude each other; give the one or the other")
     settings = torch.get_default_dtype(), torch.get_float32_matmul_precision()
     try:
@@ -91,7 +95,7 @@ def answers(
         ) from error
     if where.devices is not None:
         return _spread([ProcessPool(device, sent) for device in one_kind(where.devices)], jobs, where)
-    return _spread([WorkerPool(_executor(where), torch.device(where.device), sent)], jobs, where)
+    return _spread([WorkerPool(_executor(where), torch.device(where.place), sent)], jobs, where)
 
 
 def one_kind(devices: Sequence[Device]) -> list[torch.device]:

@@ -24,8 +24,8 @@ class ParticipationLog:
         self.participation = checks.instance("participation", participation, Participation)
         self.users, self.step = checks.integer("users", users, 1), 0
         checks.fits("users", self.users)
-        self._first, self._last = torch.full((2, self.users), -1, dtype=torch.int64)
-        self._times = torch.zeros(self.users, dtype=torch.int64)
+        self._first, self._last = torch.full((2, self.users), -1, dtype=torch.int64, device="cpu")
+        self._times = torch.zeros(self.users, dtype=torch.int64, device="cpu")
 
     def check(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The batch of the next step as int64 on the CPU: (n,), n >= 0; the step is over then. Raises ValueError."""
@@ -80,9 +80,8 @@ class Batches(Sampler[list[int]]):
         self.step = checks.integer("first", first, 0, self.steps)
         self.period = self.users // self.size
         checks.fits("users and steps", self.users + self.steps)
-        again = torch.arange(
-            1, -(-self.steps // self.period)
-        )  # passes after the first, for a user of its first batch
+        # passes after the first, for a user of its first batch
+        again = torch.arange(1, -(-self.steps // self.period), device="cpu")
         rule, start = checks.instance("participation", participation, Participation), torch.zeros_like(again)
         if rule.refuses(again * self.period, start, (again - 1) * self.period, again).any():
             raise ValueError(
@@ -90,7 +89,7 @@ class Batches(Sampler[list[int]]):
                 "change size or steps, or calibrate for a wider rule"
             )
         checks.random_source(generator, torch.device("cpu"))
-        self._order = torch.randperm(self.users, generator=generator)
+        self._order = torch.randperm(self.users, generator=generator, device="cpu")
 
     def __len__(self) -> int:
         return self.steps - self.step
@@ -105,4 +104,5 @@ class Batches(Sampler[list[int]]):
 
 
 def _as_tensor(indices: Sequence[int]) -> Tensor:
-    return torch.tensor([checks.integer("indices", index, 0) for index in indices], dtype=torch.int64)
+    numbers = [checks.integer("indices", index, 0) for index in indices]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -112,7 +112,7 @@ class BallsInBins:
         C = strategy.dense().cpu()
         if (C < 0).any():
             raise ValueError("strategy must have no negative entry: the worst user is not known there")
-        place = torch.arange(len(C)) % self.bins
+        place = torch.arange(len(C), device=C.device) % self.bins
         m = C.new_zeros(len(C), self.bins).index_add_(1, place, C) * scale
         return m.mT @ m
 
@@ -121,6 +121,7 @@ def search(
     gram: Tensor, epsilon: float, delta: float, doubt: float, samples: int, generator: torch.Generator
 ) -> float:
     """The sigma for which ``guarantee`` is likely to find delta: over the same few draws."""
+    gram = gram.to(generator.device)
     draws = _drawn(gram, FEW, generator)
     few = draws[0][: FEW // 16], draws[1][: FEW // 16]
 
@@ -141,6 +142,7 @@ def divergence(
 
     P is the mean over i of N(m_i, I), Q = N(0, I), gram: <m_i, m_j>.
     """
+    gram = gram.to(generator.device)
     law = _Tilted.of(gram, epsilon, added, _drawn(gram, FEW // 16, generator))
     cap = law.cap(law.ratio(_drawn(gram, FEW, generator), law.aimed))
     inside, beyond, mean, left = 0, 0, 0.0, samples
@@ -179,7 +181,7 @@ class _Tilted:
     def of(cls, gram: Tensor, epsilon: float, added: bool, draws: tuple[Tensor, Tensor]) -> "_Tilted":
         values, vectors = torch.linalg.eigh(gram)
         largest = float(gram.diagonal().max())
-        s = 1 + torch.cat([torch.zeros(1, dtype=torch.float64), torch.logspace(-3, 4, 500, dtype=torch.float64)])
+        s = 1 + torch.cat([gram.new_zeros(1), torch.logspace(-3, 4, 500, dtype=gram.dtype, device=gram.device)])
         if added:
             power = (s - 1) * (float(gram.diagonal().mean()) / 2 - epsilon) + (s - 1).square() * gram.mean() / 2
         else:
@@ -250,13 +252,14 @@ class _Tilted:
 def _drawn(gram: Tensor, most: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Normals and bins of up to so many samples, fewer where there are many bins."""
     count, bins = max(1, min(most, NUMBERS // len(gram))), len(gram)
-    z = torch.randn(count, bins, generator=generator, dtype=torch.float64)
-    return z, torch.randint(bins, (count,), generator=generator)
+    z = torch.randn(count, bins, generator=generator, dtype=torch.float64, device=gram.device)
+    return z, torch.randint(bins, (count,), generator=generator, device=gram.device)
 
 
 def _coins(chances: Tensor, generator: torch.Generator) -> int:
     """How many coins of these chances fall on 1."""
-    return int((torch.rand(len(chances), generator=generator, dtype=torch.float64) < chances).sum())
+    draws = torch.rand(len(chances), generator=generator, dtype=torch.float64, device=chances.device)
+    return int((draws < chances).sum())
 
 
 def _highest(hits: float, samples: int, doubt: float) -> float:

@@ -26,6 +26,7 @@ from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.sampling import LEAST_CHANCE
 from torchdp.protocol import Choice
 from torchdp.protocol.choice import Candidate
+from torchdp.threads import on_host
 from torchdp.training.binned import BallsInBins
 from torchdp.training.noise import noise_guarantee
 from torchdp.training.participation import Epochs, sensitivity
@@ -50,6 +51,7 @@ DOUBT, TRIES = 0.01, 5  # of delta: that Monte Carlo bounds are wrong; of so man
 ITERATIONS = 500
 
 
+@on_host
 def choose(
     W: Tensor | Workload | Iterates,
     users: int,

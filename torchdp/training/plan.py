@@ -227,7 +227,7 @@ class Run:
             with self._turn:
                 self._refuse_unused()
                 self.batches.step = self.step  # whatever was interrupted, a batch is for the step of its number
-                users = torch.tensor(next(iter(self.batches)), dtype=torch.int64)[rank::ranks]
+                users = torch.tensor(next(iter(self.batches)), dtype=torch.int64, device="cpu")[rank::ranks]
                 self._handed = (self.step, len(users))
             yield users
 
@@ -346,7 +346,7 @@ class Run:
 
     def _generator(self, name: bytes, more: bytes = b"") -> torch.Generator:
         """For what is no noise."""
-        return keyed_generator(self._digest(name) + more)
+        return keyed_generator(self._digest(name) + more, "cpu")
 
     def _digest(self, purpose: bytes) -> bytes:
         return hashlib.sha256(self._key + purpose).digest()

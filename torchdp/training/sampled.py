@@ -129,4 +129,4 @@ class SampledBatches(Sampler[list[int]]):
 
     def _draws(self, step: int) -> Noise:
         """Of one step, ``steps`` for the groups: steps that are passed over need no draws."""
-        return SeededNoise(int.from_bytes(self._key + step.to_bytes(8, "little"), "little"))
+        return SeededNoise(int.from_bytes(self._key + step.to_bytes(8, "little"), "little"), "cpu")

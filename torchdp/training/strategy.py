@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.factorization import BandedStrategy, EpochFactorization, Factorization, StreamStrategy
 from torchdp.factorization.solvers.banded_solver import long_row_norms
 from torchdp.factorization.streams.recurrence import Recurrence
+from torchdp.threads import on_host
 from torchdp.workloads import RunningSums
 
 Strategy = Tensor | StreamStrategy
@@ -58,6 +59,7 @@ class Iterates:
         return self.steps, self.steps
 
     @property
+    @on_host
     def rates(self) -> Tensor:
         """(steps,), float64."""
         if self.learning_rates is None:
@@ -85,6 +87,7 @@ class Iterates:
         decay = 1 - (1 - self.momentum + loss - math.sqrt(apart)) / 2
         return rate, RunningSums(self.steps, decay, self.momentum / decay)
 
+    @on_host
     def first(self, steps: int) -> Tensor:
         """The first column of W for ``steps`` steps at the mean learning rate, (steps,): all of W where constant."""
         from scipy.signal import lfilter
@@ -102,6 +105,7 @@ class Iterates:
             [1 / rates, self.weight_decay - 1 / rates - self.momentum / before, self.momentum / before], 1
         )
 
+    @on_host
     def dense(self) -> Tensor:
         """W itself, (steps, steps), lower triangular, float64."""
         checks.fits("W", self.steps, self.steps)

@@ -127,7 +127,7 @@ class Stream:
         else:
             wrong = ~(total.abs().max() <= largest)  # NaN too
             if self._refused is None:
-                self._read = torch.zeros((), dtype=torch.bool, pin_memory=True)
+                self._read = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=True)
             fits = not bool(self._read)  # of the steps that the device has finished
             self._refused = wrong if self._refused is None else self._refused | wrong
             self._read.copy_(self._refused, non_blocking=True)

@@ -80,7 +80,7 @@ def certify_zeta(
 def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
     """A number, or a tensor of numbers for the batch of W, in float64 on W's device; none negative."""
     if not isinstance(value, Tensor):
-        value = torch.tensor(checks.non_negative(name, value), dtype=torch.float64)
+        value = torch.tensor(checks.non_negative(name, value), dtype=torch.float64, device=W.device)
     value = checks.floating(name, value).detach().to(W.device, torch.float64)
     if bool((value < 0).any()):
         raise ValueError(f"{name} must hold no negative numbers")

@@ -48,7 +48,10 @@ class Certificate:
 
 def refuse_contradiction(lower: Tensor | float, upper: Tensor | float, rounding: Tensor | float) -> None:
     """Raises ArithmeticError unless lower <= upper + rounding everywhere, in numbers, 0 <= rounding < inf."""
-    lower, upper, rounding = (torch.as_tensor(x, dtype=torch.float64) for x in (lower, upper, rounding))
+    device = next((x.device for x in (lower, upper, rounding) if isinstance(x, Tensor)), "cpu")
+    lower, upper, rounding = (
+        torch.as_tensor(x, dtype=torch.float64, device=device) for x in (lower, upper, rounding)
+    )
     if not bool(((rounding >= 0) & rounding.isfinite()).all()):
         raise ArithmeticError("rounding must be finite and not negative")
     if not bool((lower <= upper + rounding).all()):

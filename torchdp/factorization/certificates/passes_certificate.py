@@ -6,6 +6,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import check_exponent, conjugate, fitting, scaled_weights
 from torchdp.factorization.certificates.running_certificate import Quadrature
+from torchdp.threads import on_host
 from torchdp.workloads import RunningSums
 
 LOSS = 1e-6  # of the rule for the root
@@ -14,6 +15,7 @@ MIXED = 1e-3  # share of unit vectors in each class, against rounding
 EPS = torch.finfo(torch.float64).eps
 
 
+@on_host
 def passes_lower(
     W: RunningSums, period: int, row_weights: Tensor, directions: Tensor, p: float
 ) -> tuple[Tensor, Tensor]:

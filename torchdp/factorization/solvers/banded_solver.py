@@ -8,7 +8,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from torchdp.descent import quasi_newton
-from torchdp.threads import one_thread
+from torchdp.threads import on_host, one_thread
 
 SHARP = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4)  # powers of squared row norms that stand for their maximum
 FLOOR = 1e-9  # share of the sensitivity that every step gets, so that none is without weight
@@ -17,6 +17,7 @@ AT_ONCE = 2**14  # steps whose blocks are held together
 
 
 @one_thread
+@on_host
 def banded_strategy(
     W: Tensor, gap: int, times: int, p: float, max_iterations: int, bands: int | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -137,6 +138,7 @@ def _objective(x: np.ndarray, first: np.ndarray, power: float) -> tuple[float, n
     return math.log(value) + math.log(c @ c), of_x
 
 
+@on_host
 def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: int) -> Tensor:
     """C as (steps, bands), entry [t, j] that of C[t, t - j], of least l_p norm of the row norms of W C^{-1}.
 
@@ -210,6 +212,7 @@ def _variances(
     return torch.cat(found)[:n], P
 
 
+@on_host
 def long_row_norms(C: Tensor, inverse: Tensor) -> Tensor:
     """Norms of the rows of W C^{-1}, (steps,), C as (steps or 1, bands), W^{-1} as there; some blocks at a time."""
     (n, _), bands = inverse.shape, C.shape[1]

@@ -15,7 +15,7 @@ from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.search import MOST_TIMES, buffered_apart, buffered_once
 from torchdp.factorization.streams.series import apart_squares
 from torchdp.factorization.structure.running import factorize_running, stretched
-from torchdp.threads import one_thread
+from torchdp.threads import on_host, one_thread
 from torchdp.workloads import RunningSums
 
 SHORT = 768  # steps of the run whose dual is solved
@@ -25,6 +25,7 @@ MIXED = 1e-3  # share of equal row weights, against rounding
 STEADY = 1e-9  # of the identity, for the root
 
 
+@on_host
 def passes_dual(W: RunningSums, period: int, p: float) -> tuple[Tensor, Tensor]:
     """Row weights, (steps,), and directions, (steps, passes), for :func:`passes_lower`.
 
@@ -68,6 +69,7 @@ class BufferedFactorization:
     certificate: Certificate
 
 
+@on_host
 @one_thread
 def factorize_buffered(
     W: RunningSums,

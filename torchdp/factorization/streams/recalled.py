@@ -18,6 +18,7 @@ from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.recurrence import EPS, Recurrence
 from torchdp.factorization.streams.series import Filter, each_with, folded, late, pairs, residues
 from torchdp.factorization.streams.strategy import Sensitivity, StreamStrategy, signs
+from torchdp.threads import on_host
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class RecalledStrategy(StreamStrategy):
         attained = float(s @ products[worst] @ s - rounding[worst])
         return Sensitivity(math.sqrt(float(sums[worst])), math.sqrt(max(attained, 0.0)))
 
+    @on_host
     def class_products(self) -> tuple[Tensor, Tensor]:
         """<c_s, c_t> of the steps of each class i, i + period, ...: (period, passes, passes), and a bound on rounding.
 
@@ -101,6 +103,7 @@ class RecalledStrategy(StreamStrategy):
         return A
 
 
+@on_host
 def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
     """<c_s, c_t> of A^{-1} D1 T within each class: (period, passes, passes), with gradients.
 
@@ -131,6 +134,7 @@ def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
     return total
 
 
+@on_host
 def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, A: Tensor) -> Tensor:
     """Squared row norms of W C^{-1} for prefix sums W: (steps,), with gradients.
 

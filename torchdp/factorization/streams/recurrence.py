@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdp import checks
 
 EPS = torch.finfo(torch.float64).eps
-NONE, NOTHING = torch.zeros(0, dtype=torch.float64), torch.zeros(1, 0, dtype=torch.float64)
+NONE, NOTHING = (torch.zeros(*shape, dtype=torch.float64, device="cpu") for shape in ((0,), (1, 0)))
 
 
 @dataclass(frozen=True)

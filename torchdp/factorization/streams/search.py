@@ -20,6 +20,7 @@ from torchdp.factorization.certificates.running_certificate import buffered_squa
 from torchdp.factorization.streams import series
 from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.recalled import RecalledStrategy, recalled_squares, shared
+from torchdp.threads import on_host
 from torchdp.workloads import RunningSums
 
 KNOTS, LEVELS, PLACES = (
@@ -200,6 +201,7 @@ def buffered_apart(W: RunningSums, gap: int, times: int, buffers: int, p: float)
     return BufferedStrategy(poles, zeros, before, after / math.sqrt(moved))
 
 
+@on_host
 def recalled_passes(
     n: int, period: int, buffers: int, p: float, reach: int = MOST_RECALLED
 ) -> tuple[RecalledStrategy, Tensor]:
@@ -217,6 +219,7 @@ def recalled_passes(
     return C, recalled_squares(poles, zeros, before, after, A).sqrt()
 
 
+@on_host
 def _found(problems: Sequence[Problem], effort: Effort) -> Any:
     """What the last problem makes of the best x: a logit and the steps to the next ones grow with the pass."""
     spans, head = [math.log(4 * each.each) for each in problems], 2 * problems[0].buffers

@@ -57,7 +57,7 @@ def pass_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, pe
     """
     (own, Q, w), period = overlaps(poles, zeros, before), min(period, len(before))
     D2, Q, total = folded(after, period).mT, folded(Q, period).mT, folded(own * after.square(), period).sum(1)
-    past = torch.zeros(len(poles), period, dtype=own.dtype)  # sum_{i < j} D2_i poles_a^{j-i-1}
+    past = own.new_zeros(len(poles), period)  # sum_{i < j} D2_i poles_a^{j-i-1}
     for e in range(1, len(D2)):
         past = (poles**period)[:, None] * past + (poles ** (period - 1))[:, None] * D2[e - 1]
         total = total + 2 * D2[e] * (w @ (Q[:, e] * past))
@@ -75,7 +75,7 @@ def apart_squares(
     """
     n, times = len(before), min(times, -(-len(before) // gap))
     tables = _tables(links(poles, zeros, before, after, gap, times), gap)
-    chosen, start = torch.zeros(1, n, dtype=torch.float64), 0
+    chosen, start = before.new_zeros(1, n), 0
     for table in tables[::-1]:
         if start < n:
             step = start + int((table[start:n] >= table[start]).sum()) - 1
@@ -95,7 +95,7 @@ def links(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, gap: int,
     2 sum_{m <= r} x_m(i).
     """
     own, Q, w = overlaps(poles, zeros, before)
-    ages = torch.arange(len(own), dtype=own.dtype) * poles.log()[:, None]
+    ages = torch.arange(len(own), dtype=own.dtype, device=own.device) * poles.log()[:, None]
     highest = ((after * Q).log() + ages).flip(-1).cummax(-1).values.flip(-1)
     highest, found = (highest - ages).exp(), [own * after.square()]
     for m in range(1, times):
@@ -134,15 +134,15 @@ def folded(y: Tensor, period: int) -> Tensor:
 
 def pairs(y: Tensor) -> tuple[Tensor, Tensor]:
     """All a <= b below the length of y, each once."""
-    first, second = torch.triu_indices(len(y), len(y))
+    first, second = torch.triu_indices(len(y), len(y), device=y.device)
     return first, second
 
 
 def each_with(weights: Tensor, y: Tensor) -> Tensor:
     """sum_b weights_b y_ab, y symmetric in a and b, a row for each of :func:`pairs`: (buffers, n)."""
     (first, second), buffers = pairs(weights), len(weights)
-    place = torch.zeros(buffers, buffers, dtype=torch.long)
-    place[first, second] = place[second, first] = torch.arange(len(first))
+    place = first.new_zeros(buffers, buffers)
+    place[first, second] = place[second, first] = torch.arange(len(first), device=y.device)
     return torch.stack([weights @ y[row] for row in place])
 
 
@@ -162,7 +162,7 @@ class Filter(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, rho: Tensor) -> Tensor:
         from scipy.signal import lfilter  # here, because loading it takes half a second
 
-        y = torch.empty(x.shape, dtype=x.dtype)
+        y = torch.empty_like(x)
         for row, ratio, into in zip(x.numpy(), rho.tolist(), y.numpy(), strict=True):
             into[:] = lfilter([1.0], [1.0, -ratio], row)
         ctx.save_for_backward(y, rho)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, answered, searchable
-from torchdp.threads import one_thread
+from torchdp.threads import on_host, one_thread
 
 LEAST_EPSILON = 1e-6
 MOST = 700.0  # epsilon without the program
@@ -32,6 +32,7 @@ class VarianceWitness:
 
 
 @one_thread
+@on_host
 def strategy_lower_bound(W: Tensor, epsilon: float, prior: Tensor | None = None, *, program: bool = True) -> float:
     """No epsilon-LDP report answers W with less variance: a bound on the mean over queries and prior-weighted types.
 
@@ -120,6 +121,7 @@ def _by_program(W: Tensor, epsilon: float, prior: Tensor) -> float:
     return certify_variance(root, epsilon, witness, prior) * scale**2 * len(root) / len(W)
 
 
+@on_host
 def certify_variance(W: Tensor, epsilon: float, witness: VarianceWitness, prior: Tensor | None = None) -> float:
     """The bound that a witness proves, by linear algebra in float64.
 

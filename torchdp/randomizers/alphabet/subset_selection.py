@@ -18,6 +18,7 @@ from torchdp.randomizers.alphabet.frequency import FrequencyOracle, spread
 from torchdp.randomizers.alphabet.subset_sums import subset_sums
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, popcount, unpack
+from torchdp.threads import on_host
 
 NUMBERS_AT_ONCE = 2**20  # of the tallies that are drawn together
 AT_ONCE = 32  # values missing from a set: up to here they are added one by one, without a sort
@@ -105,6 +106,7 @@ class SubsetSelection(BitVectorOracle):
         sets = unpack(self.packed(messages).cpu())[:, : self.k].bool()
         return b"".join(rank(row.nonzero()[:, 0].tolist()).to_bytes(size, "little") for row in sets)
 
+    @on_host
     def decode(self, data: bytes) -> Tensor:
         size = max(1, -(-self.bits_per_user // 8))
         if len(checks.instance("data", data, bytes)) % size:
