@@ -1,5 +1,6 @@
 """The blocks of the README and of docs/ run as a new user would run them, from an empty directory."""
 
+import collections
 import contextlib
 import io
 import re
@@ -49,6 +50,10 @@ TOLD = {  # pages whose blocks follow one another: what all of them print
     r"tau 0\.[234]\d+, .* truly 0\.317\n.*at most epsilon = 4",
     "story_federated.md": r"epsilon = 1\.0: each sum of bits is off by [45]\d of 10000 users; shuffle[\s\S]*: \d{4}\n"
     r"10000 phones; shuffle[\s\S]*feature: 0\.01\d+\nrounding: 0\.000\d\nprivacy: 0\.00[01]\d\n9\d\.\d% right",
+    "from_opacus.md": r"Opacus: [12]\.\d\d\ncentral.*at most epsilon = 2, [\s\S]*\nnoise multiplier "
+    r"(0\.99|1\.0[01])\n10 steps are left\n",
+    "lora.md": r"\{.*\}\n2496 numbers trained\nloss on unseen source: 2\.[56]\d before, 2\.[234]\d after\n"
+    r"central[^\n]*at most epsilon = 4, [\s\S]*\n30 steps are spent\n",
     "story_training.md": HEAD + r"cyclic Poisson, 4 bands +3\.\d+ [\s\S]*DP-SGD 0\.9\d, the best plan 2[\s\S]*"
     r"DP-SGD: [789]\d\.\d% to [789]\d\.\d% of 297[\s\S]*\ncentral differential privacy, at most epsilon = 2",
 }
@@ -94,6 +99,14 @@ def test_stories(page, tmp_path, monkeypatch):
         for block in blocks("python", page):
             exec(compile(block, page, "exec"), names)
     assert re.match(TOLD[page], output.getvalue()), output.getvalue()
+
+
+def test_a_loop_of_opacus_becomes_one_of_ours_by_five_new_lines_at_most():
+    loops = blocks("python", "from_opacus.md")[1:]
+    pairs = [[collections.Counter(map(str.strip, loop.splitlines())) for loop in loops[i : i + 2]]
+             for i in range(0, len(loops), 2)]  # fmt: skip
+    new = [(ours - theirs).total() for theirs, ours in pairs]
+    assert len(new) >= 10 and all(0 < count <= 5 for count in new), new
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if estimates(page)])

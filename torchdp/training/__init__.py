@@ -14,7 +14,8 @@
     (12, True)
 
 :func:`choose` compares sampled batches with independent or banded noise and a fixed order with correlated noise; a
-:class:`Plan` holds what belongs together, a :class:`Run` spends it once. Underneath: :func:`clip_and_sum` makes the
+:class:`Plan` holds what belongs together, a :class:`Run` spends it once (with Lightning or the Trainer of transformers:
+:mod:`torchdp.training.lightning`, :mod:`torchdp.training.transformers`). Underneath: :func:`clip_and_sum` makes the
 sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` keep users to the participation that the
 noise is calibrated for, :class:`CorrelatedNoise` spends each number once.
 
@@ -40,6 +41,7 @@ from torchdp.training.clipping import clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.participation import Epochs, Once, Participation, Sensitivity, Separated, sensitivity
+from torchdp.training.passes import Passes
 from torchdp.training.plan import Plan, Run
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.strategy import Iterates, causal_strategy, standard_errors
@@ -55,6 +57,7 @@ __all__ = [
     "Once",
     "Participation",
     "ParticipationLog",
+    "Passes",
     "Plan",
     "Run",
     "SampledBatches",
