@@ -58,7 +58,7 @@ def choose(
     p: float = 2.0,
     samples: int = 0,
     generator: torch.Generator | None = None,
-) -> Choice:
+) -> Choice[Plan]:
     """The plans for releasing W G at one guarantee, the least error first; ``choice.best`` is a :class:`Plan`.
 
     Candidates: Poisson sampling with independent noise (DP-SGD); cyclic Poisson sampling with strategies of 2, 4, 8,
