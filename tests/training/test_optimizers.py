@@ -34,7 +34,9 @@ def by_hand(x, g, deviations, rate, betas, decay, floor):
     for t, (one, tau) in enumerate(zip(g, deviations, strict=True), 1):
         m, v, u = b1 * m + (1 - b1) * one, b2 * v + (1 - b2) * one**2, b2 * u + (1 - b2) * tau**2
         kept, noise = v / (1 - b2**t), u / (1 - b2**t)
-        x = x * (1 - rate * decay) - rate * m / (1 - b1**t) / (math.sqrt(max(kept - noise, floor**2 * noise)) + 1e-8)
+        x = x * (1 - rate * decay) - rate * m / (1 - b1**t) / (
+            math.sqrt(max(kept - noise, floor**2 * noise)) + 1e-8
+        )
     return x
 
 

@@ -21,7 +21,9 @@ X = torch.linspace(-1, 1, 60)[:, None]
 
 @pytest.fixture(scope="module")
 def plans():
-    choice = choose(Iterates(8), 60, 15, epsilon=1.0, delta=1e-3, samples=20_000, generator=keyed_generator(b"bins"))
+    choice = choose(
+        Iterates(8), 60, 15, epsilon=1.0, delta=1e-3, samples=20_000, generator=keyed_generator(b"bins")
+    )
     found = {one.name.split(",")[0]: one.protocol for one in choice.candidates}
     falling = torch.linspace(2, 1, 8).double()
     buffers = BufferedStrategy(torch.tensor([0.9, 0.4]), torch.tensor([0.6, 0.1]), falling, falling)
@@ -94,18 +96,18 @@ def test_guarantee_a_file_of_others_runs_nothing_and_promises_what_its_noise_giv
         {"standard_errors": torch.full((8,), math.nan)}, {"bound": [1.0]},
     ):  # fmt: skip
         torch.save(fields | change, path)
-        with pytest.raises(ValueError, match="is not what Plan.save writes"):
+        with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
             Plan.load(path)
     for content in ([1], {}, {name: value for name, value in fields.items() if name != "sigma"}):
         torch.save(content, path)
-        with pytest.raises(ValueError, match="is not what Plan.save writes"):
+        with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
             Plan.load(path)
     for content in (pickle.dumps(Planted(), 2), b"", b"plan"):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match="is not what Plan.save writes"):
+        with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
             Plan.load(path)
     torch.save({"sigma": Planted()}, path)
-    with pytest.raises(ValueError, match="is not what Plan.save writes"):
+    with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
         Plan.load(path)
     assert not Planted.ran
     with pytest.raises(FileNotFoundError):
