@@ -19,6 +19,7 @@ from torch.func import functional_call, grad, vmap
 from torchdp.factorization import BandedStrategy
 from torchdp.noise import SeededNoise
 from torchdp.training import Iterates, choose, clipped_sum
+from torchdp.training.batches import Waiting
 
 STEPS = 8
 
@@ -174,18 +175,18 @@ def test_guarantee_a_batch_serves_one_step_whatever_interrupts_copies_or_compete
         run.release(g)
     users = next(batches)
     for step in (2, 4):  # as an interrupt could leave them before the batch is out
-        run.batches.step, run._handed = step, (-1, 0)
+        run.batches.step, run._waiting = step, Waiting()
         assert torch.equal(next(iter(run)), users) and run.batches.step == 2
     g = [torch.zeros(len(users), *p.shape) for p in run.module.parameters()]
 
     def clipped(gradients, bound):  # another thread releases the batch while this one clips it
-        monkeypatch.setattr("torchdp.training.plan.clipped_sum", clipped_sum)
+        monkeypatch.setattr("torchdp.training.run.clipped_sum", clipped_sum)
         other = threading.Thread(target=run.release, args=(g,))
         other.start()
         other.join()
         return clipped_sum(gradients, bound)
 
-    monkeypatch.setattr("torchdp.training.plan.clipped_sum", clipped)
+    monkeypatch.setattr("torchdp.training.run.clipped_sum", clipped)
     with pytest.raises(RuntimeError, match="no batch waits"):
         run.release(g)
     assert run.step == run.batches.step == 2

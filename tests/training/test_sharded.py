@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.nn.functional import mse_loss
+from torch.utils.data import TensorDataset
 
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
@@ -156,6 +157,16 @@ def trained(net, run, steps):
     return seen
 
 
+def in_parts(net, run):
+    """Of one row each: the first process has two rows of three, the other one row and a part of nobody."""
+    x, seen = data(), []
+    for step in run.loader(TensorDataset(x, x[:, :1]), max_rows=1):
+        for rows, targets in step:
+            run.backward(rows, targets)
+        seen.append(whole(net))
+    return seen
+
+
 def whole(net):
     parts = [p.grad for p in net.parameters() if p.requires_grad]
     return torch.cat([(g.full_tensor() if hasattr(g, "placements") else g).flatten() for g in parts])
@@ -170,6 +181,9 @@ def story(shard):
     again = shard(model())
     found += trained(again, plan.resume(again, mse_loss, secret, step=2), STEPS)
     found += trained(still := shard(model()), plan.start(still, zero, noise=SeededNoise(2)), 2)
+    apart = in_parts(cut_up := shard(model()), plan.start(cut_up, mse_loss, noise=SeededNoise(1)))
+    torch.testing.assert_close(apart[0], found[0])
+    found[:0] = apart
     rows = [len(p.to_local() if hasattr(p, "placements") else p) for p in net.parameters()]
     return torch.stack(found), run.noise.secret_state()["past"].shape[1], rows
 
@@ -194,6 +208,6 @@ def test_a_run_of_two_processes_with_shards_is_that_of_one(tmp_path):
     for found, _, _ in parts:
         torch.testing.assert_close(found, expected)
         assert torch.equal(found[-2:], expected[-2:])  # noise alone
-    assert sum(kept for _, kept, _ in parts) == size and len(expected) == 2 * STEPS
+    assert sum(kept for _, kept, _ in parts) == size and len(expected) == 3 * STEPS
     assert [sum(pair) for pair in zip(*(local for _, _, local in parts), strict=True)] == rows
     assert parts[0][2] == [33, 33, 33, 33, 1, 1] and expected[-2:].abs().min() > 0

@@ -3,23 +3,24 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+T = TypeVar("T")
 EQUAL = 1e-3  # relative difference of errors that does not count
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Candidate(Generic[T]):
     """A protocol, its predicted error (of a mean square the root), and what else there is to say of it."""
 
     name: str
-    protocol: Any  # a Protocol; in training, a plan
+    protocol: T  # a Protocol; in training, a plan
     error: float
     note: str = ""
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Generic[T]):
     """Candidates, the least predicted error first; printing shows the table that the choice was made from.
 
     Errors that differ by no more than about 0.1 % count as equal: of these the one that was named first comes first.
@@ -27,7 +28,7 @@ class Choice:
     more than the least, relatively, come first of all, as they were named.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Candidate[T], ...]
     bound: float | None = None
     near: float = 0.0
 
@@ -39,13 +40,13 @@ class Choice:
         object.__setattr__(self, "candidates", tuple(found))
 
     @staticmethod
-    def of(named: Iterable[tuple[str, Any]], errors: Iterable[float], bound: float | None = None) -> "Choice":
+    def of(named: Iterable[tuple[str, Any]], errors: Iterable[float], bound: float | None = None) -> "Choice[Any]":
         """From protocols with their names, and the error that each predicts."""
         each = zip(named, errors, strict=True)
         return Choice(tuple(Candidate(name, protocol, error) for (name, protocol), error in each), bound)
 
     @property
-    def best(self) -> Any:
+    def best(self) -> T:
         """The protocol of the first candidate."""
         return self.candidates[0].protocol
 

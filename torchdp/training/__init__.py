@@ -40,9 +40,11 @@ from torchdp.training.choose import choose
 from torchdp.training.clipping import clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
+from torchdp.training.optimizers import PrivateAdam
 from torchdp.training.participation import Epochs, Once, Participation, Sensitivity, Separated, sensitivity
 from torchdp.training.passes import Passes
-from torchdp.training.plan import Plan, Run
+from torchdp.training.plan import Plan
+from torchdp.training.run import Run
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.strategy import Iterates, causal_strategy, standard_errors
 
@@ -59,6 +61,7 @@ __all__ = [
     "ParticipationLog",
     "Passes",
     "Plan",
+    "PrivateAdam",
     "Run",
     "SampledBatches",
     "Sensitivity",

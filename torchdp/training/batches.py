@@ -1,6 +1,7 @@
-"""Participation that is kept: batches in an order that keeps to the rule, and a check of anybody else's batches."""
+"""Participation that is kept: batches in an order, a check of anybody else's batches, and what waits to be used."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -101,6 +102,35 @@ class Batches(Sampler[list[int]]):
             place = self.step % self.period * self.size
             self.step += 1
             yield self._order[place : place + self.size].tolist()
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A batch that was handed out and is not released: for which step, its rows, and those that were used.
+
+    parts: calls of ``backward`` that are left where a loader cuts the batch. total: of the rows that were used.
+    """
+
+    step: int = -1
+    rows: int = 0
+    used: int = 0
+    parts: int = 1
+    total: Tensor | None = None
+
+    def last(self, name: str, count: int, more: bool) -> bool:
+        """Whether ``count`` more rows are the last ones. Raises ValueError where they do not add up to the batch."""
+        used, last = self.used + count, not more and self.parts == 1
+        if used > self.rows or (last and used < self.rows):
+            raise ValueError(
+                f"{name} must be those of all the batch's {self.rows} users, {self.used} of which were used, not "
+                f"{count}: backward splits what is larger than memory by itself, and more=True goes with all parts of "
+                "a batch but the last"
+            )
+        return last
+
+    def with_part(self, total: Tensor, count: int, more: bool) -> "Waiting":
+        """After a part that is not the last."""
+        return Waiting(self.step, self.rows, self.used + count, self.parts - (not more), total)
 
 
 def _as_tensor(indices: Sequence[int]) -> Tensor:

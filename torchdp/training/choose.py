@@ -47,6 +47,7 @@ EVALUATIONS = 60  # of each power, where all entries of so many bands are free
 LONG = 2**14  # steps after which such a row's best coefficients hardly change
 MOST_BANDS = 64  # of a strategy with one row of coefficients
 BUFFERS = 4
+MIDDLE = 0.25  # the curvature that strategies are made for where all of them count
 DOUBT, TRIES = 0.01, 5  # of delta: that Monte Carlo bounds are wrong; of so many
 ITERATIONS = 500
 
@@ -63,7 +64,7 @@ def choose(
     p: float = 2.0,
     samples: int = 0,
     generator: torch.Generator | None = None,
-) -> Choice:
+) -> Choice[Plan]:
     """The plans for releasing W G at one guarantee, the least error first; ``choice.best`` is a :class:`Plan`.
 
     Candidates: Poisson sampling with independent noise (DP-SGD); cyclic Poisson sampling with strategies of 2, 4, 8,
@@ -72,9 +73,10 @@ def choose(
     best changes with epsilon: sampling gains most where it is small, correlation where it is large.
 
     What is compared is the error of W (G + C^{-1} Z), a linear function of the gradients: for :class:`Iterates`, of
-    what ``torch.optim.SGD`` makes of them. Adam and its kin divide each step by its own size, in which that step's
-    noise counts alone: there the first plan may train worse than the one named independent noise. Compare both, as
-    ``choice.candidates[i].protocol``.
+    what ``torch.optim.SGD`` makes of them on a flat loss. A network's loss is curved and soon forgets noise, so that a
+    plan whose noise cancels over many steps gains less than it says, or loses: ``Iterates(steps, momentum,
+    curved=True)`` weighs that. Adam and its kin divide by the size of single steps, so that momentum does not hide a
+    step's own noise: ``Iterates(steps, curved=True)``, whatever their betas.
 
     samples: with them balls in bins are a candidate (:class:`BallsInBins`), of the number of bands that errs least; its
     noise is found by Monte Carlo, so many samples of each law, 1 / delta or more, in a minute or two; delta holds the
@@ -93,6 +95,9 @@ def choose(
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.
     """
+    judged = W if isinstance(W, Iterates) and W.curved else None
+    if judged:
+        W = min(judged.curvatures().items(), key=lambda one: abs(one[0] - MIDDLE))[1]
     if not isinstance(W, Iterates) or W.steps <= DENSE:
         W = lower_triangular("W", W.dense() if isinstance(W, Workload | Iterates) else W)
         if len(W) > MOST_DENSE:
@@ -107,7 +112,7 @@ def choose(
     gaussian_sigma(epsilon, delta, 1.0)  # refuses what no noise gives
     most = min(users // batch, steps if steps <= DENSE else MOST_BANDS)
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
-    task = _Task(W, users, batch, epsilon, delta, bound, p)
+    task = _Task(W, judged, users, batch, epsilon, delta, bound, p)
     named = {1: "Poisson, independent noise"} | {n: f"cyclic Poisson, {n} bands" for n in counts[1:]}
     plans = {named[groups]: task.sampled(groups) for groups in counts} | {"fixed order": task.ordered()}
     if checks.integer("samples", samples, 0):
@@ -136,6 +141,7 @@ class _Task:
     """What is asked for, and its plan for each way to sample."""
 
     W: Tensor | Iterates
+    judged: Iterates | None
     users: int
     batch: int
     epsilon: float
@@ -144,7 +150,8 @@ class _Task:
     p: float
 
     def plan(self, C: StreamStrategy, sampling: Any, sigma: float, guarantee: Guarantee, errors: Tensor) -> Plan:
-        """errors: of noise of standard deviation 1."""
+        """errors: of noise of standard deviation 1 in W, for which C is made; others where others judge it."""
+        errors = standard_errors(self.judged, C) if self.judged else errors
         return Plan(C, sampling, self.bound, sigma, self.users, self.batch, guarantee, sigma * errors)
 
     def sampled(self, groups: int) -> Plan:
@@ -157,7 +164,7 @@ class _Task:
     def ordered(self) -> Plan:
         """One fixed order, gone through again and again."""
         order = Epochs(self.users // self.batch)
-        C, errors = _correlated(self.W, order.period, self.p)
+        C, errors = _correlated(self.W, order.period, self.p, self.judged is None)
         sigma = gaussian_sigma(self.epsilon, self.delta, self.bound * sensitivity(C, order).value)
         return self.plan(C, order, sigma, noise_guarantee(C, sigma, self.bound, self.delta, order), errors)
 
@@ -180,8 +187,8 @@ class _Task:
         raise ValueError(f"samples = {samples} are too few for delta = {self.delta:g}; take four times as many")
 
 
-def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[StreamStrategy, Tensor]:
-    """A strategy for a fixed order, and the row norms of W C^{-1}."""
+def _correlated(W: Tensor | Iterates, period: int, p: float, flat: bool) -> tuple[StreamStrategy, Tensor]:
+    """A strategy for a fixed order, and the row norms of W C^{-1}; without buffers where more than W judges it."""
     steps = W.shape[0]
     if isinstance(W, Tensor) and steps <= DENSE:
         C = BandedStrategy.of(causal_strategy(W, factorize_epochs(W, period, p)))
@@ -195,7 +202,7 @@ def _correlated(W: Tensor | Iterates, period: int, p: float) -> tuple[StreamStra
         place = torch.arange(steps, device=c.device)[:, None] - torch.arange(len(c), device=c.device)
         C = BandedStrategy(c * scales[place.clamp_min(0)], steps)
     errors = standard_errors(W, C)
-    found = _buffered(W, period, p) if isinstance(W, Iterates) else None
+    found = _buffered(W, period, p) if flat and isinstance(W, Iterates) else None
     if found and _mean(found[1], p) < sensitivity(C, Epochs(period)).value * _mean(errors, p):
         return found
     return C, errors

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
+from torchdp import checks
 from torchdp.training.batches import Batches
 from torchdp.training.sampled import SampledBatches
 
@@ -20,18 +21,23 @@ DECIDED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "ge
 class PrefetchSampler(Sampler[list[int]]):
     """This process's part of the batches that are left, drawn before they are due: the given ones stay where they are.
 
-    counts: of the batches that were drawn, in their order.
+    max_rows: batches are cut in parts of at most so many, equally many in every process; None: whole. counts: of each
+    batch that was drawn this process's rows and its parts, 0 of a batch of nobody, which is handed out nonetheless.
     """
 
-    def __init__(self, batches: Batches | SampledBatches, rank: int, ranks: int) -> None:
-        self.counts: deque[int] = deque()
-        self._batches, self._part = copy.copy(batches), slice(rank, None, ranks)
+    def __init__(self, batches: Batches | SampledBatches, rank: int, ranks: int, max_rows: int | None) -> None:
+        self.counts: deque[tuple[int, int]] = deque()
+        self.max_rows = None if max_rows is None else checks.integer("max_rows", max_rows, 1)
+        self._batches, self._rank, self._ranks = copy.copy(batches), rank, ranks
 
     def __iter__(self) -> Iterator[list[int]]:
         for users in self._batches if len(self._batches) else ():
-            mine = users[self._part]
-            self.counts.append(len(mine))
-            yield mine
+            mine, most = users[self._rank :: self._ranks], -(-len(users) // self._ranks)
+            rows = self.max_rows or max(most, 1)
+            parts = -(-most // rows)
+            self.counts.append((len(mine), parts))
+            for start in range(0, max(parts, 1) * rows, rows):
+                yield mine[start : start + rows]
 
 
 class Collate:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,21 +26,30 @@ class Iterates:
     x_t less what it would be without gradients, its start where weight_decay is 0. With
     momentum and weight decay 0 and learning rates 1, prefix sums. Nothing of size steps x steps is held.
 
-    steps: at least 1; momentum: in [0, 1); weight_decay: at least 0; learning_rates: positive, one for each step, or
-    None for 1. Raises TypeError, ValueError.
-    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum and learning rates as a workload.
+    This takes the loss to be flat, as if noise were never forgotten. With ``curved`` what is weighed is the loss that
+    noise adds to quadratic functions, every curvature alike: of each c = 1, 1/2, 1/4, ..., down to 1 / steps, which is
+    the share of the way to its optimum that a step takes off a number, the noise of the iterates, squared, times c. A
+    step's own noise counts there as much as that of all steps together.
+
+    steps: at least 1; momentum: in [0, 1); weight_decay: at least 0, 0 with curved; learning_rates: positive, one for
+    each step, or None for 1. Raises TypeError, ValueError.
+    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum and learning rates as a workload;
+    curved: ours.
     """
 
     steps: int
     momentum: float = 0.0
     weight_decay: float = 0.0
     learning_rates: Tensor | Sequence[float] | None = None
+    curved: bool = False
 
     def __post_init__(self) -> None:
         checks.own(self)
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
         object.__setattr__(self, "momentum", checks.below_one("momentum", self.momentum))
         object.__setattr__(self, "weight_decay", checks.non_negative("weight_decay", self.weight_decay))
+        if checks.instance("curved", self.curved, bool) and self.weight_decay:
+            raise ValueError("weight_decay must be 0 with curved=True, which stands for it too")
         given = self.learning_rates
         if given is not None:
             checks.instance("learning_rates", given, (Sequence, Tensor))
@@ -57,6 +66,12 @@ class Iterates:
     def shape(self) -> tuple[int, int]:
         """(steps, steps)."""
         return self.steps, self.steps
+
+    def curvatures(self) -> dict[float, "Iterates"]:
+        """c, and what a loss of this curvature makes of the gradients: of decay, the same at the mean learning rate."""
+        unit = (1 - self.momentum) / float(self.rates.mean())
+        shares = [2.0**-k for k in range(self.steps.bit_length())]
+        return {c: replace(self, weight_decay=c * unit, curved=False) for c in shares}
 
     @property
     @on_host
@@ -160,9 +175,12 @@ def standard_errors(W: Tensor | Iterates, strategy: Strategy) -> Tensor:
     For noise of one standard deviation in Z; multiply by ``CorrelatedNoise.sigma``. W: (queries, steps), or
     :class:`Iterates`, which are never formed for bands, O(steps bands^2), and any Toeplitz strategy without buffers
     where learning rates are constant, O(steps bands). Other strategies of more than 4,096 steps are refused.
-    Raises TypeError, ValueError.
+    Where W is ``curved``, the roots of the sums over c of c times their squares. Raises TypeError, ValueError.
     Guarantees: exact, up to rounding.
     """
+    if isinstance(W, Iterates) and W.curved:
+        squares = [c * standard_errors(one, strategy).square() for c, one in W.curvatures().items()]
+        return torch.stack(squares).sum(0).sqrt()
     if isinstance(W, Iterates) and not isinstance(strategy, Tensor):
         made = as_strategy(strategy).recurrence
         if W.steps != made.steps:

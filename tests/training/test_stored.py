@@ -1,0 +1,117 @@
+"""Plans in files: equal to the last digit, and files of others that are no plans, or promise too much."""
+
+import math
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from torchdp.factorization import BufferedStrategy, StreamStrategy
+from torchdp.factorization.streams.recalled import RecalledStrategy
+from torchdp.factorization.streams.strategy import Tabulated
+from torchdp.noise import SeededNoise
+from torchdp.randomness import keyed_generator
+from torchdp.training import BallsInBins, Epochs, Iterates, Plan, Separated, choose
+from torchdp.training.noise import noise_guarantee
+
+X = torch.linspace(-1, 1, 60)[:, None]
+
+
+@pytest.fixture(scope="module")
+def plans():
+    choice = choose(
+        Iterates(8), 60, 15, epsilon=1.0, delta=1e-3, samples=20_000, generator=keyed_generator(b"bins")
+    )
+    found = {one.name.split(",")[0]: one.protocol for one in choice.candidates}
+    falling = torch.linspace(2, 1, 8).double()
+    buffers = BufferedStrategy(torch.tensor([0.9, 0.4]), torch.tensor([0.6, 0.1]), falling, falling)
+    of_rows = found["fixed order"]
+    for name, C in {
+        "buffers": buffers,
+        "recalled": RecalledStrategy(buffers, 4, torch.full((1, 8), -0.2)),
+        "tables": Tabulated(buffers.recurrence),
+    }.items():
+        sampling = Separated(4, 2) if name == "buffers" else Epochs(4)
+        promised = noise_guarantee(C, of_rows.sigma, 1.0, 1e-3, sampling)
+        found[name] = replace(of_rows, strategy=C, sampling=sampling, guarantee=promised)
+    return found
+
+
+KINDS = ["Poisson", "cyclic Poisson", "fixed order", "balls in bins", "buffers", "recalled", "tables"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_comes_back_from_its_file(plans, kind, tmp_path):
+    plan = plans[kind]
+    plan.save(tmp_path / "plan")
+    loaded = Plan.load(tmp_path / "plan")
+    assert loaded.digest() == plan.digest() and loaded.guarantee == plan.guarantee and str(loaded) == str(plan)
+    assert type(loaded.strategy) is type(plan.strategy) and loaded.sampling == plan.sampling
+    assert torch.equal(loaded.standard_errors, plan.standard_errors)
+    grads = []
+    for each in (plan, loaded):
+        torch.manual_seed(0)
+        run = each.start(nn.Linear(1, 1), nn.functional.mse_loss, noise=SeededNoise(1))
+        torch.save(run.secret_state(), tmp_path / "secret")
+        users = next(iter(run))
+        run.backward(X[users], X[users])
+        grads.append(torch.cat([p.grad.flatten() for p in run.module.parameters()]))
+    assert torch.equal(*grads)
+    secret = torch.load(tmp_path / "secret")  # by torch.load's default
+    assert loaded.resume(nn.Linear(1, 1), nn.functional.mse_loss, secret, step=0).step == 0
+
+
+class Planted:
+    ran = False
+
+    def __reduce__(self):
+        return (setattr, (Planted, "ran", True))
+
+
+class Own(StreamStrategy):
+    steps = 8
+
+    def tabulated(self):
+        raise NotImplementedError
+
+
+def test_guarantee_a_file_of_others_runs_nothing_and_promises_what_its_noise_gives(plans, tmp_path):
+    path = tmp_path / "plan"
+    for kind in ("Poisson", "fixed order"):
+        plan = plans[kind]
+        less = replace(plan, guarantee=replace(plan.guarantee, epsilon=0.9 * plan.guarantee.epsilon))
+        for wrong in (less, replace(plan, sigma=0.9 * plan.sigma), replace(plan, bound=1.1)):
+            wrong.save(path)
+            with pytest.raises(ValueError, match="promises epsilon"):
+                Plan.load(path)
+    plan.save(path)
+    fields = torch.load(path)
+    for change in (
+        {"sigma": -1.0}, {"sigma": math.nan}, {"users": 0}, {"batch": 61}, {"batch": "15"}, {"strategy": None},
+        {"sampling": None}, {"sampling": {"kind": "Plan"}}, {"strategy": {"kind": "system", "name": "x"}},
+        {"guarantee": 1.0}, {"guarantee": {**fields["guarantee"], "epsilon": math.nan}}, {"more": 1},
+        {"strategy": {**fields["strategy"], "coefficients": torch.full((8, 2), math.nan)}},
+        {"standard_errors": torch.full((8,), math.nan)}, {"bound": [1.0]},
+    ):  # fmt: skip
+        torch.save(fields | change, path)
+        with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
+            Plan.load(path)
+    for content in ([1], {}, {name: value for name, value in fields.items() if name != "sigma"}):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
+            Plan.load(path)
+    for content in (pickle.dumps(Planted(), 2), b"", b"plan"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
+            Plan.load(path)
+    torch.save({"sigma": Planted()}, path)
+    with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
+        Plan.load(path)
+    assert not Planted.ran
+    with pytest.raises(FileNotFoundError):
+        Plan.load(tmp_path / "none")
+    with pytest.raises(TypeError, match="can not hold a Own"):
+        replace(plan, strategy=Own()).save(path)
+    assert isinstance(plans["balls in bins"].sampling, BallsInBins)

@@ -1,0 +1,71 @@
+"""What a run of private training does, and what that promises: who is in a step, what is clipped, which noise."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization import StreamStrategy
+from torchdp.privacy import Guarantee
+from torchdp.training.binned import BallsInBins
+from torchdp.training.noise import noise_guarantee
+from torchdp.training.participation import Participation
+from torchdp.training.sampled import CyclicPoisson
+from torchdp.training.stream import VERSION
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Sampling, clipping, strategy and noise that belong together, and what they promise together.
+
+    strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part; sigma: standard
+    deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in a step
+    (where sampled: on average; of balls in bins users / bins, which may be less). guarantee: of all steps together.
+    """
+
+    strategy: StreamStrategy
+    sampling: Participation | CyclicPoisson | BallsInBins
+    bound: float
+    sigma: float
+    users: int
+    batch: int
+    guarantee: Guarantee
+
+    def computed(self, steps: int) -> Guarantee | None:
+        """Of the first ``steps`` steps by themselves, at least one; None of balls in bins: that takes Monte Carlo."""
+        C, delta = self.strategy.leading(steps), self.guarantee.delta
+        if isinstance(self.sampling, Participation):
+            return noise_guarantee(C, self.sigma, self.bound, delta, self.sampling)
+        if isinstance(self.sampling, CyclicPoisson):
+            return self.sampling.guarantee(C, self.sigma, self.bound, delta)
+        checks.instance("sampling", self.sampling, BallsInBins)
+        return None
+
+    def spent(self, steps: int) -> Guarantee:
+        """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all.
+
+        Raises ValueError.
+        """
+        if not checks.integer("steps", steps, 0, self.strategy.steps):
+            return replace(self.guarantee, epsilon=0.0, delta=0.0, mu=None)
+        if (found := self.computed(steps)) is None or isinstance(self.sampling, CyclicPoisson):
+            return found or self.guarantee
+        # fewer rows may cancel less, and make a sum of sizes larger; but all steps show the first ones, too
+        return found if found.epsilon <= self.guarantee.epsilon else replace(self.guarantee, exact=False)
+
+    def deviations(self) -> Tensor:
+        """Standard deviation of the noise in each number of each step's ``.grad``, (steps,), on the CPU: public."""
+        return (self.sigma / self.batch * self.strategy.recurrence.row_norms()).cpu()
+
+    def digest(self) -> bytes:
+        """32 bytes that name this plan."""
+        rest = (VERSION, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        return hashlib.sha256(self.strategy.recurrence.digest() + repr(rest).encode()).digest()
+
+    def __str__(self) -> str:
+        C = self.strategy
+        return (
+            f"{self.guarantee}\n{C.steps} steps of {self.batch} of {self.users} users, {self.sampling}, "
+            f"clipped to {self.bound:g}; noise of standard deviation {self.sigma:g} over a strategy of {C}"
+        )

@@ -1,0 +1,104 @@
+"""Adam for private gradients: the noise's public variance is taken out of the second moment."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+
+
+class Noisy(Protocol):
+    """What an optimizer must know of where gradients come from: a :class:`Run`, or one's own."""
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise in each number of the gradient that ``.grad`` holds. Public."""
+
+
+class PrivateAdam(torch.optim.Optimizer):
+    """Adam, and with ``weight_decay`` AdamW, on gradients with noise of known variance.
+
+        m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  u <- b2 u + (1 - b2) tau^2
+        x <- x - rate m' / (sqrt(max(v' - u', floor^2 u')) + eps)
+
+    tau is ``run.deviation``, primes are the corrections by 1 - b^t, and x was first made smaller by rate weight_decay.
+    Adam alone divides by the noise's own size: a correlated plan's steps, each with more noise than one of DP-SGD, get
+    shorter there although the noise cancels later, and every coordinate gets the same rate.
+
+    Args:
+        params: parameters, or groups of them with options of their own, as of any optimizer.
+        run: a :class:`Run`, or whatever else has its ``deviation``; read at each step.
+        lr: the learning rate, at least 0.
+        betas: in [0, 1).
+        weight_decay: decoupled from the gradient, at least 0.
+        floor: the least that is left of the noise's deviation, at least 0; the default is measured.
+        eps: added to what divides, at least 0.
+
+    The state dict holds the moments, which are private outputs, and each group's u. Parameters without a gradient stay
+    as they are. Raises TypeError, ValueError.
+
+    Guarantees: a function of ``.grad`` and of what is public: what is private stays so.
+    Source: Tang, Shpilevskiy, Lecuyer (2024), DP-AdamBC, for the correction by a constant variance; ours is that of
+    each step of a correlated plan, averaged as the squares are. Decay: Loshchilov, Hutter (2019).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        run: Noisy,
+        *,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        floor: float = 0.3,
+        eps: float = 1e-8,
+    ) -> None:
+        if not hasattr(run, "deviation"):
+            raise TypeError(f"run must be a Run, whose deviation says what noise is in .grad, not {run!r}")
+        self._run = run
+        options = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "floor": floor, "eps": eps}
+        super().__init__(params, options | {"steps": 0, "noise": 0.0})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """One more group of parameters with options of its own. Raises TypeError, ValueError."""
+        options = self.defaults | param_group
+        for name in ("lr", "weight_decay", "floor", "eps"):
+            checks.non_negative(name, options[name])
+        for beta in options["betas"]:
+            checks.below_one("betas", beta)
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step by ``.grad``; closure: must be None, as a gradient is released once."""
+        if closure is not None:
+            raise ValueError("closure must be None: each private gradient is released once, by run.backward")
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            if moved:
+                self._step(group, moved, [p.grad for p in moved])
+        return None
+
+    def _step(self, group: dict[str, Any], moved: list[Tensor], gradients: list[Tensor]) -> None:
+        for p in moved:
+            if p not in self.state:
+                self.state[p] = {"m": torch.zeros_like(p), "v": torch.zeros_like(p)}
+        m, v = ([self.state[p][name] for p in moved] for name in ("m", "v"))
+        (first, second), rate = group["betas"], group["lr"]
+        group["steps"] += 1
+        group["noise"] = second * group["noise"] + (1 - second) * self._run.deviation**2
+        seen = 1 - second ** group["steps"]
+        noise = group["noise"] / seen
+        torch._foreach_lerp_(m, gradients, 1 - first)
+        torch._foreach_mul_(v, second)
+        torch._foreach_addcmul_(v, gradients, gradients, 1 - second)
+        sizes = torch._foreach_div(v, seen)
+        torch._foreach_sub_(sizes, noise)
+        torch._foreach_clamp_min_(sizes, group["floor"] ** 2 * noise)
+        torch._foreach_sqrt_(sizes)
+        torch._foreach_add_(sizes, group["eps"])
+        if group["weight_decay"]:
+            torch._foreach_mul_(moved, 1 - rate * group["weight_decay"])
+        torch._foreach_addcdiv_(moved, m, sizes, -rate / (1 - first ** group["steps"]))

@@ -1,0 +1,296 @@
+"""The steps of a private training run, each spent once: on one process or several, going on after a kill."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from os import urandom
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from torchdp import checks
+from torchdp.noise import Noise
+from torchdp.privacy import Guarantee
+from torchdp.training import replicas
+from torchdp.training.batches import Batches, Waiting
+from torchdp.training.clipping import Clipper, Inputs, clipped_sum, set_gradients
+from torchdp.training.ledger import Ledger
+from torchdp.training.loading import PrefetchSampler, loader
+from torchdp.training.mechanism import Mechanism
+from torchdp.training.noise import CorrelatedNoise
+from torchdp.training.participation import Participation
+from torchdp.training.sampled import SampledBatches
+from torchdp.training.secret import Secret, opened
+from torchdp.training.sharded import reshard
+from torchdp.training.stream import KEY
+
+NO_BATCH = "no batch waits: backward once for each batch that iteration hands out"
+Row = TypeVar("Row")
+Rows = TypeVar("Rows")
+
+
+class Run:
+    """The steps of a :class:`Plan`, each once and in order. Made by :meth:`Plan.start` and :meth:`Plan.resume`.
+
+        for users in run:  # who is in this step
+            run.backward(inputs[users], targets[users])  # private gradients in ``.grad``
+            optimizer.step()
+
+    ``loader`` reads rows ahead, and cuts batches that are larger than memory. ``backward`` clips each user's gradient,
+    adds them up, adds the step's noise and divides by ``plan.batch``; ``release`` does so with gradients that were made
+    elsewhere. Each batch that was handed out must be used, once, before the next one; else RuntimeError, and nothing is
+    released. An interrupt leaves the step spent and its batch used, or neither; a part of a batch counts, or not;
+    threads take turns; copies and pickles are refused.
+
+    module, loss: as in :func:`clip_and_sum`, one example for each user.
+
+    After a kill: ``secret_state``, kept once at the start or at any step, and the ``state_dict`` of a checkpoint or the
+    ledger go on with the noise and the batches of the run that was not killed. Whoever knows the secret state can
+    subtract the noise. The state dict holds the step and nothing secret. Of two runs of one secret state that are alive
+    at once only those with one ledger keep from releasing a step twice: the later one gets a RuntimeError.
+
+    Several processes (a group of torch.distributed): all of them make the run; the key is process 0's. Each hands out
+    and clips its part of a batch, draws and keeps the noise of its part of the gradient, and gets all of it. The module
+    may be cut by ``torch.distributed.fsdp.fully_shard``: ``backward`` gathers its parameters for the time of the call,
+    in their own dtype, and ``.grad`` is a shard, as the optimizer's state then is; every process calls it equally
+    often, as those of one ``loader`` do. Raises ValueError on parameters that are cut along another dimension than 0,
+    and on FullyShardedDataParallel.
+
+    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``.
+    """
+
+    def __init__(
+        self,
+        plan: Mechanism,
+        module: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        draws: Noise | dict[str, Any],
+        *,
+        step: int = 0,
+        ledger: str | Path | None = None,
+        at_once: int | None = None,
+    ) -> None:
+        self.plan, self.module, self.loss = plan, module, loss
+        reshard(checks.instance("module", module, nn.Module))
+        self._clipper = Clipper(module, loss)
+        self._options = {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        if not parameters:
+            raise ValueError("module must have a parameter that requires a gradient")
+        steps, self._dtype = plan.strategy.steps, torch.promote_types(parameters[0].dtype, torch.float32)
+        self._device, self._whole = parameters[0].device, sum(p.numel() for p in parameters)
+        self._group, self._deviations = replicas.several(), list[float]()
+        rank, ranks = self._place()
+        self._chunk = -(-self._whole // ranks)
+        first = min(rank * self._chunk, self._whole - 1)
+        size = max(1, min(self._chunk, self._whole - first))
+        if isinstance(draws, Noise):
+            secret, past = Secret(draws.words((KEY // 8,)).cpu().numpy().tobytes()), None
+        else:
+            secret, past = opened(draws, plan)
+        self._secret = Secret(replicas.from_first(secret.key)) if self._group else secret
+        noise = self._secret.noise(b"noise", self._device)
+        self.noise = CorrelatedNoise(
+            plan.strategy.to(self._device),
+            size,
+            plan.sigma,
+            noise=noise,
+            dtype=self._dtype,
+            shard=(first, self._whole),
+        )
+        if past and past["step"]:
+            self.noise.load_secret_state({**self.noise.secret_state(), **past})
+        name = self._secret.digest(b"ledger" + plan.digest()).hex()
+        self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
+        step = max(checks.integer("step", step, 0, steps), self.noise.step, self._ledger.step)
+        self.noise.skip(replicas.most(step) if self._group else step)
+        self._masks = self._secret.generator(b"masks", urandom(16))
+        self.batches: Batches | SampledBatches
+        if not isinstance(plan.sampling, Participation):
+            drawn = self._secret.noise(b"batches")
+            self.batches = SampledBatches(plan.sampling, plan.users, steps, noise=drawn, first=self.step)
+        else:
+            order = self._secret.generator(b"order")  # public: it may become known, and tells of no other word
+            self.batches = Batches(plan.sampling, plan.users, plan.batch, steps, generator=order, first=self.step)
+        self._waiting = Waiting()  # what was handed out last: it waits while its step is the next one
+        self._turn = threading.RLock()
+
+    @property
+    def step(self) -> int:
+        """How many steps are spent."""
+        return self.noise.step
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Of all steps, spent or not."""
+        return self.plan.guarantee
+
+    @property
+    def spent(self) -> Guarantee:
+        """Of the steps that are spent."""
+        return self.plan.spent(self.step)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise in each number of the last step's ``.grad``; public. 0 before the first."""
+        if not self._deviations:
+            self._deviations = [0.0, *self.plan.deviations().tolist()]
+        return self._deviations[self.step]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        rank, ranks = self._place()
+        while self.step < self.noise.steps:
+            with self._turn:
+                self._refuse_unused()
+                self.batches.step = self.step  # whatever was interrupted, a batch is for the step of its number
+                users = torch.tensor(next(iter(self.batches)), dtype=torch.int64, device="cpu")[rank::ranks]
+                self._waiting = Waiting(self.step, len(users))
+            yield users
+
+    @overload
+    def loader(self, data: Dataset[Row], *, max_rows: None = None, **options: Any) -> Iterator[Row]: ...
+    @overload
+    def loader(self, data: Dataset[Row], *, max_rows: int, **options: Any) -> Iterator[Iterator[Row]]: ...
+    def loader(self, data: Dataset[Any], *, max_rows: int | None = None, **options: Any) -> Iterator[Any]:
+        """The rows of ``data`` for the batch of each step that is left, read ahead, as a ``DataLoader`` gives them.
+
+            for inputs, targets in run.loader(data, num_workers=4):
+                run.backward(inputs, targets)
+                optimizer.step()
+
+            for step in run.loader(data, max_rows=64):  # batches larger than memory, in parts
+                for inputs, targets in step:
+                    run.backward(inputs, targets)
+                optimizer.step()
+
+        data: a row for each user. max_rows: in a part; noise is drawn at the last part, and until then ``.grad`` stays
+        as it is. options: of ``DataLoader``, but for those that say who is in a batch. A batch of nobody has tensors of
+        no rows; in parts it has none, and its step releases noise by itself. Each batch must be used before the next
+        one, as in iteration. The types are a row's, of a ``collate_fn`` its own. Raises TypeError, ValueError.
+        """
+        with self._turn:
+            first = self.batches.step = self.step
+            ahead = PrefetchSampler(self.batches, *self._place(), max_rows)
+        rows = loader(data, ahead, self.plan.users, self._secret.generator(b"loader", urandom(16)), options)
+        return self._handing(rows, ahead, first)
+
+    def _handing(self, rows: DataLoader[Any], ahead: PrefetchSampler, step: int) -> Iterator[Any]:
+        left = iter(rows)
+        for part in left:  # a batch's first
+            with self._turn:
+                self._refuse_unused()
+                if step != self.step:
+                    raise RuntimeError(
+                        f"the run is at step {self.step}, this loader at {step}: call run.loader again"
+                    )
+                count, parts = ahead.counts.popleft()
+                self._waiting, self.batches.step = Waiting(step, count, parts=max(parts, 1)), step + 1
+            rest = islice(left, max(parts, 1) - 1)
+            yield part if ahead.max_rows is None else self._parts(chain([part], rest), step, parts)
+            self._refuse_unused()
+            for _ in rest:  # what went unread is no part of the next batch
+                pass
+            step += 1
+
+    def _parts(self, rows: Iterator[Any], step: int, parts: int) -> Iterator[Any]:
+        if not parts:
+            self._add(torch.zeros(self._whole, dtype=self._dtype, device=self._device), 0, False, step)
+        for part in rows if parts else ():
+            if step != self.step:
+                raise RuntimeError(NO_BATCH)
+            yield part
+
+    def _refuse_unused(self) -> None:
+        if self._waiting.step == self.step:
+            raise RuntimeError(
+                f"the last batch was not used, {self._waiting.used} of {self._waiting.rows} rows used: call backward "
+                "once for each batch, or for each of its parts, or the steps would not fit"
+            )
+
+    def _place(self) -> tuple[int, int]:
+        """This process's number, and how many there are."""
+        return replicas.place() if self._group else (0, 1)
+
+    def backward(self, inputs: Inputs, targets: Tensor, *, more: bool = False) -> Tensor:
+        """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user.
+
+        more: whether other rows of this batch follow, in a loop of one's own: then ``.grad`` stays as it is, and the
+        step is spent by the call without ``more``. Parts of any size have one sum, up to rounding. Dropout masks are
+        drawn for each user, and are other ones after a kill. Returns the mean of these users' losses (of this
+        process's; NaN for nobody), which is **not private**: for logs that stay where the data are.
+        """
+        step = self._expect("targets", len(targets), more)
+        total, mean = self._clipper(inputs, targets, self.plan.bound, dropout=self._masks, **self._options)
+        self._add(total, len(targets), more, step)
+        return mean
+
+    def release(self, gradients: Sequence[Tensor], *, more: bool = False) -> None:
+        """As ``backward``, of the users' gradients: for each trainable parameter (n, *shape), n users' own.
+
+        Of ``torch.func.vmap(grad(...))``, or of Opacus: [p.grad_sample for p in module.parameters()]. Each must be a
+        function of its own user's data, as it is not after batch normalisation.
+        """
+        if any(isinstance(g, list) for g in gradients):
+            raise ValueError(
+                "gradients must be Tensors, one for each parameter, not lists: Opacus keeps those of earlier backward "
+                "passes; call zero_grad() of its module before each, the optimizer's leaves them"
+            )
+        count = len(checks.several("gradients", gradients, Tensor)[0])
+        step = self._expect("gradients", count, more)
+        shapes = [tuple(g.shape[1:]) for g in gradients]
+        expected = [tuple(p.shape) for p in self.module.parameters() if p.requires_grad]
+        if shapes != expected:
+            raise ValueError(f"gradients must be one (n, *shape) tensor for each parameter, of shapes {expected}")
+        self._add(clipped_sum(gradients, self.plan.bound), count, more, step)
+
+    def state_dict(self) -> dict[str, int]:
+        """The step. Nothing in it is secret."""
+        return {"step": self.step}
+
+    def secret_state(self) -> dict[str, Any]:
+        """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of. As secret as the data.
+
+        At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed run passes over, and
+        every process of a group. Later each process needs its own. ``torch.load`` reads it as it is.
+        """
+        past = self.noise.secret_state()["past"] if self.step else torch.empty(0)
+        return self._secret.state(self.plan, self.step, past)
+
+    def _expect(self, name: str, count: int, more: bool) -> int:
+        """The step of the batch that waits, where these rows belong to it. Raises RuntimeError, ValueError."""
+        with self._turn:
+            if self._waiting.step != self.step:
+                raise RuntimeError(NO_BATCH)
+            self._waiting.last(name, count, more)
+            return self.step
+
+    def _add(self, total: Tensor, count: int, more: bool, step: int) -> None:
+        """The clipped sum of some rows of this step's batch; of the last ones, its private mean into ``.grad``."""
+        if len(total) != self._whole:
+            raise ValueError("module has other trainable parameters than when the run was made")
+        with self._turn:
+            waiting = self._waiting
+            if waiting.step != step or step != self.step:
+                raise RuntimeError(NO_BATCH)
+            last, before = waiting.last("rows", count, more), waiting.total
+            total = total if before is None else before + total
+            if not last:  # a new tensor and one assignment: an interrupt counts the part, or not
+                self._waiting = waiting.with_part(total.double(), count, more)
+                return
+            total = total.to(self._dtype)
+            mine = replicas.added(total, self._chunk) if self._group else total
+            self._ledger.record(step + 1)
+            private = self.noise(mine[: self.noise.size])
+        private = replicas.joined(private, self._chunk, self._whole) if self._group else private
+        set_gradients(self.module, private / self.plan.batch)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(
+            "a Run can not be copied or pickled: a batch would be used twice; see secret_state and resume"
+        )
