@@ -20,7 +20,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.training import replicas
 from torchdp.training.batches import Batches
 from torchdp.training.binned import BallsInBins
-from torchdp.training.clipping import Clipper, Inputs, clipped_sum, set_gradients
+from torchdp.training.clipping import ROUTES, Clipper, Inputs, clipped_sum, set_gradients
 from torchdp.training.ledger import Ledger
 from torchdp.training.loading import PrefetchSampler, loader
 from torchdp.training.noise import CorrelatedNoise, noise_guarantee
@@ -59,14 +59,16 @@ class Plan:
         *,
         noise: Noise | None = None,
         ledger: str | Path | None = None,
+        routes: Sequence[str] = ROUTES,
     ) -> "Run":
         """A run of this plan, spent once.
 
         noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
         file that does not exist yet; it is told of each step before its gradient is. module: in a group of processes
-        a copy in each, or cut by ``fully_shard``; see :class:`Run`. Raises TypeError, ValueError.
+        a copy in each, or cut by ``fully_shard``; see :class:`Run`. routes: to each user's gradient, of
+        :func:`clip_and_sum`. Raises TypeError, ValueError.
         """
-        return Run(self, module, loss, source(noise), ledger=ledger)
+        return Run(self, module, loss, source(noise), ledger=ledger, routes=routes)
 
     def resume(
         self,
@@ -76,6 +78,7 @@ class Plan:
         *,
         step: int | None = None,
         ledger: str | Path | None = None,
+        routes: Sequence[str] = ROUTES,
     ) -> "Run":
         """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may not have been seen.
 
@@ -92,7 +95,7 @@ class Plan:
                 "step or ledger must say what was released, or a step could be again, with the same noise on another "
                 "sum: pass step= of a state_dict() that was kept at each step, or the run's ledger="
             )
-        return Run(self, module, loss, secret, step=0 if step is None else step, ledger=ledger)
+        return Run(self, module, loss, secret, step=0 if step is None else step, ledger=ledger, routes=routes)
 
     def spent(self, steps: int) -> Guarantee:
         """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all.
@@ -148,7 +151,8 @@ class Run:
     in their own dtype, and ``.grad`` is a shard, as the optimizer's state then is. Raises ValueError on parameters that
     are cut along another dimension than 0, and on FullyShardedDataParallel.
 
-    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``.
+    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where each user's gradient
+    is a function of that user: by construction or as far as was checked, which ``route`` says; see :func:`clip_and_sum`.
     """
 
     def __init__(
@@ -160,10 +164,11 @@ class Run:
         *,
         step: int = 0,
         ledger: str | Path | None = None,
+        routes: Sequence[str] = ROUTES,
     ) -> None:
         self.plan, self.module, self.loss = plan, module, loss
         reshard(checks.instance("module", module, nn.Module))
-        self._clipper = Clipper(module, loss)
+        self._clipper = Clipper(module, loss, routes=routes)
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
@@ -207,6 +212,11 @@ class Run:
     def step(self) -> int:
         """How many steps are spent."""
         return self.noise.step
+
+    @property
+    def route(self) -> str:
+        """How the last step's gradients were made, whether examples are apart by construction, and why not otherwise."""
+        return self._clipper.route
 
     @property
     def guarantee(self) -> Guarantee:
