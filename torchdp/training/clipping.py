@@ -10,8 +10,22 @@ from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.draws import Simulated
-from torchdp.training.ghost import eager
-from torchdp.training.per_example import DRAWS, REMEMBERS, Both, Gradients, Inputs, Known, PerExample
+from torchdp.training.batched import by_factors
+from torchdp.training.factors import Form, Rows
+from torchdp.training.per_example import (
+    DRAWS,
+    REMEMBERS,
+    Both,
+    Gradients,
+    Inputs,
+    Known,
+    Passes,
+    by_loop,
+    by_vmap,
+    flat,
+    pick,
+)
+from torchdp.training.record import MEANS, MIXES, Untaken, eager
 from torchdp.training.sharded import gathered, like, reshard
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
@@ -20,24 +34,37 @@ TABLES = (nn.Embedding, nn.EmbeddingBag)
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
-MEANS = (
-    "the loss of several examples must be the mean or the sum of their own losses, or list them, and is neither: "
-    "weights or counts are divided by their sum over the batch, or examples meet in it, while gradients are each one's "
-    "own; return one number for each example, as of reduction='none' (times weights; of sequences, the mean)"
-)
-TOGETHER = 32  # examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
+ROUTES = ("factors", "vmap", "loop")
+CHECKED = "examples are apart as far as was checked: each new program of operations, by three examples alone"
+APART = "each example alone, by construction"
+LOOK = 13  # examples that a route is tried on first; few numbers of a network are multiples of it
+MEMORY = 2**28
 
 
 class Clipper:
     """Sums of clipped gradients of one module and loss, as :func:`clip_and_sum`, batch after batch.
 
-    What the first batch of its shapes has shown is kept: the weights that have factors, and whether vmap serves.
+    What the first batch of its shapes has shown is kept: the route, and the programs of operations that were checked.
     """
 
-    def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], *, routes: Sequence[str] = ROUTES
+    ) -> None:
         checks.function("loss", loss)
         self.module, self.loss = checks.instance("module", module, nn.Module), loss
+        self.routes = tuple(routes)
+        if not routes or isinstance(routes, str) or [name for name in ROUTES if name in routes] != list(routes):
+            raise ValueError(f"routes must be some of {ROUTES}, in this order, not {routes!r}")
         self._known: dict[object, Known] = {}
+        self._last: Known | None = None
+
+    @property
+    def route(self) -> str:
+        """The route of the last call, what it promises, and why earlier ones were not taken."""
+        if self._last is None:
+            return "none yet"
+        name = self._last.routes[0]
+        return "; ".join([f"{name}: {CHECKED if name == 'factors' else APART}", *self._last.reasons])
 
     def __call__(
         self,
@@ -46,10 +73,15 @@ class Clipper:
         bound: float,
         *,
         at_once: int = 256,
+        memory: int = MEMORY,
         dropout: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The sum, and the mean of the examples' losses, which is not private. Raises TypeError, ValueError."""
-        bound, at_once = _bound(bound), checks.integer("at_once", at_once, 1)
+        bound, at_once, memory = (
+            _bound(bound),
+            checks.integer("at_once", at_once, 1),
+            checks.integer("memory", memory, 1),
+        )
         inputs = _examples(self.module, inputs, targets)
         parameters = _trainable(self.module, self.loss, dropout is not None)
         both, seed = (
@@ -58,34 +90,64 @@ class Clipper:
         )
         with gathered(self.module) as whole, torch.enable_grad(), eager(), _masks(seed, targets.device):
             parameters = {name: whole.get(name, p) for name, p in parameters.items()}
-            size = sum(p.numel() for p in parameters.values())
-            total = targets.new_zeros(size, dtype=torch.float64)
-            shapes = [(name, value.shape[1:], value.dtype) for name, value in _named(inputs, targets).items()]
-            key = str((shapes, [(name, p.shape) for name, p in parameters.items()]))
-            known = self._known.get(key)
-            gradients = PerExample(both, parameters, whole, seed is not None, known or Known())
-            first, lost, wrong = next(_split(inputs, targets, 1), None), [], []
-            if known is None and first:
+            shapes = ((name, value.shape[1:], value.dtype) for name, value in _named(inputs, targets).items())
+            key = (*shapes, *((name, p.shape) for name, p in parameters.items()))
+            known, fresh = self._known.get(key, Known(list(self.routes))), key not in self._known
+            passes = Passes(both, parameters, whole, seed is not None, known)
+            first, wrong = (pick(inputs, slice(1)), targets[:1]), []
+            fresh = fresh and len(targets) > 0
+            if fresh:
                 with _masks(seed or 0, targets.device):
-                    before = gradients.value(*first)
-                    if at_once > 1:  # also for one, whom the next one must not move
-                        gradients.look(*first)
-            for x, y in _split(inputs, targets, at_once):
-                for found in gradients(x, y):
-                    _add(total, found, bound)
-                lost.append(gradients.losses())
-                wrong.append((gradients.mixes(y), MEANS))
-            if known is None and first:
+                    before = passes.value(*first)
+            sums, lost = Sums(), []
+            for x, y in _pieces(inputs, targets, at_once, memory, known, fresh):
+                for found in taken(passes, x, y):
+                    sums.add(found.forms, bound)
+                    lost.append(found.losses)
+                    wrong.append((found.mixes, MEANS))
+            if fresh:
                 with _masks(seed or 0, targets.device):
-                    after = gradients.value(*first)
+                    after = passes.value(*first)
                 other = (after - before).abs() > 1e-4 * (after.abs() + before.abs())
                 wrong.insert(
                     0, (other, f"{REMEMBERS}the first one alone had another loss after the call than before")
                 )
-        total = _unless(total, wrong)
-        self._known[key] = gradients.known
+        total = _unless(sums.flat(parameters), wrong)
+        self._known[key] = self._last = known
+        return total, torch.cat(lost).mean() if lost else torch.tensor(math.nan, dtype=torch.float32)
+
+
+def taken(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
+    """Gradients of some examples by the first route that serves, all at once or one at a time. Raises ValueError."""
+    while True:
+        try:
+            if passes.known.routes[0] == "loop":
+                yield from by_loop(passes, x, y)
+            else:
+                yield (by_factors if passes.known.routes[0] == "factors" else by_vmap)(passes, x, y)
+            return
+        except Untaken as reason:
+            passes.known.next(str(reason))
+
+
+class Sums:
+    """Sums of clipped gradients, part by part: of one part as it is made, of several in float64."""
+
+    def __init__(self) -> None:
+        self._totals: dict[str, Tensor] = {}
+        self._parts = 0
+
+    def add(self, forms: dict[str, Form], bound: float) -> None:
+        self._parts += 1
+        for name, part in zip(forms, clipped(list(forms.values()), bound), strict=True):
+            before = self._totals.get(name)
+            self._totals[name] = part if before is None else before.double() + part
+
+    def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """All of them, zeros where nothing was; in the parameters' dtype, at least float32."""
         dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
-        return total.to(dtype), torch.cat(lost).mean() if lost else torch.tensor(math.nan, dtype=torch.float32)
+        parts = (self._totals.get(name, p.new_zeros(p.numel())) for name, p in parameters.items())
+        return torch.cat([part.detach().flatten().to(dtype) for part in parts])
 
 
 def clip_and_sum(
@@ -96,26 +158,31 @@ def clip_and_sum(
     bound: float,
     *,
     at_once: int = 256,
+    memory: int = MEMORY,
     dropout: torch.Generator | None = None,
+    routes: Sequence[str] = ROUTES,
 ) -> Tensor:
     """sum_i g_i min(1, bound / ||g_i||), g_i the gradient of loss(module(x_i), y_i) in all trainable parameters.
 
-    Each example is evaluated alone, by vmap or, where that does not serve, one after another: recurrent layers, Python
-    that reads numbers, checkpoints. Parameters that the loss reaches (a head, a penalty) are among them. The loss of
-    several examples must be the mean, the sum or the list of their own losses, which each batch is held to: a mean that
-    class weights or counts of tokens divide is refused, since it is not what the examples' own gradients add up to.
+    Parameters that the loss reaches (a head, a penalty) are among them. The loss of several examples must be the mean,
+    the sum or the list of their own losses, which each batch is held to: a mean that class weights or counts of tokens
+    divide is refused, since it is not what the examples' own gradients add up to. Where the loss is in the module's own
+    call (labels), each example's is the mean over what that example has itself.
 
     Args:
-        module: called on batches of one example.
+        module: called on batches.
         loss: likewise.
         inputs: (n, ...), n >= 0; a tensor, or several by name, module(**inputs).
         targets: (n, ...).
         bound: the longest that an example's gradient may be.
-        at_once: examples whose gradients are in memory together. Of a large weight's gradients sum_t a_t b_t^T only the
-            factors are, where these are less: inputs a_t of linear layers, convolutions and embeddings, and the
-            gradients b_t in their outputs; the first example is looked at before, once more. Whole ones are made of a
-            weight that is used in another way too: tied to an embedding, in torch's MultiheadAttention.
+        at_once: examples whose gradients are in memory together.
+        memory: bytes that their factors and gradients may take, one example's at least; what a pass without privacy
+            takes comes on top.
         dropout: draws masks, for each example its own; without it dropout in training mode is refused.
+        routes: those that may be taken, of which the first one that serves is, in this order. "factors": one pass of
+            the whole batch; of a layer's gradients sum_t b_t a_t^T only the inputs a_t and the gradients b_t in its
+            outputs are made, where these are less. "vmap": each example's whole gradient. "loop": one example after
+            another, also of recurrent cells and Python that reads numbers.
 
     Returns one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
     :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| is no
@@ -127,11 +194,19 @@ def clip_and_sum(
     comparison fails.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum, where
-    module and loss remember no example: what Python code keeps between calls is not followed.
+    each example's gradient is a function of that example, and module and loss remember none: what Python code keeps
+    between calls is not followed. By "vmap" and "loop" it is one by construction. By "factors" it is *checked*: what
+    each new program of operations finds for some examples is held to these examples alone by plain autograd, in float32
+    at least, before its sum is used; Python reads no data (bool() of it is always False); no parameter's use is left
+    out; operations that make one number of several examples' are not taken. A module that mixes examples where the
+    checked ones do not show it is not seen: relu(x.roll(1, 0) - 51.7) is 0 on every batch of smaller numbers. Neither
+    is what goes past torch's functions: C extensions, what custom functions or hooks of saved tensors do. Take
+    routes=("vmap", "loop") for a module whose author is not trusted.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
     Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """
-    return Clipper(module, loss)(inputs, targets, bound, at_once=at_once, dropout=dropout)[0]
+    sums = Clipper(module, loss, routes=routes)
+    return sums(inputs, targets, bound, at_once=at_once, memory=memory, dropout=dropout)[0]
 
 
 def _unless(total: Tensor, wrong: Sequence[tuple[Tensor | None, str]]) -> Tensor:
@@ -160,27 +235,23 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     n = {len(checks.dense("gradients", g)) if g.ndim else -1 for g in given}
     if len(n) > 1 or min(n) < 0:
         raise ValueError(f"gradients must hold equally many examples' each, not {sorted(n)}")
-    rows = [_rows(g) for g in given]
-    return torch.cat(_weighted(rows, _scales(rows, bound)))
+    rows = [Rows(flat(g)) for g in given]
+    dtype = rows[0].rows.dtype
+    return torch.cat([part.to(dtype) for part in clipped(rows, bound)])
 
 
-def _weighted(rows: Sequence[Tensor], scales: Tensor) -> list[Tensor]:
-    """sum_i scales_i rows_i of each; a row whose scale is not > 0 adds nothing."""
-    with torch.autocast(scales.device.type, enabled=False):
-        if scales.device.type != "cpu":
-            kept = scales[:, None] > 0
-            return [torch.where(kept, part * scales[:, None].to(part.dtype), 0.0).sum(0) for part in rows]
-        far = (~(scales > 0)).nonzero()[:, 0]
-        if len(far):
-            rows, scales = [part.index_fill(0, far, 0.0) for part in rows], scales.index_fill(0, far, 0.0)
-        return [_added(scales.to(part.dtype), part) for part in rows]
-
-
-def _added(scales: Tensor, part: Tensor) -> Tensor:
-    total = part.new_zeros(part.shape[1], dtype=torch.float64)
-    for weights, some in zip(scales.split(TOGETHER), part.split(TOGETHER), strict=True):
-        total += weights @ some
-    return total.to(part.dtype)
+def clipped(forms: Sequence[Form], bound: float) -> list[Tensor]:
+    """sum_i g_i min(1, bound / ||g_i||), flat, of each form; example i's norm is that of all of them together."""
+    if not forms:
+        return []
+    rows = [form.rows for form in forms if isinstance(form, Rows)]
+    with torch.autocast(forms[0].rows.device.type, enabled=False):
+        more = [form.norms() for form in forms if not isinstance(form, Rows)]
+        scales = _scales(rows or [forms[0].rows.new_empty(len(forms[0].rows), 0)], bound, more)
+        kept = scales > 0
+        if scales.device.type != "cpu" or not bool(kept.all()):
+            scales, forms = torch.where(kept, scales, 0.0), [form.zeroed(kept) for form in forms]
+        return [form.sum(scales, bound) for form in forms]
 
 
 def _bound(bound: float) -> float:
@@ -218,28 +289,6 @@ def _norms(rows: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
 
-def _add(total: Tensor, found: Gradients, bound: float) -> None:
-    """Adds the clipped gradients of some examples to ``total``, flat and float64."""
-    rows, factors = {name: _rows(g) for name, g in found.rows.items()}, found.factors
-    with torch.autocast(total.device.type, enabled=False):
-        scales = _scales([*rows.values()] or [found.empty], bound, [each.norms() for each in factors.values()])
-        sums = _weighted(list(rows.values()), scales)
-        if not factors:
-            total += torch.cat(sums)
-            return
-        places = dict(zip(found.sizes, total.split(list(found.sizes.values())), strict=True))
-        for name, part in zip(rows, sums, strict=True):
-            places[name] += part
-        for name, each in factors.items():
-            each.add(places[name], scales)
-
-
-def _rows(gradients: Tensor) -> Tensor:
-    """(n, *shape) -> (n, size), at least float32."""
-    wide = torch.promote_types(gradients.dtype, torch.float32)
-    return gradients.detach().reshape(len(gradients), math.prod(gradients.shape[1:])).to(wide)
-
-
 def _blocks(part: Tensor) -> Iterator[Tensor]:
     """Rows cut into blocks of BLOCK numbers, (n, blocks, BLOCK), and the rest."""
     whole = part.shape[1] // BLOCK * BLOCK
@@ -247,12 +296,16 @@ def _blocks(part: Tensor) -> Iterator[Tensor]:
     yield part[:, None, whole:]
 
 
-def _split(inputs: Inputs, targets: Tensor, at_once: int) -> Iterator[tuple[Inputs, Tensor]]:
-    """Some examples at a time, none for none."""
-    for start in range(0, len(targets), at_once):
-        part = slice(start, start + at_once)
-        x = inputs[part] if isinstance(inputs, Tensor) else {name: value[part] for name, value in inputs.items()}
-        yield x, targets[part]
+def _pieces(
+    inputs: Inputs, targets: Tensor, at_once: int, memory: int, known: Known, fresh: bool
+) -> Iterator[tuple[Inputs, Tensor]]:
+    """Some examples at a time: few at first, by which it is known what an example takes; none for none."""
+    start = 0
+    while start < len(targets):
+        step = min(at_once, LOOK) if fresh and not start else max(1, min(at_once, memory // max(known.each, 1)))
+        part = slice(start, start + step)
+        yield pick(inputs, part), targets[part]
+        start += step
 
 
 @contextmanager
@@ -271,7 +324,7 @@ def _trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor
     losses = list(loss.modules()) if isinstance(loss, nn.Module) else []
     for part in [*module.modules(), *losses]:
         if part.training and isinstance(part, MIXING):
-            raise ValueError("module mixes examples by batch normalisation; use GroupNorm, or call .eval() on it")
+            raise ValueError(MIXES)
         if isinstance(part, PARALLEL):
             raise ValueError(
                 f"module must not be wrapped in {type(part).__name__}; pass what it wraps, its .module: a run adds up "

@@ -1,9 +1,11 @@
-"""Each example's own gradients: as rows, or as the factors of a large weight's; and what its loss is made of."""
+"""Each example's own gradients, by the first of three routes that serves; and what its loss is made of."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,7 +14,8 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchdp import checks
-from torchdp.training.ghost import SMALL, Differs, Factors, Found, Taps, find
+from torchdp.training.factors import Form, Rows
+from torchdp.training.record import Untaken
 
 Inputs = Tensor | Mapping[str, Tensor]
 DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
@@ -21,12 +24,13 @@ REMEMBERS = "module and loss must not remember the examples, which could move la
 
 @dataclass(frozen=True)
 class Gradients:
-    """Those of n examples: for each parameter (n, *shape) in ``rows``, or its ``factors``. sizes: of the parameters."""
+    """Those of n examples: what each parameter's are, and their losses, (n,), detached."""
 
-    rows: dict[str, Tensor]
-    factors: dict[str, Factors]
-    sizes: dict[str, int]
-    empty: Tensor  # (n, 0)
+    forms: dict[str, Form]
+    losses: Tensor
+    mixes: (
+        Tensor | None
+    )  # whether the loss of them together is neither the mean, nor the sum, nor the list of theirs
 
 
 class Both(nn.Module):
@@ -36,210 +40,145 @@ class Both(nn.Module):
         super().__init__()
         self.module, self.loss = module, loss
 
-    def forward(self, x: Inputs, y: Tensor) -> tuple[Tensor, Any]:
-        """What the loss returns, and what the module does."""
-        output = self.module(x) if isinstance(x, Tensor) else self.module(**x)
+    def forward(self, x: Inputs | None, y: Tensor | None, *made: Any) -> tuple[Tensor, Any]:
+        """What the loss returns, and what the module does, or has ``made``; for no targets that alone."""
+        output = made[0] if made else self.module(x) if isinstance(x, Tensor) else self.module(**x or {})
+        if y is None:
+            return torch.empty(0), output
         return checks.instance("what loss returns", self.loss(output, y), Tensor), output
 
 
 @dataclass
 class Known:
-    """What a first batch has shown of all like it: large weights that have factors, and whether vmap serves."""
+    """What batches of some shapes have shown: routes that are left, why others are not, programs that were checked."""
 
-    found: dict[str, Found] = field(default_factory=dict)
-    loop: bool = False
+    routes: list[str]
+    reasons: list[str] = field(default_factory=list)
+    programs: set[Any] = field(default_factory=set)
+    inside: bool = False  # the loss is in the module's call
+    reached: list[str] | None = None  # parameters that the loss reaches
+    each: int = 0  # bytes that an example's factors and gradients take
+
+    def next(self, reason: str) -> None:
+        """Raises ValueError where no route is left."""
+        self.reasons.append(f"{self.routes.pop(0)}: {reason}")
+        if not self.routes:
+            raise ValueError("module and loss are served by none of the routes; " + "; ".join(self.reasons))
 
 
-class PerExample:
-    """Gradients of loss(module(x_i), y_i) in ``parameters``, x_i a batch of one: no example sees another.
-
-    By vmap; where it does not serve (recurrent layers, Python that reads numbers, checkpoints, parameters that the loss
-    holds by themselves) one example after another, by plain autograd. parameters: the module's own, by name. whole:
-    those that are shards, in their place. Buffers that a call sets or writes are refused by name.
-    """
+class Passes:
+    """Calls of module and loss on parameters of ours, and what must hold of them."""
 
     def __init__(
         self, both: Both, parameters: dict[str, Tensor], whole: dict[str, Tensor], seeded: bool, known: Known
     ) -> None:
-        self.both, self.parameters, self.known = both, parameters, known
+        self.both, self.known, self.seeded = both, known, seeded
         self.randomness = "different" if seeded else "error"
-        self.sizes = {name: p.numel() for name, p in parameters.items()}
-        self.recurrent = any(isinstance(part, nn.RNNBase) for part in both.modules())
-        self.large = (
-            {} if self.recurrent else {k: p for k, p in parameters.items() if p.numel() >= SMALL and p.ndim > 1}
-        )
-        own = {id(p): name for name, p in both.module.named_parameters()}
-        self._frozen = {name: p for name, p in whole.items() if name not in parameters}
-        self._leaves = {name: p.requires_grad_() if name in whole else p for name, p in parameters.items()}
-        self._sharded = bool(whole)
-        self._places = {  # one for each module: torch would not put back a module's weight that has two
+        self.leaves = {name: p.requires_grad_() if name in whole else p for name, p in parameters.items()}
+        self.sharded = bool(whole)
+        self.frozen = {name: p for name, p in whole.items() if name not in parameters}
+        self.buffers = dict(both.named_buffers(remove_duplicate=False))
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        """Where parameters are, one for each module: torch would not put back a module's weight that has two."""
+        own = {id(p): name for name, p in self.both.module.named_parameters()}
+        return {
             f"{path}.{name}": own[id(p)]
-            for path, part in both.named_modules()
+            for path, part in self.both.named_modules()
             for name, p in part.named_parameters(recurse=False, remove_duplicate=False)
             if id(p) in own
         }
-        self._buffers = dict(both.named_buffers(remove_duplicate=False))
-        self._lost: list[Tensor] = []  # each example's loss, (n,), of the last examples
-        self._outputs: tuple[list[Tensor], list[Any], TreeSpec] | None = None
 
-    def look(self, x: Inputs, y: Tensor) -> None:
-        """Finds by one example, (1, ...), the ``large`` weights whose gradients are smaller as factors."""
-
-        def forward(large: Mapping[str, Tensor]) -> Tensor:
-            known = {**self._constants(), **large}
-            one = vmap(lambda x, y: self._alone(known, x, y)[0], randomness=self.randomness)
-            return one(x, y).sum()
-
-        if self.large and not self._loop:
-            with self._tried():
-                self.known.found = find(forward, self.large)
-
-    @property
-    def _loop(self) -> bool:
-        return self.recurrent or self.known.loop
-
-    def __call__(self, x: Inputs, y: Tensor) -> Iterator[Gradients]:
-        """Of examples (n, ...), n >= 1: all at once, or one at a time."""
-        if not self._loop:
-            found = None
-            with self._tried():
-                try:
-                    found = self._together(x, y)
-                except Differs:
-                    self.known.found = {}
-                    found = self._together(x, y)
-            if found:
-                yield Gradients(*found, self.sizes, y.new_empty(len(y), 0, dtype=torch.float32))
-                return
-            self.known.loop = True
-        yield from self._one_by_one(x, y)
-
-    def losses(self) -> Tensor:
-        """Each example's loss, (n,), of the last call."""
-        return torch.cat(self._lost)
-
-    @contextmanager
-    def _tried(self) -> Iterator[None]:
-        """What vmap does not serve leaves to the loop, which raises what plain torch raises."""
-        try:
-            yield
-        except RuntimeError as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            if "randomness error mode" in str(error):
-                raise ValueError(DRAWS) from error
-            self.known.loop = True
-
-    def _constants(self) -> dict[str, Tensor]:
-        return {name: p.detach() for name, p in self.parameters.items()}
-
-    def _alone(self, known: Mapping[str, Tensor], x: Inputs, y: Tensor, *buffers: Mapping[str, Tensor]) -> Any:
-        """The loss of one example, ready for a batch of one, with these parameters, and what the module returns."""
-        known, own = {**self._frozen, **known}, dict(*buffers) or self._buffers
-        swapped = {place: known[name] for place, name in self._places.items() if name in known} | own
-        x = x[None] if isinstance(x, Tensor) else {name: value[None] for name, value in x.items()}
-        total, output = functional_call(self.both, swapped, (x, y[None]), tie_weights=False)
+    def call(
+        self, known: Mapping[str, Tensor], x: Any, y: Any, *made: Any, buffers: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Any]:
+        """What the loss returns, and the module, with these parameters. Raises where a buffer is set."""
+        known = {**self.frozen, **known}
+        own = {**(self.buffers if buffers is None else buffers)}
+        swapped = {place: known[name] for place, name in self._places.items() if name in known} if known else {}
+        swapped |= own
+        if not swapped:
+            return self.both(x, y, *made)
+        found = functional_call(self.both, swapped, (x, y, *made), tie_weights=False)
         for place, value in own.items():
             if swapped[place] is not value:
                 raise ValueError(_changed(place))
-        return total.sum(), output
+        return found
 
-    def _together(self, x: Inputs, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Factors]] | None:
-        """By vmap; None where parameters stand in for nothing: the loss has them by themselves."""
-        found, constants = self.known.found, self._constants()
-        fixed = {name: constants[name] for name in found}
-        rest = {name: p for name, p in constants.items() if name not in fixed}
-        taps = {name: each.taps for name, each in found.items()}
-        structure: list[Any] = []
+    def plain(self, x: Any, y: Any, known: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Any]:
+        """On the module's own parameters: nothing stands in for them but for shards, or for the ``known``."""
+        buffers = {place: value.clone() for place, value in self.buffers.items()}
+        with self.kept(buffers):
+            return self.call(self.own() if known is None else known, x, y, buffers=buffers)
 
-        def one(rest: dict[str, Tensor], taps: dict[str, list[Tensor]], x: Inputs, y: Tensor) -> Any:
-            if not fixed:
-                inputs, (total, output) = {}, self._alone(rest, x, y)
-            else:
-                with Taps(fixed, 2, taps) as mode:
-                    total, output = self._alone({**rest, **fixed}, x, y)
-                if any(mode.uses[name] != each.uses or mode.changed(name) for name, each in found.items()):
-                    raise Differs
-                inputs = mode.inputs
-            leaves, spec = tree_flatten(output)
-            structure[:] = [leaves, spec]
-            return total, (inputs, total, [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+    def own(self) -> Mapping[str, Tensor]:
+        """What stands in for the module's parameters: nothing, but for shards."""
+        return self.leaves if self.sharded else {}
 
-        each = vmap(grad(one, argnums=(0, 1), has_aux=True), (None, None, 0, 0), randomness=self.randomness)
-        (rows, outputs), (inputs, lost, tensors) = each(rest, taps, x, y)
-        if self._captured(lost):
-            return None
-        self._keep([lost], tensors, *structure)
-        return rows, {name: Factors(found[name].uses, inputs[name], outputs[name]) for name in fixed}
+    @contextmanager
+    def kept(self, buffers: Mapping[str, Tensor]) -> Iterator[None]:
+        """Nothing is drawn where no masks are, and no buffer or parameter written over. Raises ValueError."""
+        held = {**buffers, **{f"module.{name}": p for name, p in self.leaves.items()}}
+        versions = {place: value._version for place, value in held.items()}
+        with undrawn(next(iter(self.leaves.values())).device, not self.seeded):
+            yield
+        for place, value in held.items():
+            if value._version != versions[place]:
+                raise ValueError(_changed(place))
 
-    def _one_by_one(self, x: Inputs, y: Tensor) -> Iterator[Gradients]:
-        """In a loop, on the module's own parameters: nothing stands in for them but for shards."""
-        lost: list[Tensor] = []
-        several: list[list[Tensor]] = []
-        leaves, spec = tree_flatten(None)
-        for i in range(len(y)):
-            buffers = {place: value.clone() for place, value in self._buffers.items()}
-            held = buffers | {f"module.{name}": p for name, p in self._leaves.items()}
-            versions = {place: value._version for place, value in held.items()}
-            with undrawn(y.device, self.randomness == "error"):
-                swapped = self._leaves if self._sharded else {}
-                total, output = self._alone(swapped, _pick(x, i), y[i], buffers)
-                if not i:
-                    self._captured(total)
-                own = list(self._leaves.values())
-                g = [torch.zeros_like(p) for p in own]
-                if total.requires_grad:
-                    g = list(torch.autograd.grad(total, own, materialize_grads=True))
-            for place, value in held.items():
-                if value._version != versions[place]:
-                    raise ValueError(_changed(place))
-            rows = {name: part.detach()[None] for name, part in zip(self._leaves, g, strict=True)}
-            leaves, spec = tree_flatten(output)
-            lost.append(total.detach()[None])
-            several.append([leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)])
-            yield Gradients(rows, {}, self.sizes, y.new_empty(1, 0, dtype=torch.float32))
-        alike = all([leaf.shape for leaf in each] == [leaf.shape for leaf in several[0]] for each in several)
-        self._keep(lost, [torch.stack(side) for side in zip(*several, strict=True)] if alike else [], leaves, spec)
+    def halves(self, x: Inputs) -> bool:
+        """Whether anything is of half precision, or autocast makes it so."""
+        given = [*self.leaves.values(), *(x.values() if isinstance(x, Mapping) else [x])]
+        return any(t.is_floating_point() and t.element_size() < 4 for t in given) or torch.is_autocast_enabled(
+            given[0].device.type
+        )
 
-    def _captured(self, total: Tensor) -> bool:
-        """Whether the loss reaches a parameter of the module past the module. Raises ValueError for one of another."""
+    def widened(self, x: Inputs, y: Tensor) -> tuple["Passes", Inputs, Tensor]:
+        """The same on float32 copies of what has half precision."""
+        other = copy(self)
+        rest = {k: p.detach() for k, p in self.both.module.named_parameters() if k not in self.leaves}
+        other.sharded, other.frozen = True, {name: _wide(p) for name, p in (rest | self.frozen).items()}
+        other.leaves = {name: _wide(p.detach()).requires_grad_() for name, p in self.leaves.items()}
+        other.buffers = {place: _wide(value) for place, value in self.buffers.items()}
+        wide = _wide(x) if isinstance(x, Tensor) else {name: _wide(value) for name, value in x.items()}
+        return other, wide, _wide(y)
+
+    def value(self, x: Inputs, y: Tensor) -> Tensor:
+        """The loss of one example, (1, ...), alone. Its draws, if any, are from torch's generator."""
+        total = self.plain(x, y)[0].sum()
         if not total.requires_grad:
-            return False
-        own = {id(p) for p in self._leaves.values()}
-        for p in _reached(total):
-            if id(p) not in own:
+            raise ValueError(
+                "loss depends on no trainable parameter of module: it is detached, or not the module's"
+            )
+        return total.detach()
+
+    def captured(self, total: Tensor) -> list[str]:
+        """Parameters of the module that the loss reaches past the module. Raises ValueError for one of another."""
+        names = {id(p): name for name, p in self.leaves.items()}
+        found = _reached(total) if total.requires_grad else []
+        for p in found:
+            if id(p) not in names:
                 raise ValueError(
                     f"loss reaches a trainable tensor of shape {tuple(p.shape)} that is no parameter of module, and "
                     "would never be trained; make it a parameter of module, or detach it"
                 )
-        return True
+        return [names[id(p)] for p in found]
 
-    def _keep(self, lost: list[Tensor], tensors: list[Tensor], leaves: list[Any], spec: Any) -> None:
-        """The last examples' losses and outputs. tensors: (n, 1, ...), of which a batch is (n, ...)."""
-        self._lost, self._outputs = [part.detach() for part in lost], None
-        several = len(tensors) > 1  # of which one may have the examples along another dimension
-        fits = [
-            t.ndim == 1 or (t.shape[1] == 1 and not (several and t.ndim > 3 and t.shape[2] == 1)) for t in tensors
-        ]
-        if tensors and all(fits):
-            self._outputs = [t.detach().flatten(0, 1) if t.ndim > 1 else t.detach() for t in tensors], leaves, spec
+    def mixes(
+        self, alone: Tensor, tensors: list[Tensor], leaves: list[Any], spec: TreeSpec, y: Tensor
+    ) -> Tensor | None:
+        """Whether the loss of examples together is neither the mean, nor the sum, nor the list of theirs.
 
-    def mixes(self, y: Tensor) -> Tensor | None:
-        """Whether the loss of the last examples together is neither the mean, nor the sum, nor the list of theirs.
-
-        Examples whose loss is not finite are left out: the first one that is stands in for them. None where it can not
-        be told: outputs without a row for each example, or a loss that takes one example alone.
+        tensors: those among the outputs, (n, ...). Examples whose loss ``alone`` is not finite are left out: the first
+        one that is stands in for them. None where the loss takes one example alone.
         """
-        if len(y) < 2 or self._outputs is None:
-            return None
-        tensors, leaves, spec = self._outputs
-        alone = self.losses()
         finite = alone.isfinite()
         places = torch.where(finite, torch.arange(len(y), device=y.device), finite.int().argmax())
-        rows = iter([t[places] for t in tensors])
+        rows = iter([t.detach()[places] for t in tensors])
         output = tree_unflatten([next(rows) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
         try:
-            with torch.no_grad(), undrawn(y.device, self.randomness == "different"):
+            with torch.no_grad(), undrawn(y.device, self.seeded):
                 found = self.both.loss(output, y[places])
         except Exception:  # a loss that takes one example alone
             return None
@@ -253,15 +192,73 @@ class PerExample:
         rounding = sum(torch.linalg.vector_norm(t, math.inf).double() for t in floats)
         return off.abs().amin() > eps**0.5 * alone.abs().mean() + 8 * eps * rounding
 
-    def value(self, x: Inputs, y: Tensor) -> Tensor:
-        """The loss of one example, (1, ...), alone. Its draws, if any, are from torch's generator."""
-        buffers = {place: value.clone() for place, value in self._buffers.items()}
-        total = self._alone(self._leaves if self._sharded else {}, _pick(x, 0), y[0], buffers)[0]
-        if not total.requires_grad:
-            raise ValueError(
-                "loss depends on no trainable parameter of module: it is detached, or not the module's"
-            )
-        return total.detach()
+
+def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
+    """All examples at once, each alone under vmap: none sees another, by construction."""
+    if any(isinstance(part, nn.RNNBase) for part in passes.both.modules()):
+        raise Untaken("a recurrent layer has weights that nothing can stand in for")
+    structure: list[Any] = []
+
+    def one(known: dict[str, Tensor], x: Inputs, y: Tensor) -> Any:
+        x = x[None] if isinstance(x, Tensor) else {name: value[None] for name, value in x.items()}
+        total, output = passes.call(known, x, y[None])
+        leaves, spec = tree_flatten(output)
+        structure[:] = [leaves, spec]
+        return total.sum(), (total.sum(), [leaf for leaf in leaves if isinstance(leaf, Tensor)])
+
+    constants = {name: p.detach() for name, p in passes.leaves.items()}
+    try:
+        rows, (lost, tensors) = vmap(grad(one, has_aux=True), (None, 0, 0), randomness=passes.randomness)(
+            constants, dict(x) if isinstance(x, Mapping) else x, y
+        )
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        if "randomness error mode" in str(error):
+            raise ValueError(DRAWS) from error
+        raise Untaken(short(error)) from error
+    if passes.captured(lost):
+        raise Untaken("the loss holds parameters by themselves, which nothing stands in for")
+    forms: dict[str, Form] = {name: Rows(flat(g)) for name, g in rows.items()}
+    return Gradients(forms, lost.detach(), _compared(passes, lost.detach(), tensors, structure, y))
+
+
+def by_loop(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
+    """One example after another by plain autograd on the module's own parameters."""
+    lost: list[Tensor] = []
+    several: list[list[Tensor]] = []
+    own = list(passes.leaves.values())
+    for i in range(len(y)):
+        total, output = passes.plain(pick(x, slice(i, i + 1)), y[i : i + 1])
+        total = total.sum()
+        if not i:
+            passes.captured(total)
+        g = [torch.zeros_like(p) for p in own]
+        if total.requires_grad:
+            g = list(torch.autograd.grad(total, own, materialize_grads=True))
+        forms: dict[str, Form] = {
+            name: Rows(flat(part[None])) for name, part in zip(passes.leaves, g, strict=True)
+        }
+        leaves, spec = tree_flatten(output)
+        lost.append(total.detach()[None])
+        several.append([leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)])
+        found = None
+        if i == len(y) - 1 and all([t.shape for t in each] == [t.shape for t in several[0]] for each in several):
+            tensors = [torch.stack(side) for side in zip(*several, strict=True)]
+            found = _compared(passes, torch.cat(lost), tensors, [leaves, spec], y)
+        yield Gradients(forms, lost[-1], found)
+
+
+def _compared(
+    passes: Passes, lost: Tensor, tensors: list[Tensor], structure: list[Any], y: Tensor
+) -> Tensor | None:
+    """As ``mixes``, of outputs (n, 1, ...) of examples alone; None where they have no row for each example."""
+    several = len(tensors) > 1  # of which one may have the examples along another dimension
+    fits = [t.ndim == 1 or (t.shape[1] == 1 and not (several and t.ndim > 3 and t.shape[2] == 1)) for t in tensors]
+    if len(y) < 2 or not tensors or not all(fits):
+        return None
+    tensors = [t.flatten(0, 1) if t.ndim > 1 else t for t in tensors]
+    return passes.mixes(lost, tensors, *structure, y)
 
 
 @contextmanager
@@ -299,5 +296,21 @@ def _changed(place: str) -> str:
     )
 
 
-def _pick(x: Inputs, i: int) -> Inputs:
-    return x[i] if isinstance(x, Tensor) else {name: value[i] for name, value in x.items()}
+def short(error: BaseException) -> str:
+    """The first line of an error, for the reasons why a route is not taken."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
+
+
+def pick(x: Inputs, part: slice) -> Inputs:
+    """Some examples of the inputs."""
+    return x[part] if isinstance(x, Tensor) else {name: value[part] for name, value in x.items()}
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.is_floating_point() and x.element_size() < 4 else x
+
+
+def flat(gradients: Tensor) -> Tensor:
+    """(n, *shape) -> (n, size), at least float32."""
+    wide = torch.promote_types(gradients.dtype, torch.float32)
+    return gradients.detach().reshape(len(gradients), math.prod(gradients.shape[1:])).to(wide)

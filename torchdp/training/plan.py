@@ -1,6 +1,6 @@
 """One plan of a private training run: what it promises, on the disk and off it again, and runs of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.noise import Noise, source
+from torchdp.training.clipping import ROUTES
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.run import Run
 from torchdp.training.stored import packed, unpacked
@@ -33,15 +34,17 @@ class Plan(Mechanism):
         noise: Noise | None = None,
         ledger: str | Path | None = None,
         at_once: int | None = None,
+        routes: Sequence[str] = ROUTES,
     ) -> Run:
         """A run of this plan, spent once.
 
         noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
         file that does not exist yet; it is told of each step before its gradient is. module: in a group of processes
         a copy in each, or cut by ``fully_shard``; see :class:`Run`. at_once: examples whose gradients are in memory
-        together, None for :func:`clip_and_sum`'s own number. Raises TypeError, ValueError.
+        together, None for :func:`clip_and_sum`'s own number. routes: to each user's gradient, as
+        there. Raises TypeError, ValueError.
         """
-        return Run(self, module, loss, source(noise), ledger=ledger, at_once=at_once)
+        return Run(self, module, loss, source(noise), ledger=ledger, at_once=at_once, routes=routes)
 
     def resume(
         self,
@@ -52,6 +55,7 @@ class Plan(Mechanism):
         step: int | None = None,
         ledger: str | Path | None = None,
         at_once: int | None = None,
+        routes: Sequence[str] = ROUTES,
     ) -> Run:
         """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may not have been seen.
 
@@ -69,7 +73,7 @@ class Plan(Mechanism):
                 "sum: pass step= of a state_dict() that was kept at each step, or the run's ledger="
             )
         step = 0 if step is None else step
-        return Run(self, module, loss, secret, step=step, ledger=ledger, at_once=at_once)
+        return Run(self, module, loss, secret, step=step, ledger=ledger, at_once=at_once, routes=routes)
 
     def save(self, path: str | Path) -> None:
         """Into a file that :meth:`load` reads, to the last digit. Raises TypeError where the strategy is one's own."""

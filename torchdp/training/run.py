@@ -16,7 +16,7 @@ from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.training import replicas
 from torchdp.training.batches import Batches, Waiting
-from torchdp.training.clipping import Clipper, Inputs, clipped_sum, set_gradients
+from torchdp.training.clipping import ROUTES, Clipper, Inputs, clipped_sum, set_gradients
 from torchdp.training.ledger import Ledger
 from torchdp.training.loading import PrefetchSampler, loader
 from torchdp.training.mechanism import Mechanism
@@ -59,7 +59,8 @@ class Run:
     often, as those of one ``loader`` do. Raises ValueError on parameters that are cut along another dimension than 0,
     and on FullyShardedDataParallel.
 
-    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``.
+    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where each user's gradient
+    is a function of that user: by construction or as far as was checked, which ``route`` says; see :func:`clip_and_sum`.
     """
 
     def __init__(
@@ -72,10 +73,11 @@ class Run:
         step: int = 0,
         ledger: str | Path | None = None,
         at_once: int | None = None,
+        routes: Sequence[str] = ROUTES,
     ) -> None:
         self.plan, self.module, self.loss = plan, module, loss
         reshard(checks.instance("module", module, nn.Module))
-        self._clipper = Clipper(module, loss)
+        self._clipper = Clipper(module, loss, routes=routes)
         self._options = {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
@@ -122,6 +124,11 @@ class Run:
     def step(self) -> int:
         """How many steps are spent."""
         return self.noise.step
+
+    @property
+    def route(self) -> str:
+        """How the last step's gradients were made, whether examples are apart by construction, and why not otherwise."""
+        return self._clipper.route
 
     @property
     def guarantee(self) -> Guarantee:

@@ -1,4 +1,4 @@
-"""Gradients of large weights as factors: sums of the plain way, the bound where terms cancel, who falls back."""
+"""Gradients as factors of one pass: sums of the plain way, the bound where terms cancel, who takes another route."""
 
 import itertools
 import math
@@ -10,14 +10,14 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from torchdp.randomness import keyed_generator
-from torchdp.training import clip_and_sum, ghost, per_example
+from torchdp.training import clip_and_sum, factors
 from torchdp.training.clipping import SLACK, Clipper
 
 N = 6
 
 
 def squares(output, target):
-    return (output - target[..., None]).square().mean()
+    return (output.flatten(1) - target[:, None]).square().mean()
 
 
 class Words(nn.Module):
@@ -109,57 +109,104 @@ def draw(*shape):
 
 
 WORDS = torch.randint(0, 8, (N, 5), generator=keyed_generator(b"words"))  # some more than once, some padding
-ALL = {"table.weight", "inner.weight", "last.weight"}
-CASES = {  # module, inputs, weights that have factors
-    "layers": (mlp, draw(96), {"0.weight", "2.weight"}),
-    "doubles": (lambda: mlp().double(), draw(96).double(), {"0.weight", "2.weight"}),
-    "half": (lambda: mlp().bfloat16(), draw(96).bfloat16(), {"0.weight", "2.weight"}),
-    "sequence": (lambda: nn.Linear(96, 64), draw(5, 96), {"weight"}),
-    "sequence of doubles": (lambda: nn.Linear(96, 64).double(), draw(5, 96).double(), set()),
-    "long sequence": (lambda: nn.Linear(96, 64), draw(40, 96), set()),
-    "words": (Words, WORDS, ALL),
-    "padding from the end": (lambda: Words(padding=-293), WORDS, ALL),
-    "tied": (lambda: Words(tied=True), WORDS, {"inner.weight"}),
-    "convolutions": (convolutions, draw(3, 16), {"1.weight", "2.2.weight"}),
-    "by name": (Pair, {"left": draw(96), "right": draw(96).flip(0)}, {"one.weight", "two.weight"}),
-    "frozen": (Frozen, draw(96), {"2.weight"}),
-    "unused": (Unused, draw(96), {"weight"}),
-    "norm of the weight": (lambda: Also(lambda w, x: w.norm()), draw(96), set()),
-    "product beside": (lambda: Also(lambda w, x: x @ w.mT), draw(96), set()),
-    "size of the weight": (lambda: Also(lambda w, x: w.shape[0]), draw(96), {"inner.weight"}),
+
+
+class Sums(nn.Module):
+    """One parameter, used by ``call(parameter, x)``."""
+
+    def __init__(self, shape, call):
+        super().__init__()
+        self.p, self.call = nn.Parameter(torch.zeros(shape)), call
+
+    def forward(self, x):
+        return self.call(self.p, x).reshape(len(x), -1)
+
+
+def uses(*shape, call, x=None):
+    return lambda: Sums(shape, call), draw(4, 3) if x is None else x, "factors"
+
+
+def attend(**options):
+    layer = nn.MultiheadAttention(64, 2, batch_first=options.pop("first", True), **options)
+    return lambda: Calls(lambda f, x: f(x, x, x)[0].mean(1), layer)
+
+
+def normed(kind, *shape):
+    return lambda: nn.Sequential(
+        nn.Linear(3, 8), nn.Unflatten(-1, (8, *shape)), kind, nn.Flatten(), nn.LazyLinear(2)
+    )
+
+
+CASES = {  # module, inputs, the route
+    "layers": (mlp, draw(96), "factors"),
+    "doubles": (lambda: mlp().double(), draw(96).double(), "factors"),
+    "half": (lambda: mlp().bfloat16(), draw(96).bfloat16(), "factors"),
+    "sequence": (lambda: nn.Linear(96, 64), draw(5, 96), "factors"),
+    "sequence of doubles": (lambda: nn.Linear(96, 64).double(), draw(5, 96).double(), "factors"),
+    "long sequence": (lambda: nn.Linear(96, 64), draw(40, 96), "factors"),
+    "as long as the batch": (lambda: nn.Linear(96, 64), draw(N, 96), "factors"),
+    "words": (Words, WORDS, "factors"),
+    "padding from the end": (lambda: Words(padding=-293), WORDS, "factors"),
+    "tied": (lambda: Words(tied=True), WORDS, "factors"),
+    "convolutions": (convolutions, draw(3, 16), "factors"),
+    "groups": (lambda: nn.Conv2d(4, 6, 3, groups=2), draw(4, 5, 5), "factors"),
+    "three dimensions": (lambda: nn.Conv3d(2, 3, 2), draw(2, 3, 3, 3), "factors"),
+    "turned": (lambda: nn.ConvTranspose2d(4, 3, 3), draw(4, 5, 5), "factors"),
+    "by name": (Pair, {"left": draw(96), "right": draw(96).flip(0)}, "factors"),
+    "frozen": (Frozen, draw(96), "factors"),
+    "unused": (Unused, draw(96), "factors"),
+    "norm of the weight": (lambda: Also(lambda w, x: w.norm()), draw(96), "factors"),
+    "product beside": (lambda: Also(lambda w, x: x @ w.mT), draw(96), "factors"),
+    "size of the weight": (lambda: Also(lambda w, x: w.shape[0]), draw(96), "factors"),
+    "written over by what follows": (lambda: Calls(lambda f, x: f(x).relu_()), draw(96), "factors"),
+    "standardised weight": (lambda: Calls(lambda f, x: F.linear(x, f.weight / f.weight.norm(), f.bias)), draw(96),
+                            "factors"),
+    "parts of a weight": (lambda: Calls(lambda f, x: F.linear(x, f.weight.chunk(2)[1])), draw(96), "factors"),
+    "layer norm": (normed(nn.LayerNorm(8)), draw(3), "factors"),
+    "rms norm": (normed(nn.RMSNorm(8)), draw(5, 3), "factors"),
+    "group norm": (normed(nn.GroupNorm(2, 8), 1), draw(3), "factors"),
+    "batch norm in use": (lambda: nn.Sequential(nn.BatchNorm1d(3).eval(), nn.Linear(3, 2)), draw(3), "factors"),
+    "scale": uses(3, call=lambda p, x: x * p),
+    "one number": uses(call=lambda p, x: p * x),
+    "quotient": uses(1, 4, 3, call=lambda p, x: x / (2 + p)),
+    "difference": uses(4, 1, call=lambda p, x: (p - x).square()),
+    "in place": uses(3, call=lambda p, x: (x * 1.0).add_(p).square()),
+    "choice": uses(1, 4, 3, call=lambda p, x: torch.where(x > 0, p * 1.0, x)),
+    "class token": uses(1, 1, 3, call=lambda p, x: torch.cat([p.expand(len(x), -1, -1), x], 1).square()),
+    "einsum": uses(3, 5, call=lambda p, x: torch.einsum("ntp,pq->ntq", x, p)),
+    "steep": uses(4, call=lambda p, x: F.prelu(x, p)),
+    "gathered": uses(4, 3, call=lambda p, x: x + p[torch.arange(4)]),
+    "additive mask": uses(1, 1, 4, 4, call=lambda p, x: F.scaled_dot_product_attention(
+        x[:, None], x[:, None], x[:, None], attn_mask=p)),
     "gradient inside": (
         lambda: Calls(lambda f, x: torch.func.grad(lambda v: f(v).tanh().sum())(x)),
         draw(96),
-        set(),
+        "vmap",
     ),
-    "torch.autograd.grad inside": (lambda: Calls(steepness), draw(96), set()),
-    "tangent inside": (lambda: Calls(tangent), draw(96), set()),
+    "torch.autograd.grad inside": (lambda: Calls(steepness), draw(96), "vmap"),
+    "tangent inside": (lambda: Calls(tangent), draw(96), "vmap"),
     "map of biases": (
         lambda: Calls(
             lambda f, x: torch.func.vmap(lambda b: F.linear(x, f.weight, b).tanh())(f.bias.expand(2, 64))[1]
         ),
         draw(96),
-        set(),
+        "vmap",
     ),
-    "gradient in a bias": (
-        lambda: Calls(lambda f, x: torch.func.grad(lambda b: F.linear(x, f.weight, b).tanh().sum())(f.bias)[None]),
-        draw(96),
-        set(),
-    ),
-    "map inside": (lambda: Calls(lambda f, x: torch.func.vmap(f)(x)), draw(96), set()),
-    "attention": (
-        lambda: Calls(lambda f, x: f(x, x, x)[0].mean(1), nn.MultiheadAttention(64, 2, batch_first=True)),
-        draw(3, 64),
-        set(),
-    ),
-    "autocast": (lambda: Calls(in_half), draw(96), {"inner.weight"}),
-    "small": (lambda: nn.Linear(8, 8), draw(8), set()),
-}
+    "map inside": (lambda: Calls(lambda f, x: torch.func.vmap(f)(x)), draw(96), "vmap"),
+    "attention": (attend(), draw(3, 64), "factors"),
+    "attention without bias": (attend(bias=False), draw(3, 64), "factors"),
+    "attention to added words": (attend(add_bias_kv=True), draw(3, 64), "vmap"),
+    "autocast": (lambda: Calls(in_half), draw(96), "vmap"),
+    "recurrent": (lambda: Calls(lambda f, x: f(x)[0], nn.GRU(8, 8, batch_first=True)), draw(3, 8), "loop"),
+    "reads": (lambda: Calls(lambda f, x: f(x * (1.0 if x.sum().item() < 1e9 else 0.0))), draw(96), "loop"),
+    "small": (lambda: nn.Linear(8, 8), draw(8), "factors"),
+}  # fmt: skip
 
 
 def made(name):
     make, x, expected = CASES[name]
     net = make()
+    net(**x) if isinstance(x, dict) else net(x)
     with torch.no_grad():
         for i, p in enumerate(net.parameters()):
             p.copy_(0.2 * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
@@ -170,63 +217,49 @@ def one(x, i):
     return x[i : i + 1] if isinstance(x, torch.Tensor) else {name: value[i : i + 1] for name, value in x.items()}
 
 
-def whole(monkeypatch, *args, **options):
-    """The sum of whole gradients, one row for each example."""
-    with monkeypatch.context() as patch:
-        patch.setattr(per_example, "find", lambda forward, parameters: {})
-        return clip_and_sum(*args, **options)
+def whole(*args, **options):
+    """The sum of whole gradients, one example after another."""
+    return clip_and_sum(*args, **options, routes=("loop",))
 
 
-def with_factors(monkeypatch, *args, **options):
-    """The sum, and which weights have factors."""
-    seen, find = set(), per_example.find
-
-    def spy(*args):
-        found = find(*args)
-        seen.update(found)
-        return found
-
-    with monkeypatch.context() as patch:
-        patch.setattr(per_example, "find", spy)
-        return clip_and_sum(*args, **options), seen
-
-
-@pytest.mark.filterwarnings("ignore")  # attention: no batching rule, slower
+@pytest.mark.filterwarnings("ignore")  # vmap: no batching rule, slower
 @pytest.mark.parametrize("name", CASES)
-def test_sums_are_those_of_whole_gradients_and_who_has_factors(monkeypatch, name):
+def test_sums_are_those_of_whole_gradients_and_which_route_is_taken(name):
     net, x, y, expected = made(name)
-    norms = [float(clip_and_sum(net, squares, one(x, i), y[i : i + 1], 1e9).norm()) for i in range(N)]
+    norms = [float(whole(net, squares, one(x, i), y[i : i + 1], 1e9).norm()) for i in range(N)]
+    sums = Clipper(net, squares)
     for at_once, bound in ((4, sorted(norms)[N // 2]), (100, 1e3)):  # some are clipped; none is
-        found, chosen = with_factors(monkeypatch, net, squares, x, y, bound, at_once=at_once)
-        plain = whole(monkeypatch, net, squares, x, y, bound, at_once=at_once)
+        found, plain = sums(x, y, bound, at_once=at_once)[0], whole(net, squares, x, y, bound)
         tolerance = {torch.bfloat16: 1e-2, torch.float32: 2 * SLACK, torch.float64: 1e-12}[y.dtype]
         tolerance = 1e-2 if name == "autocast" else tolerance
         assert float((found - plain).norm() / plain.norm()) < tolerance
-        assert found.dtype == plain.dtype and chosen == expected
+        assert found.dtype == plain.dtype
+    assert sums.route.split(":")[0] == expected, sums.route
     assert len(set(norms)) == N and all(p.grad is None for p in net.parameters())
 
 
 @pytest.mark.parametrize("use", [lambda w, x: x @ w.mT, lambda w, x: torch.cat([w, w]).sum()])
-def test_a_module_that_uses_a_weight_in_another_way_than_at_first(monkeypatch, use):
-    """As one that a schedule changes in the midst of a run: its whole gradients are made."""
+def test_a_module_that_uses_a_weight_in_another_way_than_at_first(use):
+    """As one that a schedule changes in the midst of a run: another program is checked, or another route taken."""
     net, x, y, _ = made("product beside")
     sums = Clipper(net, squares)
     net.use = lambda w, x: 0.0
     sums(x, y, 0.1)
-    assert [set(each.found) for each in sums._known.values()] == [{"inner.weight"}]
+    assert sums.route.startswith("factors")
     net.use = use
-    torch.testing.assert_close(sums(x, y, 0.1)[0], whole(monkeypatch, net, squares, x, y, 0.1))
+    torch.testing.assert_close(sums(x, y, 0.1)[0], whole(net, squares, x, y, 0.1))
 
 
-def test_guarantee_the_first_example_does_not_decide_how_others_gradients_are_made(monkeypatch):
-    """A module that goes by the numbers where it can: it could go another way in the look than in the pass."""
+@pytest.mark.filterwarnings("ignore")
+def test_guarantee_the_first_example_does_not_decide_how_others_gradients_are_made():
+    """A module that goes by the numbers where it can: custom functions take it to vmap, whatever the numbers say."""
 
     def use(w, x):
         try:
             other = bool(x.sum() < 0)
         except RuntimeError:  # numbers are not to be seen
             other = True
-        return Mine.apply(w) if other else 0.0
+        return Mine.apply(w) if other else Mine.apply(2 * w)
 
     class Mine(torch.autograd.Function):
         generate_vmap_rule = True
@@ -234,11 +267,11 @@ def test_guarantee_the_first_example_does_not_decide_how_others_gradients_are_ma
         setup_context = staticmethod(lambda ctx, inputs, output: None)
         backward = staticmethod(lambda ctx, g: g.expand(64, 96))
 
-    x, chosen = draw(96), []
+    x = draw(96)
     for first in (x[:1].abs(), -x[:1].abs()):
-        args = Also(use), squares, torch.cat([first, x[1:]]), torch.zeros(N), 0.1
-        chosen.append(with_factors(monkeypatch, *args)[1])
-    assert chosen == [set(), set()]
+        sums = Clipper(Also(use), squares)
+        sums(torch.cat([first, x[1:]]), torch.zeros(N), 0.1)
+        assert sums.route.startswith("vmap")
 
 
 def test_an_input_that_is_written_over_is_no_factor():
@@ -248,23 +281,24 @@ def test_an_input_that_is_written_over_is_no_factor():
         clip_and_sum(net, squares, draw(96), torch.zeros(N), 0.1)
 
 
-def test_compiled_parts_run_as_they_are(monkeypatch):
+def test_compiled_parts_run_as_they_are():
     net, x, y, _ = made("layers")
     plain = clip_and_sum(net, squares, x, y, 0.1)
     net[0].compile(backend="eager")
     net(x)
-    found, chosen = with_factors(monkeypatch, net, squares, x, y, 0.1)
-    torch.testing.assert_close(found, plain)
-    assert chosen == {"0.weight", "2.weight"}
+    sums = Clipper(net, squares)
+    torch.testing.assert_close(sums(x, y, 0.1)[0], plain)
+    assert sums.route.startswith("factors")
 
 
-def test_masks_of_dropout_are_those_of_whole_gradients(monkeypatch):
-    net, y = Words(rate=0.5), torch.zeros(N)
-    args = net, squares, WORDS[:1].expand(N, -1), y, 0.1
-    found, chosen = with_factors(monkeypatch, *args, dropout=keyed_generator(b"masks"))
-    torch.testing.assert_close(found, whole(monkeypatch, *args, dropout=keyed_generator(b"masks")))
-    assert chosen == ALL
-    assert not torch.allclose(found, clip_and_sum(*args, dropout=keyed_generator(b"others")))
+def test_masks_of_dropout_are_drawn_for_each_example():
+    """Of many copies of one example: the same masks on both routes, others of another generator."""
+    net, y = Words(rate=0.5), torch.zeros(60)
+    args = net, squares, WORDS[:1].expand(60, -1), y, 0.1
+    found = [clip_and_sum(*args, dropout=keyed_generator(key), routes=(route,))
+             for route, key in (("factors", b"masks"), ("vmap", b"masks"), ("factors", b"others"))]  # fmt: skip
+    torch.testing.assert_close(found[0], found[1])
+    assert not torch.allclose(found[0], found[2]) and float(found[0].norm()) < 0.999 * 6
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 3e38])
@@ -301,19 +335,22 @@ def unproven(a, b):
     return ((a @ a.mT) * (b @ b.mT)).sum((1, 2)).clamp_min(0).sqrt()
 
 
+def proven(a, b, lengths=factors._lengths):
+    return factors._product_norms(a, b, lengths)[0]
+
+
 def test_guarantee_terms_that_cancel_keep_the_bound(monkeypatch):
     """Norms of nothing but the terms' products would let one example through at any length."""
     words, sizes = cancelling()
     a, b = words.double(), sizes.double()[..., None].expand(-1, -1, 64)
     exact = torch.linalg.matrix_norm(b.mT @ a)
     assert exact.min() > 1e6 and not unproven(a, b).any()
-    assert (ghost._product_norms(a, b) >= exact).all()
-    net, y, moves = Scaled(), torch.zeros(8), []
-    for norms in (ghost._product_norms, unproven):
-        monkeypatch.setattr(ghost, "_product_norms", norms)
+    assert (proven(a, b) >= exact).all()
+    net, y, moves, true = Scaled(), torch.zeros(8), [], factors._product_norms
+    for norms in (true, lambda a, b, lengths: (unproven(a, b), true(a, b, lengths)[1])):
+        monkeypatch.setattr(factors, "_product_norms", norms)
         x, rest = {"words": words, "sizes": sizes}, {"words": words[1:], "sizes": sizes[1:]}
-        total, chosen = with_factors(monkeypatch, net, lambda out, y: out, x, y, 1.0)
-        assert chosen == {"inner.weight"}
+        total = clip_and_sum(net, lambda out, y: out, x, y, 1.0, routes=("factors",))
         moves.append(float((total - clip_and_sum(net, lambda out, y: out, rest, y[1:], 1.0)).double().norm()))
     assert moves[0] <= 1 + 1e-6 and moves[1] > 1e6
 
@@ -326,7 +363,7 @@ def test_guarantee_norms_are_never_too_small_and_close_where_little_cancels():
             if terms > 1:
                 a[:, 1], b[:, 1] = a[:, 0], -b[:, 0] * (1 - left)
                 b[:, 2:] = 0
-            exact, found = torch.linalg.matrix_norm(b.mT @ a), ghost._product_norms(a, b)
+            exact, found = torch.linalg.matrix_norm(b.mT @ a), proven(a, b)
             assert (found >= exact * (1 - 1e-13)).all()
             if left > 1e-4:
                 assert (found <= exact * (1 + 1e-4)).all()
@@ -343,18 +380,20 @@ def test_guarantee_rows_that_cancel_keep_the_bound():
     """One word many times: its row is added up before its norm is known."""
     indices = torch.tensor([[3, 3, 1, 3], [2, 0, 2, 2]])
     b = torch.tensor([1e8, -1e8, 2.0, 3.0]).double()[None, :, None].expand(2, 4, 5)
-    factors = ghost.Factors([ghost.Embedding(indices[0].shape, None)], [indices], [b.float()])
+    words = factors.Words.of(indices, b.float(), 4)
     rows = torch.zeros(2, 4, 5).double()
     for i, j in itertools.product(range(2), range(4)):
         rows[i, indices[i, j]] += b[i, j]
-    total = torch.zeros(20).double()
-    factors.add(total, torch.tensor([0.5, 0.25]).double())
-    torch.testing.assert_close(total, (0.5 * rows[0] + 0.25 * rows[1]).flatten())
-    torch.testing.assert_close(factors.norms(), torch.linalg.matrix_norm(rows))
+    total = words.sum(torch.tensor([0.5, 0.25]).double(), 1.0)
+    torch.testing.assert_close(total, (0.5 * rows[0] + 0.25 * rows[1]).flatten().float())
+    torch.testing.assert_close(words.norms(), torch.linalg.matrix_norm(rows))
+    torch.testing.assert_close(words.whole(), rows.flatten(1).float())
 
 
-def test_parts_of_the_examples_are_the_whole(monkeypatch):
+@pytest.mark.parametrize("numbers", [1, 10**5])
+def test_parts_of_the_examples_are_the_whole(monkeypatch, numbers):
     net, x, y, _ = made("words")
     whole_of_it = clip_and_sum(net, squares, x, y, 0.1)
-    monkeypatch.setattr(ghost, "AT_ONCE", 1)
+    monkeypatch.setattr(factors, "AT_ONCE", 1)
     torch.testing.assert_close(clip_and_sum(net, squares, x, y, 0.1), whole_of_it)
+    torch.testing.assert_close(clip_and_sum(net, squares, x, y, 0.1, memory=numbers), whole_of_it)

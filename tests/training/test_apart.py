@@ -1,0 +1,157 @@
+"""Modules that mix examples, or hide it: by which route they are served, and by how much one example moves the sum."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, dropout
+
+from torchdp.randomness import keyed_generator
+from torchdp.training import clip_and_sum
+from torchdp.training.clipping import Clipper
+
+BOUND = 0.5
+FAR = 51.7  # above all numbers of the batches that are looked at first
+
+
+class Hooks(torch.autograd.Function):
+    """Mixes in both directions."""
+
+    @staticmethod
+    def forward(ctx, z):
+        return z + z.mean(0)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g + g.mean(0)
+
+
+class Mixes(nn.Module):
+    """Its hidden numbers are ``mix`` of what a layer makes of the batch."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.first, self.last, self.mix = nn.Linear(6, 8), nn.Linear(8, 3), mix
+        with torch.no_grad():
+            for i, p in enumerate(self.parameters()):
+                p.copy_(0.5 * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
+
+    def forward(self, x):
+        return self.last(self.mix(self.first(x), x))
+
+
+def hooked(z, x):
+    z.register_hook(lambda g: g + g.roll(1, 0))
+    return z
+
+
+def where_far(z, x):
+    """Nothing shows of it in batches of usual numbers, and each row keeps its place."""
+    return z + torch.relu(x.roll(1, 0) - FAR).sum(1, keepdim=True) * z.roll(1, 0)
+
+
+MIXES = {  # what is done, and the route that serves it
+    "honest": (lambda z, x: torch.relu(z), "factors"),
+    "branch on data": (lambda z, x: z - z.roll(1, 0) if bool((x > 50).any()) else z, "factors"),
+    "mean": (lambda z, x: z - z.mean(0), "vmap"),
+    "little of a mean": (lambda z, x: z - 1e-3 * z.mean(0, keepdim=True).expand(len(z), -1), "vmap"),
+    "little of another": (lambda z, x: z - 1e-3 * z.roll(1, 0), "vmap"),
+    "from nine on": (lambda z, x: z - z.roll(1, 0) if len(z) > 8 else z, "vmap"),
+    "factor of the number": (lambda z, x: z - z.roll(1, 0) * float(len(z) > 8), "vmap"),
+    "roll": (lambda z, x: z.roll(1, 0), "vmap"),
+    "in place": (lambda z, x: z.clone().add_(z.roll(1, 0)), "vmap"),
+    "attention": (lambda z, x: (z @ z.mT).softmax(1) @ z, "vmap"),
+    "sorted": (lambda z, x: z[x[:, 0].argsort()], "vmap"),
+    "largest of all": (lambda z, x: z + torch.relu(x.max(0).values - FAR).sum() * z.roll(1, 0), "vmap"),
+    "norm of all, where large": (lambda z, x: z / x.norm().clamp_min(1e3), "vmap"),
+    "item": (lambda z, x: z * (1.0 if (x > 1e9).sum().item() < 9 else 0.0), "loop"),
+    "numpy": (lambda z, x: z * float(x.detach().numpy().sum() < 1e9), "loop"),
+    "dlpack": (lambda z, x: z * float(torch.from_dlpack(x.detach()).numpy().sum() < 1e9), "loop"),
+    "storage": (lambda z, x: z * float(x.untyped_storage()[0] < 999), "loop"),
+    "written out": (lambda z, x: z * float(len(f"{x.sum().detach():.3f}") < 99), "loop"),
+    "index": (lambda z, x: z[:, : min(8, 8 + int(x.sum() > 1e9))], "loop"),
+    "hook": (hooked, "vmap"),
+    "custom function": (lambda z, x: Hooks.apply(z), "loop"),
+    "custom function of data": (lambda z, x: z + Hooks.apply(x).sum(1, keepdim=True), "loop"),
+}  # fmt: skip
+
+
+def batch(n, key):
+    g = keyed_generator(key)
+    x = torch.randn(n, 6, generator=g)
+    return x, torch.randint(3, (n,), generator=g)
+
+
+def most(sums, last=100.0, sizes=range(3, 12)):
+    """The largest change of the sum by one example that comes last, over the bound; each size was seen before."""
+    for n in range(2, 12):
+        sums(*batch(n, b"seen"), BOUND)
+    moves = []
+    for n in sizes:
+        x, y = batch(n, bytes([n]))
+        x[-1] *= last
+        with_it, without = (sums(x[:k], y[:k], BOUND)[0].double() for k in (n, n - 1))
+        moves.append(float((with_it - without).norm()) / BOUND)
+    return max(moves)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MIXES)
+def test_guarantee_an_example_moves_the_sum_by_the_bound_at_most_where_examples_mix(name):
+    mix, route = MIXES[name]
+    sums = Clipper(Mixes(mix), cross_entropy)
+    assert 0.5 < most(sums) <= 1 + 1e-5
+    assert sums.route.split(":")[0] == route, sums.route
+
+
+def test_a_module_that_shows_nothing_of_it_defeats_the_check_and_no_route_that_is_apart_by_construction():
+    """The sharp edge: each batch that was looked at has each example's own gradients."""
+    net = Mixes(where_far)
+    sums = Clipper(net, cross_entropy)
+    assert most(sums) > 2 and sums.route.startswith("factors: examples are apart as far as was checked")
+    sums = Clipper(net, cross_entropy, routes=("vmap", "loop"))
+    assert 0.5 < most(sums) <= 1 + 1e-5 and "by construction" in sums.route
+
+
+@pytest.mark.parametrize("share", [1e-3, 0.0])
+def test_half_precision_is_checked_in_single(share):
+    """A share of another example that bfloat16 does not see."""
+    net = Mixes(lambda z, x: z - share * z.roll(1, 0)).bfloat16()
+    sums, (x, y) = Clipper(net, cross_entropy), batch(7, b"half")
+    sums(x.bfloat16(), y, BOUND)
+    assert sums.route.startswith("vmap" if share else "factors")
+
+
+def test_dropout_is_checked_without_it_and_mixing_beside_it_is_seen():
+    for share, route in ((0.1, "vmap"), (0.0, "factors")):
+        sums = Clipper(Mixes(lambda z, x, share=share: dropout(z, 0.5) - share * z.roll(1, 0)), cross_entropy)
+        sums(*batch(7, b"drops"), BOUND, dropout=keyed_generator(b"masks"))
+        assert sums.route.startswith(route)
+
+
+def test_a_row_without_a_gradient_vouches_for_nothing():
+    """None of a batch's rows is a number, the next batch's are: the program is checked then."""
+    sums, (x, y) = Clipper(Mixes(lambda z, x: z - z.roll(1, 0)), cross_entropy), batch(7, b"nan")
+    assert not sums(x * float("nan"), y, BOUND)[0].any()
+    sums(x, y, BOUND)
+    assert sums.route.startswith("vmap")
+
+
+def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_routes():
+    sums, (x, y) = (
+        Clipper(Mixes(lambda z, x: z if bool((x[:, 0] > 0).any()) else -z), cross_entropy),
+        batch(9, b"if"),
+    )
+    sums(x, y, BOUND)
+    assert sums.route.startswith("loop") and "bool" not in sums.route.split(";")[0]
+
+
+@pytest.mark.parametrize("routes", [("vmap",), ("factors",)])
+def test_routes_that_serve_no_module_are_refused_with_the_reasons(routes):
+    with pytest.raises(ValueError, match=rf"none of the routes; {routes[0]}: .*item"):
+        clip_and_sum(Mixes(MIXES["item"][0]), cross_entropy, *batch(5, b"few"), BOUND, routes=routes)
+
+
+@pytest.mark.parametrize("routes", [(), "loop", ("loop", "vmap"), ("other",)])
+def test_routes_must_be_some_of_three_in_order(routes):
+    with pytest.raises(ValueError, match="routes must be some of"):
+        Clipper(Mixes(MIXES["honest"][0]), cross_entropy, routes=routes)

@@ -1,0 +1,203 @@
+"""All examples' gradients in one pass of the batch: uses of parameters recorded, and each new program checked."""
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from torchdp.training.factors import Form, Rows, joined
+from torchdp.training.per_example import Gradients, Inputs, Passes, flat, pick, short
+from torchdp.training.record import Inside, Record, Still, Untaken
+from torchdp.training.rules import RULES
+
+UNTAKEN = (RuntimeError, TypeError, IndexError, AttributeError, AssertionError, NotImplementedError)
+
+
+def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
+    """All examples at once; what a new program of operations finds is checked against examples alone before its use."""
+    found, record = recorded(passes, x, y)
+    program = hash(tuple(record.program))
+    if program not in passes.known.programs and _checked(passes, x, y, found, record):
+        passes.known.programs.add(program)
+    return found
+
+
+def _checked(passes: Passes, x: Inputs, y: Tensor, found: Gradients, record: Record) -> bool:
+    """Whether some examples' gradients are those of the examples alone; False where none has a gradient.
+
+    Numbers of half precision are too coarse for that: the same program is run in float32; and without dropout, which is
+    of each number by itself. Raises Untaken where they differ.
+    """
+    norms = torch.stack([form.norms() for form in found.forms.values()]).norm(dim=0) if found.forms else y[:0]
+    places = (norms.isfinite() & (norms > 0)).nonzero()[:, 0].tolist()
+    if not places:
+        return False
+    alone, program = passes, record.functions()
+    if passes.seeded or passes.halves(x):
+        alone, x, y = passes.widened(x, y)
+        with _still(passes), torch.autocast(y.device.type, enabled=False):
+            found, record = recorded(alone, x, y)
+        if record.functions() != program:
+            raise Untaken("in float32, or without dropout, it is another program")
+    if record.coarsest > torch.finfo(torch.float32).eps:
+        raise Untaken("it computes in half precision, which is too coarse to be checked")
+    tolerance = max(1e-9, 2.0**10 * record.coarsest)
+    some = 11 if record.asked else 2  # steps: rows may answer otherwise than all batches do
+    for i in sorted({places[k * (len(places) - 1) // some] for k in range(some + 1)}):
+        part = slice(i, i + 1)
+        with _still(passes), _exact():
+            total = alone.plain(pick(x, part), y[part])[0].sum()
+            g = torch.autograd.grad(total, list(alone.leaves.values()), materialize_grads=True)
+        want = {name: flat(each[None]) for name, each in zip(alone.leaves, g, strict=True)}
+        size = float(torch.stack([each.double().norm() for each in want.values()]).norm())
+        for name, each in want.items():
+            form = found.forms.get(name)
+            off = float((each - (0.0 if form is None else form.pick(part).whole())).double().norm())
+            if not off <= tolerance * size:
+                raise Untaken(
+                    f"{name} has another gradient than for an example alone, by {off / size:.1g} of its norm"
+                )
+    return True
+
+
+def _still(passes: Passes) -> AbstractContextManager[object]:
+    return Still() if passes.seeded else nullcontext()
+
+
+def _exact() -> AbstractContextManager[object]:
+    """Convolutions of a GPU without short products."""
+    return torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
+
+
+def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
+    """What a pass of the batch finds, unchecked, and its record. Raises Untaken."""
+    known, n = passes.known, len(y)
+    record = Record(passes.leaves, n, RULES, known.inside)
+    try:
+        total, output = _called(passes, record, x, y)
+        leaves, spec = tree_flatten(output)
+        live = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+        if known.inside:
+            if not record.reduced or total.ndim or not total.requires_grad:
+                raise Untaken("the loss inside of the module is no mean that is known")
+            live, down, rows = [total], [torch.ones_like(total)], dict[str, Tensor]()
+            lost, mixes = total.detach().expand(n) / n, None
+        else:
+            down, rows, lost, mixes = _loss_rows(passes, leaves, spec, live, y)
+        with torch.autocast(y.device.type, enabled=False):
+            forms = _forms(passes, record, live, down, rows)
+    except Inside:
+        if known.inside:
+            raise
+        known.inside = True
+        return recorded(passes, x, y)
+    except UNTAKEN as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise Untaken(short(error)) from error
+    return Gradients(forms, lost, mixes), record
+
+
+def _called(passes: Passes, record: Record, x: Inputs, y: Tensor) -> tuple[Tensor, Any]:
+    """What the module returns, and the loss where it is inside."""
+    buffers = {place: value.clone() for place, value in passes.buffers.items()}
+    with passes.kept(buffers), record:
+        seen = record.data(x) if isinstance(x, Tensor) else {name: record.data(value) for name, value in x.items()}
+        found = passes.call(passes.own(), seen, record.data(y) if record.inside else None, buffers=buffers)
+    record.finished()
+    return found
+
+
+def _forms(
+    passes: Passes, record: Record, live: list[Tensor], down: list[Tensor], rows: dict[str, Tensor]
+) -> dict[str, Form]:
+    """What each parameter's gradients are. Raises Untaken where one is used in a way that has no rule."""
+    leaves, claims = passes.leaves, record.claims
+    found = torch.autograd.grad(live, [*(claim.at for claim in claims), *leaves.values()], down, allow_unused=True)
+    for name, g in zip(leaves, found[len(claims) :], strict=True):
+        if g is not None:
+            raise Untaken(f"{name} is used in a way that has no rule")
+    uses: dict[int, tuple[Tensor, list[Form]]] = {}
+    for claim, g in zip(claims, found, strict=False):
+        if g is not None:
+            uses.setdefault(id(claim.source), (claim.source, []))[1].append(claim.form(g))
+    own = {id(p): name for name, p in leaves.items()}
+    forms: dict[str, list[Form]] = {name: [Rows(flat(g))] for name, g in rows.items()}
+    for key, (source, parts) in uses.items():
+        if key in own:
+            forms.setdefault(own[key], []).extend(parts)
+            continue
+        for name, part in zip(leaves, _derived(source, [*leaves.values()], joined(parts).whole()), strict=True):
+            if part is not None:
+                forms.setdefault(name, []).append(Rows(flat(part)))
+    each = sum(g.numel() * g.element_size() for g in found if g is not None)
+    joint = {name: joined(parts) for name, parts in forms.items()}
+    passes.known.each = (each + sum(form.bytes for form in joint.values())) // record.n
+    return joint
+
+
+def _derived(source: Tensor, parameters: list[Tensor], rows: Tensor) -> list[Tensor | None]:
+    """Gradients in the parameters that ``source`` is made of, of those in itself, (n, size)."""
+    cotangents = rows.reshape(-1, *source.shape).to(source.dtype)
+    options = {"allow_unused": True, "retain_graph": True}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return list(torch.autograd.grad(source, parameters, cotangents, is_grads_batched=True, **options))
+    except RuntimeError:
+        each = [torch.autograd.grad(source, parameters, c, **options) for c in cotangents]
+        return [None if side[0] is None else torch.stack(side) for side in zip(*each, strict=True)]
+
+
+def _loss_rows(
+    passes: Passes, leaves: list[Any], spec: TreeSpec, live: list[Tensor], y: Tensor
+) -> tuple[list[Tensor], dict[str, Tensor], Tensor, Tensor | None]:
+    """Of each example alone: the loss's gradients in outputs and in parameters, the loss; and whether losses mix."""
+    n, known = len(y), passes.known
+    rows = [t for t in leaves if isinstance(t, Tensor)]
+    if any(not t.ndim or len(t) != n for t in rows):
+        raise Untaken("what the module returns has no row for each example")
+    quick = closed(passes.both.loss, rows[0], y) if len(leaves) == len(live) == 1 else None
+    if quick:
+        z = rows[0].detach().requires_grad_()
+        lost = quick(z, y)
+        return [torch.autograd.grad(lost.sum(), z)[0]], {}, lost.detach(), None
+    places = [i for i, t in enumerate(leaves) if any(t is each for each in live)]
+    rest = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and i not in places]
+
+    def one(own: Any, outs: list[Tensor], others: list[Tensor], y: Tensor) -> Any:
+        full = list(leaves)
+        for i, t in zip(places + rest, [*outs, *others], strict=True):
+            full[i] = t[None]
+        total = passes.call(own, None, y[None], tree_unflatten(full, spec))[0].sum()
+        return total, total
+
+    outs, others = [leaves[i].detach() for i in places], [leaves[i].detach() for i in rest]
+    if known.reached is None:
+        known.reached = passes.captured(one(passes.own(), [t[0] for t in outs], [t[0] for t in others], y[0])[0])
+    own = {name: passes.leaves[name].detach() for name in known.reached}
+    each = vmap(grad(one, argnums=(0, 1), has_aux=True), (None, 0, 0, 0), randomness=passes.randomness)
+    (mine, down), lost = each(own, outs, others, y)
+    if passes.captured(lost):
+        raise Untaken("the loss holds parameters by themselves, or others than before")
+    lost = lost.detach()
+    return list(down), mine, lost, passes.mixes(lost, rows, leaves, spec, y) if n > 1 else None
+
+
+def closed(loss: Any, z: Tensor, y: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Each example's loss of rows (n, classes) or (n, ...), where it is torch's mean of cross entropies or squares."""
+    if loss is F.mse_loss or (type(loss) is nn.MSELoss and loss.reduction == "mean"):
+        if z.shape != y.shape:
+            return None
+        return lambda z, y: F.mse_loss(z, y, reduction="none").reshape(len(y), -1).mean(1)
+    plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None and loss.reduction == "mean"
+    if z.ndim != 2 or not ((plain and loss.ignore_index < 0) or loss is F.cross_entropy):
+        return None
+    smoothing = loss.label_smoothing if plain else 0.0
+    return lambda z, y: F.cross_entropy(z, y, reduction="none", label_smoothing=smoothing)
