@@ -59,8 +59,9 @@ class Run:
     often, as those of one ``loader`` do. Raises ValueError on parameters that are cut along another dimension than 0,
     and on FullyShardedDataParallel.
 
-    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where each user's gradient
-    is a function of that user: by construction or as far as was checked, which ``route`` says; see :func:`clip_and_sum`.
+    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where each user's
+    gradient is a function of that user: by construction or as far as was checked, which ``route`` says; see
+    :func:`clip_and_sum`.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class Run:
 
     @property
     def route(self) -> str:
-        """How the last step's gradients were made, whether examples are apart by construction, and why not otherwise."""
+        """How the last step's gradients were made, whether examples are apart by construction, and why not."""
         return self._clipper.route
 
     @property
