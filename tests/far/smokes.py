@@ -55,7 +55,7 @@ def run(name):
         try:
             with loaded(name) as module, device.counted() as counts:
                 module.EXPERIMENT.run(module.EXPERIMENT.smoke, Path(folder), device.DEVICE)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return f"{type(error).__name__}: {str(error)[:200]} at {place(error)}", 0
     return "", counts.copies
 
