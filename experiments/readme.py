@@ -13,6 +13,7 @@ recipe: the command, what to expect and how closely, time and hardware.
 
     python experiments/density/error.py --smoke                # seconds on a CPU
     python experiments/density/error.py --help                 # every field of its configuration is an option
+    python experiments/density/error.py --device cuda:1        # without it the first GPU, else the CPU
     python experiments/density/error.py --draw-only            # figures from the tables of an earlier run
     python experiments/pairwise/error_vs_n.py --smoke          # a sweep: the same as torchdp sweep experiments/...
 

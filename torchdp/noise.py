@@ -97,16 +97,18 @@ class SeededNoise(Noise):
         return int(self.words(()))
 
 
-def source(noise: Noise | None, device: torch.device | str = "cpu") -> Noise:
-    """``noise``, or for None the system's under a new key, on ``device``. Raises TypeError, ValueError."""
-    device = torch.device(device)
+def source(noise: Noise | None, device: torch.device | str | None = None) -> Noise:
+    """``noise``, or for None the system's under a new key, on ``device``. Raises TypeError, ValueError.
+
+    device: None where the words are read by the host: any.
+    """
     if noise is None:
-        return Noise(device)
+        return Noise(device or "cpu")
     if not isinstance(noise, Noise):
         raise TypeError(
             f"noise must be None (the system's) or a Noise such as SeededNoise(1), not {type(noise).__name__}; "
             "a torch.Generator draws what is public or simulated, never what hides a user"
         )
-    if noise.device.type != device.type:
+    if device is not None and noise.device.type != (device := torch.device(device)).type:
         raise ValueError(f"noise is on {noise.device}, the data on {device}; make the noise on {device}")
     return noise

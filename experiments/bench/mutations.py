@@ -10,6 +10,7 @@ Output: results/bench/mutations/mutations.csv (what is in it is not measured aga
 Artifact: - | what the tests are worth
 Status: agrees
 Time: half an hour on two busy cores, a third of it for the tests without any fault; --smoke plants two.
+    On the CPU, whatever --device says.
 """
 
 import ast

@@ -13,6 +13,7 @@ Output: results/bench/run/table.csv: a row for each case and what it is held aga
 Artifact: peers | speed and memory
 Status: on a CPU; on a GPU not yet measured
 Time: under 20 minutes on two cores; --quick a third of it; --smoke in a minute.
+    Each bench is a process on the first GPU, else the CPU, whatever --device says.
 """
 
 import datetime

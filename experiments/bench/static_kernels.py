@@ -17,7 +17,7 @@ Peaks:    H100 SXM: 132 multiprocessors at 1.98 GHz, 3.35 TB/s, tf32 494.7e12 (N
           Instructions".
 Artifact: - | registers, spills, occupancy, roofline of every kernel
 Status: compiled; on a GPU not yet measured
-Time:     two CPU-minutes; --smoke half a minute.
+Time:     two CPU-minutes; --smoke half a minute. On the CPU, whatever --device says.
 """
 
 import json

@@ -23,7 +23,7 @@ Output: results/league/run/turns.csv, league.csv, league.md and league.png (--ke
 Artifact: peers | the same work side by side
 Status: 18 rows, 15 peers, on a CPU
 Time: six minutes of one core after the installs, which take some minutes and 7 GB (opake wants Python 3.13); --smoke in
-    seconds, with no peer.
+    seconds, with no peer. On the CPU, whatever --device says.
 """
 
 import contextlib

@@ -11,6 +11,7 @@ Output: results/secure/servers/*.csv.
 Artifact: Burkhardt et al. (2025) | section 6.1
 Status: agrees, on one machine
 Time: half a minute on two cores, most of it starting the processes; --smoke (few clients, two servers) likewise.
+    On the CPU, whatever --device says.
 """
 
 import hashlib
@@ -31,6 +32,7 @@ from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
 from torchdp.secure.processes import links_of_all, parties
 from torchdp.simulate import Experiment, Report
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap
+from torchdp.threads import on_host
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def under_torchrun(config: Config, secret: bytes, report: Report) -> None:
         compare(protocol, A, release, seed, report)
 
 
+@on_host
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     secret = bytes.fromhex(config.secret)

@@ -9,6 +9,7 @@ Output: survey.csv, federated.csv, training.csv, accuracy.csv and a .png of each
 Artifact: our own | pictures of the stories
 Status: agrees
 Time: two minutes on one core; --smoke, the survey alone, in ten.
+    On the CPU, whatever --device says.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ import torch
 from torchdp import training
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.simulate.report import Rows
+from torchdp.threads import on_host
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,6 +109,7 @@ def unprotected(story: dict[str, Any], seed: int) -> float:
 STORIES = {"survey": survey, "federated": federated, "training": learning}
 
 
+@on_host
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     for story in config.stories:

@@ -59,7 +59,12 @@ def ratios(plan: Plan, times: int, draws: int) -> Tensor:
 
 def binned_ratios(plan: Plan, draws: int) -> Tensor:
     """As ``ratios``, of all steps' outputs C g + sigma Z for a user in one of the bins."""
-    found, generator, bins, C = [], keyed_generator(b"bins"), plan.sampling.groups, plan.strategy.dense()
+    found, generator, bins, C = (
+        [],
+        keyed_generator(b"bins"),
+        plan.sampling.groups,
+        torch.as_tensor(plan.strategy.dense()),
+    )
     means = torch.stack([C[:, i::bins].sum(1) for i in range(bins)]) * plan.bound / plan.sigma  # (bins, steps)
     for start in range(0, draws, AT_ONCE):
         count = min(AT_ONCE, draws - start)

@@ -26,6 +26,7 @@ from torchdp.noise import SeededNoise
 from torchdp.protocol import Choice
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
+from torchdp.threads import on_host
 from torchdp.training import Iterates, Plan, choose
 
 DELTA = 1e-5
@@ -73,6 +74,7 @@ def accuracy(plan: Plan, x: Tensor, y: Tensor, seed: str) -> float:
     return float((model(x[plan.users :]).argmax(1) == y[plan.users :]).double().mean())
 
 
+@on_host
 def opacus(x: Tensor, y: Tensor, users: int, epsilon: float, epochs: int, seed: str) -> float | None:
     """Opacus's DP-SGD on the same rows, model and learning rate: Poisson batches, its own accountant."""
     try:
@@ -80,6 +82,7 @@ def opacus(x: Tensor, y: Tensor, users: int, epsilon: float, epochs: int, seed: 
     except ImportError as error:
         print(f"left out, not installed: {error}", file=sys.stderr)
         return None
+    x, y = x.cpu(), y.cpu()  # whose loader draws on the host
     torch.manual_seed(zlib.crc32(seed.encode()))
     model = nn.Linear(x.shape[1], int(y.max()) + 1)
     nn.init.zeros_(model.weight)

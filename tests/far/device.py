@@ -284,6 +284,7 @@ def register(fused):
     return library
 
 
+CIPHER = "chacha.keystream"
 KERNELS = {
     "chacha": ("keystream",),
     "normals": ("draws",),
@@ -311,7 +312,9 @@ def as_one(name, function):
         COUNTS.launch(name)
         COUNTS.held += 1
         try:
-            return function(*args, **kwargs)
+            if name != CIPHER or not isinstance(args[0], Far):
+                return function(*args, **kwargs)
+            return Far(function(args[0].inner, *args[1:], **kwargs))  # the same words from a library, in less time
         finally:
             COUNTS.held -= 1
 

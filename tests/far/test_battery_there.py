@@ -1,4 +1,7 @@
-"""Every entry of the battery on a device that is not there: it runs, mixes no devices, and finds the CPU's numbers."""
+"""Every entry of the battery on a device that is not there: it runs, mixes no devices, and finds the CPU's numbers.
+
+And on the CPU, whatever torch's default device and dtype are.
+"""
 
 import json
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("battery.py")
+ROOMS = "collection density mean pairwise queries randomizers regression secure shuffle".split()
 
 
 def faults(found):
@@ -17,15 +21,24 @@ def test_some_entries_run_there(child):
     assert len(found) == 3 and not faults(found), "\n".join(faults(found))
 
 
+@pytest.mark.parametrize("default", ["--device", "--dtype"])
+def test_defaults_of_torch_change_nothing(child, default):
+    found = json.loads(
+        child(SCRIPT, "--json", default, "regression.Gram", "mean.LocalVariance", "shuffle.Poisson")
+    )
+    assert len(found) > 3 and not faults(found), "\n".join(faults(found))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("room", ["collection", "density", "mean", "pairwise", "queries", "randomizers"])
-def test_every_entry_runs_there(child, room):
-    found = json.loads(child(SCRIPT, "--json", f"{room}."))
+@pytest.mark.parametrize("default", ["--device", "--dtype"])
+@pytest.mark.parametrize("room", ROOMS)
+def test_defaults_of_torch_change_nothing_anywhere(child, default, room):
+    found = json.loads(child(SCRIPT, "--json", default, f"{room}."))
     assert found and not faults(found), "\n".join(faults(found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", ["regression", "secure", "shuffle"])
-def test_every_sum_runs_there(child, room):
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_entry_runs_there(child, room):
     found = json.loads(child(SCRIPT, "--json", f"{room}."))
     assert found and not faults(found), "\n".join(faults(found))

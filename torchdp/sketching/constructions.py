@@ -78,9 +78,9 @@ def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sket
     return Sketch(rows, _signs(m, n, generator), m, True)
 
 
-def ones(clients: int, *, device: torch.device | str = "cpu") -> Sketch:
+def ones(clients: int, *, device: torch.device | str | None = None) -> Sketch:
     """One row of +1: the plain sum of all clients. Raises ValueError."""
-    n, device = checks.integer("clients", clients, 1), checks.device("device", device)
+    n, device = checks.integer("clients", clients, 1), device and checks.device("device", device)
     checks.fits("the sketch", n)
     return Sketch(
         torch.zeros(1, n, dtype=torch.int64, device=device),

@@ -70,7 +70,7 @@ class CorrelatedNoise(nn.Module):
         whole = checks.integer("shard", whole, first + size)
         self._strategy = as_strategy(strategy)
         recurrence = self._strategy.recurrence
-        key = source(noise, recurrence.scale.device).words((4,)).cpu().numpy().tobytes()
+        key = source(noise).words((4,)).cpu().numpy().tobytes()
         self._stream = Stream(recurrence, (first, size, whole), sigma, key, dtype, alone, shard is not None)
 
     @property

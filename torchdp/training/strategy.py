@@ -120,7 +120,6 @@ class Iterates:
             [1 / rates, self.weight_decay - 1 / rates - self.momentum / before, self.momentum / before], 1
         )
 
-    @on_host
     def dense(self) -> Tensor:
         """W itself, (steps, steps), lower triangular, float64."""
         checks.fits("W", self.steps, self.steps)
