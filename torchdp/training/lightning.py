@@ -38,7 +38,8 @@ class PrivateModule(LightningModule):
     private**; neither is validation on training data.
 
     Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``,
-    where batches are given to ``private_step`` alone. """
+    where batches are given to ``private_step`` alone.
+    """
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Of a batch (inputs, targets); for others override it and return ``self.private_step(x, y)``."""
