@@ -1,5 +1,8 @@
 """Lightning's Trainer on a run: step for step our own loop, over checkpoints too; what would break it is refused."""
 
+import os
+from unittest import mock
+
 import pytest
 import torch
 from frameworks import PLANS, STEPS, by_hand, flat, holds, plans
@@ -123,6 +126,7 @@ REFUSED = [  # module, options of the Trainer, message
 ]
 
 
+@mock.patch.dict(os.environ)  # where Lightning leaves a process group's address
 @pytest.mark.parametrize(("module", "options", "message"), REFUSED)
 def test_guarantee_what_would_break_a_run_is_refused_before_a_step_is_spent(module, options, message):
     net = module()

@@ -1,4 +1,4 @@
-"""Private training with Lightning's ``Trainer``. Needs ``torchdp[lightning]``: pip install lightning."""
+"""Private training with Lightning's ``Trainer``; needs ``torchdp[lightning]``."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ class PrivateModule(LightningModule):
         trainer.fit(net, training.Passes(run, data))
 
     An epoch is one pass over the users, and training ends when all steps are spent. The loss is the
-    run's. Optimizer, schedulers, callbacks, clipping of the private gradient (which costs no privacy)
-    and checkpoints are Lightning's; optimization stays automatic.
+    run's. Optimizer, schedulers, callbacks, clipping of the private gradient (which costs no
+    privacy) and checkpoints are Lightning's; optimization stays automatic.
 
     After a kill: ``plan.resume(net, loss, secret, ledger="steps")`` and ``trainer.fit(net,
     training.Passes(run, data), ckpt_path=...)``. A checkpoint holds nothing secret: keep
@@ -37,8 +37,8 @@ class PrivateModule(LightningModule):
     What ``training_step`` returns, and all that is logged or monitored on training data, is **not
     private**; neither is validation on training data.
 
-    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where
-    batches are given to ``private_step`` alone.
+    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``,
+    where batches are given to ``private_step`` alone.
     """
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -47,7 +47,8 @@ class PrivateModule(LightningModule):
         return self.private_step(inputs, targets)
 
     def private_step(self, inputs: Inputs, targets: Tensor) -> Tensor:
-        """Puts the step's private gradient into ``.grad``; returns the mean loss, which is not private.
+        """Puts the step's private gradient into ``.grad``; returns the mean loss, which is not
+        private.
 
         Raises TypeError, ValueError, before anything is released, where the Trainer would add up or
         scale gradients, use several devices, or hand out other batches than the run's.

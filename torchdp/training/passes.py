@@ -21,8 +21,8 @@ class Passes:
     """The batches of a run, read ahead: in each iteration those of one pass, until all are spent.
 
     In the place of a ``DataLoader`` where a framework loops over epochs. A pass over the users is
-    users / batch steps; an iteration that begins in the midst of one, as after a kill, goes to its end.
-    Each batch must be used before the next one, as with :meth:`Run.loader`.
+    users / batch steps; an iteration that begins in the midst of one, as after a kill, goes to its
+    end. Each batch must be used before the next one, as with :meth:`Run.loader`.
 
     Args:
         run: whose batches these are.

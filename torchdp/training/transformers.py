@@ -1,4 +1,4 @@
-"""Private training with the ``Trainer`` of transformers. Needs ``torchdp[transformers]``: pip install accelerate."""
+"""Private training with the ``Trainer`` of transformers; needs ``torchdp[transformers]``."""
 
 import copy
 import math
@@ -38,31 +38,33 @@ class PrivateTrainer(Trainer):
         run = plan.start(model, own_loss, ledger="steps")
         PrivateTrainer(run, args=args, train_dataset=data, data_collator=collate).train()
 
-    Optimizer, schedule, clipping of the private gradient (``max_grad_norm``, which costs no privacy),
-    logs, evaluation and checkpoints are the Trainer's. An epoch is one pass over the users. Without
-    ``max_steps`` all of the plan's steps are taken, whatever ``num_train_epochs`` and the batch sizes in
-    args say. The loss is the run's; ``compute_loss`` serves evaluation alone. With peft, start the run
-    on the model that ``get_peft_model`` returns: its parameters that require a gradient are trained.
-    Pad all rows to one length: one that is padded to the longest row of its batch may have another
-    gradient than alone, unless the model's masks make padding inert.
+    Optimizer, schedule, clipping of the private gradient (``max_grad_norm``, which costs no
+    privacy), logs, evaluation and checkpoints are the Trainer's. An epoch is one pass over the
+    users. Without ``max_steps`` all of the plan's steps are taken, whatever ``num_train_epochs``
+    and the batch sizes in args say. The loss is the run's; ``compute_loss`` serves evaluation
+    alone. With peft, start the run on the model that ``get_peft_model`` returns: its parameters
+    that require a gradient are trained. Pad all rows to one length: one that is padded to the
+    longest row of its batch may have another gradient than alone, unless the model's masks make
+    padding inert.
 
     After a kill: ``plan.resume(model, own_loss, secret, ledger="steps")``, and
     ``train(resume_from_checkpoint=...)``. A checkpoint holds nothing secret: keep
-    ``run.secret_state()`` apart from it. The ledger may be ahead of the checkpoint; the steps in between
-    are lost. A checkpoint that is ahead of the run is refused: it is of another run.
+    ``run.secret_state()`` apart from it. The ledger may be ahead of the checkpoint; the steps in
+    between are lost. A checkpoint that is ahead of the run is refused: it is of another run.
 
     Args:
         run: its module is the model.
         args: those of the Trainer, which gets a copy.
         show_loss: whether logs and checkpoints hold the training loss, which is **not private**;
-            neither is evaluation on training data. The count of floating-point operations, which shows
-            how many users were in a step, is 0.
+            neither is evaluation on training data. The count of floating-point operations is 0:
+            it would show how many users were in a step.
         options: of the Trainer.
 
-    Raises TypeError, ValueError where args would add up or rescale gradients, draw other batches, or use
-    several devices.
+    Raises TypeError, ValueError where args would add up or rescale gradients, draw other batches,
+    or use several devices.
 
-    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``.
+    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where
+    padding makes no row's gradient depend on the others.
     """
 
     def __init__(
