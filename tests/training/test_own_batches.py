@@ -1,6 +1,6 @@
 """Batches of a loader of one's own, held to the rule that the plan's noise is calibrated for."""
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(
         plan, C, worst = one.protocol, one.protocol.strategy.dense(), 0.0
         for size in range(1, STEPS + 1):
             for chosen in combinations(range(STEPS), size):
-                apart = all(b - a >= getattr(rule, "gap", STEPS) for a, b in zip(chosen, chosen[1:], strict=False))
+                apart = all(b - a >= getattr(rule, "gap", STEPS) for a, b in pairwise(chosen))
                 if isinstance(rule, Epochs):
                     apart = len({t % 3 for t in chosen}) == 1
                 if apart and size <= getattr(rule, "times", STEPS):

@@ -238,7 +238,7 @@ class Run:
                 raise RuntimeError("the plan says who is in a batch: iterate over the run, or take its loader")
             if self.step == self.noise.steps or self.batches.step != self.step:
                 raise RuntimeError(
-                    f"{self.step} steps are spent, {self.batches.step} batches admitted and {self.noise.steps} planned: "
+                    f"{self.step} steps are spent, {self.batches.step} batches admitted, {self.noise.steps} planned: "
                     "make a new run, or resume the last secret state where an interrupt lost a batch"
                 )
             mine = self.batches.check(users)[rank::ranks]
