@@ -37,10 +37,8 @@ class PrivateAdam(torch.optim.Optimizer):
             .3, .6 and 1 where rates are tuned for noise; with .3 the rates of training without noise serve.
         eps: added to what divides, at least 0.
 
-    The state dict holds the moments, which are private outputs, and each group's u. Parameters without a gradient stay
-    as they are. Raises TypeError, ValueError.
-
-    Guarantees: a function of ``.grad`` and of what is public: what is private stays so.
+    All of it is a function of ``.grad`` and of what is public, so that what is private stays so; the state dict holds
+    the moments and each group's u. Parameters without a gradient stay as they are. Raises TypeError, ValueError.
     Source: Tang, Shpilevskiy, Lecuyer (2024), DP-AdamBC, for the correction by a constant variance; ours is that of
     each step of a correlated plan, averaged as the squares are. Decay: Loshchilov, Hutter (2019).
     """
