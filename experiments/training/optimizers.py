@@ -53,6 +53,7 @@ class Config:
     epsilons: tuple[float, ...] = (1.0, 2.0, 8.0)
     steps: tuple[int, ...] = (120,)
     seeds: int = 10
+    floor: float = 1.0  # of PrivateAdam
 
 
 FULL = Config()
@@ -96,14 +97,15 @@ class Lanes:
         self.params = [{k: v.clone().requires_grad_() for k, v in stacked.items()} for _ in rates]
         self.size = sum(p.numel() for p in stacked.values())
 
-    def optimizer(self, name: str, own: bool) -> torch.optim.Optimizer:
+    def optimizer(self, name: str, floor: float | None) -> torch.optim.Optimizer:
+        """floor: of PrivateAdam; None for torch's own."""
         groups = [{"params": list(p.values()), "lr": lr} for p, lr in zip(self.params, self.rates, strict=True)]
         if name in ("SGD", "momentum"):
             return torch.optim.SGD(groups, momentum=0.9 if name == "momentum" else 0.0)
         decay = 0.01 if name == "AdamW" else 0.0
-        return (
-            PrivateAdam(groups, self, weight_decay=decay) if own else torch.optim.AdamW(groups, weight_decay=decay)
-        )
+        if floor is None:
+            return torch.optim.AdamW(groups, weight_decay=decay)
+        return PrivateAdam(groups, self, weight_decay=decay, floor=floor)
 
     def whole(self) -> dict[str, Tensor]:
         return {k: torch.cat([p[k].detach() for p in self.params]) for k in self.params[0]}
@@ -139,13 +141,13 @@ def batches(plan: Plan, tag: str) -> Iterator[list[int]]:
     return iter(SampledBatches(plan.sampling, plan.users, steps, noise=draws))
 
 
-def accuracies(plan: Plan, name: str, optimizer: str, own: bool, seeds: int) -> Tensor:
+def accuracies(plan: Plan, name: str, optimizer: str, floor: float | None, seeds: int) -> Tensor:
     """After all steps, of each rate and seed."""
     x, y = map(torch.tensor, load_digits(return_X_y=True))
     order = torch.randperm(len(x), generator=keyed_generator(b"split"))
     x, y = (x[order].float() - 8) / 16, y[order]
     lanes, tag = Lanes(name, RATES[optimizer], seeds), f"{plan} {name}"
-    steps, moved = lanes.optimizer(optimizer, own), [batches(plan, f"{tag} {seed}") for seed in range(seeds)]
+    steps, moved = lanes.optimizer(optimizer, floor), [batches(plan, f"{tag} {seed}") for seed in range(seeds)]
     noise = CorrelatedNoise(plan.strategy, lanes.size, plan.sigma, noise=SeededNoise(zlib.crc32(tag.encode())))
     for lanes.deviation in plan.deviations().tolist():
         users = [next(each) for each in moved]
@@ -186,7 +188,9 @@ def measure(config: Config, report: Report) -> None:
                     for side, (plan_name, plan, own) in compared.items():
                         key = plan_name, own
                         if key not in done:
-                            done[key] = accuracies(plan, name, optimizer, own, config.seeds)
+                            done[key] = accuracies(
+                                plan, name, optimizer, config.floor if own else None, config.seeds
+                            )
                         best = int(done[key].mean(1).argmax())
                         found = done[key][best]
                         mean, spread = found.mean(), found.std() / len(found) ** 0.5

@@ -50,7 +50,7 @@ def test_each_number_moves_as_written_down_and_groups_have_their_own_options(dty
     run = Noisy()
     stepped(PrivateAdam(groups, run), parameters, run, g, deviations)
     for i, p in enumerate(parameters):
-        own = {"betas": (0.9, 0.999), "weight_decay": 0.0, "floor": 0.3} | options[i == 2]
+        own = {"betas": (0.9, 0.999), "weight_decay": 0.0, "floor": 1.0} | options[i == 2]
         for place, found in enumerate(p.detach().flatten().tolist()):
             seen = [float(each[i].flatten()[place]) for each in g]
             wanted = by_hand(1.0, seen, deviations, own["lr"], own["betas"], own["weight_decay"], own["floor"])

@@ -24,7 +24,8 @@ outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled:
 
 Notation: G (steps x size) holds the sums of clipped gradients, one row for each step; W G is what training uses of
 them (prefix sums: the iterates of gradient descent); the outputs are W (G + C^{-1} Z), Z of N(0, sigma^2) entries.
-A user is in steps by a :class:`Participation`, or by chance: :class:`CyclicPoisson`, :class:`BallsInBins`.
+A user is in steps by a :class:`Participation`, in one's own loader by :class:`OwnBatches`, or by chance:
+:class:`CyclicPoisson`, :class:`BallsInBins`.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
@@ -39,9 +40,18 @@ from torchdp.training.binned import BallsInBins
 from torchdp.training.choose import choose
 from torchdp.training.clipping import clip_and_sum, clipped_sum, set_gradients
 from torchdp.training.layers import FeatureLayer, SketchLayer
+from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.optimizers import PrivateAdam
-from torchdp.training.participation import Epochs, Once, Participation, Sensitivity, Separated, sensitivity
+from torchdp.training.participation import (
+    Epochs,
+    Once,
+    OwnBatches,
+    Participation,
+    Sensitivity,
+    Separated,
+    sensitivity,
+)
 from torchdp.training.passes import Passes
 from torchdp.training.plan import Plan
 from torchdp.training.run import Run
@@ -56,7 +66,9 @@ __all__ = [
     "Epochs",
     "FeatureLayer",
     "Iterates",
+    "Mechanism",
     "Once",
+    "OwnBatches",
     "Participation",
     "ParticipationLog",
     "Passes",

@@ -15,8 +15,8 @@ class ParticipationLog:
     """Which users took part in which steps: a batch that breaks ``participation`` is refused before it is used.
 
     users: how many there are; a batch holds their numbers, each once. Where a user has several examples, number the
-    users and clip each user's sum. In several processes check the batches of all of them together. Raises TypeError,
-    ValueError.
+    users and clip each user's sum. In several processes check the batches of all of them together. ``attendance``,
+    (3, users), and ``step`` are its state, and as secret as the batches. Raises TypeError, ValueError.
 
     Guarantees: a user's steps whose batches were accepted are a set that ``participation`` allows.
     """
@@ -25,8 +25,9 @@ class ParticipationLog:
         self.participation = checks.instance("participation", participation, Participation)
         self.users, self.step = checks.integer("users", users, 1), 0
         checks.fits("users", self.users)
-        self._first, self._last = torch.full((2, self.users), -1, dtype=torch.int64, device="cpu")
-        self._times = torch.zeros(self.users, dtype=torch.int64, device="cpu")
+        self.attendance = (
+            torch.tensor([-1, -1, 0], device="cpu").repeat_interleave(self.users).view(3, -1)
+        )  # first, last, times
 
     def check(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The batch of the next step as int64 on the CPU: (n,), n >= 0; the step is over then. Raises ValueError."""
@@ -37,18 +38,24 @@ class ParticipationLog:
             raise ValueError(f"indices must have shape (n,), not {tuple(batch.shape)}")
         if len(batch.unique()) < len(batch):
             raise ValueError("indices must hold each user once: twice in a batch is twice the bound")
-        first, last, times = self._first[batch], self._last[batch], self._times[batch]
+        first, last, times = self.attendance[:, batch]
         refused = (times > 0) & self.participation.refuses(self.step, first, last, times)
         if refused.any():
             raise ValueError(
                 f"{int(refused.sum())} of the {len(batch)} users in the batch of step {self.step} may not take part "
                 f"again under {self.participation}; take batches from training.Batches, or calibrate for a wider rule"
             )
-        self._first[batch] = torch.where(times > 0, first, self.step)
-        self._last[batch] = self.step
-        self._times[batch] = times + 1
+        first = torch.where(times > 0, first, self.step)
+        self.attendance[:, batch] = torch.stack([first, torch.full_like(last, self.step), times + 1])
         self.step += 1
         return batch
+
+    def resume(self, attendance: Tensor, step: int) -> None:
+        """Goes on after ``step`` steps of a log with this attendance. Raises TypeError, ValueError."""
+        given = checks.instance("attendance", attendance, Tensor)
+        if given.dtype != torch.int64 or given.shape != (3, self.users):
+            raise ValueError(f"attendance must be int64 of shape (3, {self.users}), not {tuple(given.shape)}")
+        self.attendance, self.step = given.cpu().clone(), checks.integer("step", step, 0)
 
 
 class Batches(Sampler[list[int]]):

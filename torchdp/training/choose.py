@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, StreamStrategy, factorize_buffered, factorize_epochs
+from torchdp.factorization import (
+    BandedStrategy,
+    StreamStrategy,
+    factorize_buffered,
+    factorize_epochs,
+    factorize_separated,
+)
 from torchdp.factorization.solvers.banded_solver import (
     banded_strategy,
     banded_toeplitz,
@@ -29,7 +35,7 @@ from torchdp.protocol.choice import Candidate
 from torchdp.threads import on_host
 from torchdp.training.binned import BallsInBins
 from torchdp.training.noise import noise_guarantee
-from torchdp.training.participation import Epochs, sensitivity
+from torchdp.training.participation import Epochs, OwnBatches, Participation, sensitivity
 from torchdp.training.plan import Plan
 from torchdp.training.sampled import CyclicPoisson
 from torchdp.training.strategy import (
@@ -64,6 +70,7 @@ def choose(
     p: float = 2.0,
     samples: int = 0,
     generator: torch.Generator | None = None,
+    participation: Participation | None = None,
 ) -> Choice[Plan]:
     """The plans for releasing W G at one guarantee, the least error first; ``choice.best`` is a :class:`Plan`.
 
@@ -77,6 +84,10 @@ def choose(
     plan whose noise cancels over many steps gains less than it says, or loses: ``Iterates(steps, momentum,
     curved=True)`` weighs that. Adam and its kin divide by the size of single steps, so that momentum does not hide a
     step's own noise: ``Iterates(steps, curved=True)``, whatever their betas.
+
+    participation: what your own loader keeps to, as ``Separated(gap, times)``; the candidates are then strategies of
+    so many bands and up to 512 steps the certified best one, nothing is sampled, and each batch is shown to the run
+    first (:meth:`Run.admit`).
 
     samples: with them balls in bins are a candidate (:class:`BallsInBins`), of the number of bands that errs least; its
     noise is found by Monte Carlo, so many samples of each law, 1 / delta or more, in a minute or two; delta holds the
@@ -114,10 +125,15 @@ def choose(
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
     task = _Task(W, judged, users, batch, epsilon, delta, bound, p)
     named = {1: "Poisson, independent noise"} | {n: f"cyclic Poisson, {n} bands" for n in counts[1:]}
-    plans = {named[groups]: task.sampled(groups) for groups in counts} | {"fixed order": task.ordered()}
+    if participation is not None:
+        plans = task.attended(checks.instance("participation", participation, Participation))
+    else:
+        plans = {named[groups]: task.sampled(groups) for groups in counts} | {"fixed order": task.ordered()}
     if checks.integer("samples", samples, 0):
-        if generator is None or steps > MOST_DENSE:
-            raise ValueError(f"samples must be 0 without a generator, and above {MOST_DENSE} steps")
+        if generator is None or participation or steps > MOST_DENSE:
+            raise ValueError(
+                f"samples must be 0 without a generator, with participation, above {MOST_DENSE} steps"
+            )
         binned = task.binned(samples, generator)
         plans[f"balls in bins, {binned.strategy.bands} bands"] = binned
     notes = {name: f"noise {plan.sigma / plan.bound:.4g} x bound" for name, plan in plans.items()}
@@ -167,6 +183,22 @@ class _Task:
         C, errors = _correlated(self.W, order.period, self.p, self.judged is None)
         sigma = gaussian_sigma(self.epsilon, self.delta, self.bound * sensitivity(C, order).value)
         return self.plan(C, order, sigma, noise_guarantee(C, sigma, self.bound, self.delta, order), errors)
+
+    def attended(self, rule: Participation) -> dict[str, Plan]:
+        """Batches that are made elsewhere and keep to a rule, by name."""
+        W, steps = self.W, self.W.shape[0]
+        most = min(rule.apart(steps), steps if steps <= DENSE else MOST_BANDS)
+        found = {f"{2**i} bands": _banded(W, 2**i, self.p) for i in range(most.bit_length())}
+        found["independent noise"] = found.pop("1 bands")
+        if isinstance(W, Tensor) and steps <= DENSE:
+            best = factorize_separated(W, rule.apart(steps), rule.most(steps), self.p)
+            found["certified"] = BandedStrategy.of(best.strategy)
+        plans = {}
+        for name, C in found.items():
+            sigma = gaussian_sigma(self.epsilon, self.delta, self.bound * sensitivity(C, rule).value)
+            guarantee = noise_guarantee(C, sigma, self.bound, self.delta, rule)
+            plans[name] = self.plan(C, OwnBatches(rule), sigma, guarantee, standard_errors(W, C))
+        return plans
 
     def binned(self, samples: int, generator: torch.Generator) -> Plan:
         """Balls in bins; bands and noise by few samples, the guarantee by many others, TRIES times at most."""

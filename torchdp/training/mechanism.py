@@ -10,7 +10,7 @@ from torchdp.factorization import StreamStrategy
 from torchdp.privacy import Guarantee
 from torchdp.training.binned import BallsInBins
 from torchdp.training.noise import noise_guarantee
-from torchdp.training.participation import Participation
+from torchdp.training.participation import OwnBatches, Participation
 from torchdp.training.sampled import CyclicPoisson
 from torchdp.training.stream import VERSION
 
@@ -25,7 +25,7 @@ class Mechanism:
     """
 
     strategy: StreamStrategy
-    sampling: Participation | CyclicPoisson | BallsInBins
+    sampling: Participation | CyclicPoisson | BallsInBins | OwnBatches
     bound: float
     sigma: float
     users: int
@@ -35,8 +35,9 @@ class Mechanism:
     def computed(self, steps: int) -> Guarantee | None:
         """Of the first ``steps`` steps by themselves, at least one; None of balls in bins: that takes Monte Carlo."""
         C, delta = self.strategy.leading(steps), self.guarantee.delta
-        if isinstance(self.sampling, Participation):
-            return noise_guarantee(C, self.sigma, self.bound, delta, self.sampling)
+        rule = self.sampling.rule if isinstance(self.sampling, OwnBatches) else self.sampling
+        if isinstance(rule, Participation):
+            return noise_guarantee(C, self.sigma, self.bound, delta, rule)
         if isinstance(self.sampling, CyclicPoisson):
             return self.sampling.guarantee(C, self.sigma, self.bound, delta)
         checks.instance("sampling", self.sampling, BallsInBins)

@@ -139,6 +139,19 @@ class Separated(Participation):
         return bound, [chosen]
 
 
+@dataclass(frozen=True)
+class OwnBatches:
+    """Batches that are made elsewhere and held to a rule, step by step: :meth:`Run.admit`.
+
+    rule: which sets of steps one user's data may enter. Raises TypeError.
+    """
+
+    rule: Participation
+
+    def __post_init__(self) -> None:
+        checks.instance("rule", self.rule, Participation)
+
+
 def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation) -> Sensitivity:
     """max ||C U||_F over the changes U that one user makes: rows of norm <= 1 in the user's steps, others 0.
 

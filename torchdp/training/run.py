@@ -15,13 +15,13 @@ from torchdp import checks
 from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.training import replicas
-from torchdp.training.batches import Batches, Waiting
+from torchdp.training.batches import Batches, ParticipationLog, Waiting
 from torchdp.training.clipping import ROUTES, Clipper, Inputs, clipped_sum, set_gradients
 from torchdp.training.ledger import Ledger
 from torchdp.training.loading import PrefetchSampler, loader
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise
-from torchdp.training.participation import Participation
+from torchdp.training.participation import OwnBatches, Participation
 from torchdp.training.sampled import SampledBatches
 from torchdp.training.secret import Secret, opened
 from torchdp.training.sharded import reshard
@@ -105,14 +105,24 @@ class Run:
             shard=(first, self._whole),
         )
         if past and past["step"]:
-            self.noise.load_secret_state({**self.noise.secret_state(), **past})
+            kept = {name: past[name] for name in ("step", "past")}
+            self.noise.load_secret_state(self.noise.secret_state() | kept)
         name = self._secret.digest(b"ledger" + plan.digest()).hex()
         self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
         step = max(checks.integer("step", step, 0, steps), self.noise.step, self._ledger.step)
         self.noise.skip(replicas.most(step) if self._group else step)
         self._masks = self._secret.generator(b"masks", urandom(16))
-        self.batches: Batches | SampledBatches
-        if not isinstance(plan.sampling, Participation):
+        self.batches: Batches | SampledBatches | ParticipationLog
+        if isinstance(plan.sampling, OwnBatches):
+            self.batches = ParticipationLog(plan.sampling.rule, plan.users)
+            if past and self.step != past["step"]:
+                raise ValueError(
+                    f"secret must be of step {self.step}, the last that may have been released, not of {past['step']}: "
+                    "nothing else says who was in the steps between; keep the secret state at each step"
+                )
+            if past:
+                self.batches.resume(past["attendance"], self.step)
+        elif not isinstance(plan.sampling, Participation):
             drawn = self._secret.noise(b"batches")
             self.batches = SampledBatches(plan.sampling, plan.users, steps, noise=drawn, first=self.step)
         else:
@@ -149,15 +159,15 @@ class Run:
         return self._deviations[self.step]
 
     def __len__(self) -> int:
-        return len(self.batches)
+        return self.noise.steps - self.step
 
     def __iter__(self) -> Iterator[Tensor]:
-        rank, ranks = self._place()
+        (rank, ranks), batches = self._place(), self._drawn()
         while self.step < self.noise.steps:
             with self._turn:
                 self._refuse_unused()
-                self.batches.step = self.step  # whatever was interrupted, a batch is for the step of its number
-                users = torch.tensor(next(iter(self.batches)), dtype=torch.int64, device="cpu")[rank::ranks]
+                batches.step = self.step  # whatever was interrupted, a batch is for the step of its number
+                users = torch.tensor(next(iter(batches)), dtype=torch.int64, device="cpu")[rank::ranks]
                 self._waiting = Waiting(self.step, len(users))
             yield users
 
@@ -183,8 +193,9 @@ class Run:
         one, as in iteration. The types are a row's, of a ``collate_fn`` its own. Raises TypeError, ValueError.
         """
         with self._turn:
-            first = self.batches.step = self.step
-            ahead = PrefetchSampler(self.batches, *self._place(), max_rows)
+            batches = self._drawn()
+            first = batches.step = self.step
+            ahead = PrefetchSampler(batches, *self._place(), max_rows)
         rows = loader(data, ahead, self.plan.users, self._secret.generator(b"loader", urandom(16)), options)
         return self._handing(rows, ahead, first)
 
@@ -213,6 +224,40 @@ class Run:
             if step != self.step:
                 raise RuntimeError(NO_BATCH)
             yield part
+
+    def admit(self, users: Tensor | Sequence[int]) -> Tensor:
+        """Who is in the next step's batch, of a loader of one's own: of ``choose(..., participation=)``.
+
+            for users, inputs, targets in batches:
+                run.admit(users)
+                run.backward(inputs, targets)
+                optimizer.step()
+
+        users: their numbers, each once, (n,), n >= 0; in a group of processes those of all of them. Returns this
+        process's, int64, whose rows it then uses. Raises ValueError where the plan's rule does not let them come, and
+        RuntimeError where the last batch was not used, all steps are spent, or the plan itself says who is in a batch.
+
+        Guarantees: a user's steps are a set that the rule permits, also after ``resume``.
+        """
+        rank, ranks = self._place()
+        with self._turn:
+            self._refuse_unused()
+            if not isinstance(self.batches, ParticipationLog):
+                raise RuntimeError("the plan says who is in a batch: iterate over the run, or take its loader")
+            if self.step == self.noise.steps or self.batches.step != self.step:
+                raise RuntimeError(
+                    f"{self.step} steps are spent, {self.batches.step} batches admitted, {self.noise.steps} planned: "
+                    "make a new run, or resume the last secret state where an interrupt lost a batch"
+                )
+            mine = self.batches.check(users)[rank::ranks]
+            self._waiting = Waiting(self.step, len(mine))
+        return mine
+
+    def _drawn(self) -> Batches | SampledBatches:
+        """The plan's own batches. Raises RuntimeError where there are none."""
+        if isinstance(self.batches, ParticipationLog):
+            raise RuntimeError("this plan's batches are your own: call run.admit(users) for each, then backward")
+        return self.batches
 
     def _refuse_unused(self) -> None:
         if self._waiting.step == self.step:
@@ -265,10 +310,15 @@ class Run:
         """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of. As secret as the data.
 
         At step 0 there is no past: 64 bytes that serve the whole run, whose later steps a resumed run passes over, and
-        every process of a group. Later each process needs its own. ``torch.load`` reads it as it is.
+        every process of a group. Later each process needs its own, and where batches are one's own it holds who came
+        when, so that only the last step's serves. ``torch.load`` reads it as it is.
         """
-        past = self.noise.secret_state()["past"] if self.step else torch.empty(0)
-        return self._secret.state(self.plan, self.step, past)
+        with self._turn:
+            past = self.noise.secret_state()["past"] if self.step else torch.empty(0)
+            state = self._secret.state(self.plan, self.step, past)
+            if isinstance(self.batches, ParticipationLog):
+                state["attendance"] = self.batches.attendance.clone()
+        return state
 
     def _expect(self, name: str, count: int, more: bool) -> int:
         """The step of the batch that waits, where these rows belong to it. Raises RuntimeError, ValueError."""

@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.training.mechanism import Mechanism
+from torchdp.training.participation import OwnBatches
 from torchdp.training.stream import octets
 
 STATE = ("key", "past", "plan", "step")
@@ -42,10 +43,11 @@ class Secret:
 
 def opened(state: dict[str, Any], plan: Mechanism) -> tuple[Secret, dict[str, Any]]:
     """The key, and step and past, of a secret state of this plan. Raises TypeError, ValueError."""
-    if not isinstance(state, dict) or sorted(state, key=str) != list(STATE):
-        raise ValueError(f"secret must be what Run.secret_state returns, a dict of {', '.join(STATE)}")
+    names = [*["attendance"] * isinstance(plan.sampling, OwnBatches), *STATE]
+    if not isinstance(state, dict) or sorted(state, key=str) != names:
+        raise ValueError(f"secret must be what Run.secret_state returns, a dict of {', '.join(names)}")
     key, digest = (octets(name, state[name]) for name in ("key", "plan"))
     if digest != plan.digest():
         raise ValueError("secret is of another plan: its noise is not what this plan's guarantee speaks of")
     checks.integer("step", state["step"], 0, plan.strategy.steps)
-    return Secret(key), {name: state[name] for name in ("step", "past")}
+    return Secret(key), {name: state[name] for name in names if name not in ("key", "plan")}

@@ -12,11 +12,11 @@ from torchdp.factorization.streams.strategy import Tabulated
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.guarantee import Arithmetic
 from torchdp.training.binned import BallsInBins
-from torchdp.training.participation import Epochs, Once, Separated
+from torchdp.training.participation import Epochs, Once, OwnBatches, Separated
 from torchdp.training.sampled import CyclicPoisson
 
 STRATEGIES = (BandedStrategy, BufferedStrategy, RecalledStrategy, Tabulated, Recurrence)
-REST = (Once, Epochs, Separated, CyclicPoisson, BallsInBins, Guarantee, Model, Neighbours, Arithmetic)
+REST = (Once, Epochs, Separated, OwnBatches, CyclicPoisson, BallsInBins, Guarantee, Model, Neighbours, Arithmetic)
 KINDS: dict[str, Any] = {
     kind.__name__: kind for kind in (*STRATEGIES, *REST)
 }  # what a file may make, and nothing else
