@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torchdp.training.record import Untaken
 
 Inputs = Tensor | Mapping[str, Tensor]
 DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
+NOTHING = torch.empty(0)
 REMEMBERS = "module and loss must not remember the examples, which could move later sums: "
 
 
@@ -44,7 +45,7 @@ class Both(nn.Module):
         """What the loss returns, and what the module does, or has ``made``; for no targets that alone."""
         output = made[0] if made else self.module(x) if isinstance(x, Tensor) else self.module(**x or {})
         if y is None:
-            return torch.empty(0), output
+            return NOTHING, output
         return checks.instance("what loss returns", self.loss(output, y), Tensor), output
 
 
@@ -267,13 +268,16 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
     if not refused:
         yield
         return
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(cuda):
-        states = [torch.get_rng_state, *(lambda one=one: torch.cuda.get_rng_state(one) for one in cuda)]
-        before = [state() for state in states]
+    kept = [(torch.get_rng_state(), torch.get_rng_state, torch.set_rng_state)]
+    if device.type == "cuda":
+        get, put = (partial(each, device=device) for each in (torch.cuda.get_rng_state, torch.cuda.set_rng_state))
+        kept.append((get(), get, put))
+    try:
         yield
-        if not all(torch.equal(state(), old) for state, old in zip(states, before, strict=True)):
-            raise ValueError(DRAWS)
+    finally:
+        drawn = [put(old) for old, get, put in kept if not torch.equal(get(), old)]
+    if drawn:
+        raise ValueError(DRAWS)
 
 
 def _reached(total: Tensor) -> list[Tensor]:

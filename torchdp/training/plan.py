@@ -151,8 +151,9 @@ class Run:
     in their own dtype, and ``.grad`` is a shard, as the optimizer's state then is. Raises ValueError on parameters that
     are cut along another dimension than 0, and on FullyShardedDataParallel.
 
-    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where each user's gradient
-    is a function of that user: by construction or as far as was checked, which ``route`` says; see :func:`clip_and_sum`.
+    Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where each user's
+    gradient is a function of that user: by construction, or as far as was checked; ``route`` says which, and
+    :func:`clip_and_sum` what that means.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class Run:
 
     @property
     def route(self) -> str:
-        """How the last step's gradients were made, whether examples are apart by construction, and why not otherwise."""
+        """How the last step's gradients were made, whether users are apart by construction, and why not otherwise."""
         return self._clipper.route
 
     @property
