@@ -259,7 +259,8 @@ def _compared(
     if len(y) < 2 or not tensors or not all(fits):
         return None
     tensors = [t.flatten(0, 1) if t.ndim > 1 else t for t in tensors]
-    return passes.mixes(lost, tensors, *structure, y)
+    leaves, spec = structure
+    return passes.mixes(lost, tensors, leaves, spec, y)
 
 
 @contextmanager
@@ -268,14 +269,17 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
     if not refused:
         yield
         return
-    kept = [(torch.get_rng_state(), torch.get_rng_state, torch.set_rng_state)]
-    if device.type == "cuda":
-        get, put = (partial(each, device=device) for each in (torch.cuda.get_rng_state, torch.cuda.set_rng_state))
-        kept.append((get(), get, put))
+    cuda = [partial(each, device=device) for each in (torch.cuda.get_rng_state, torch.cuda.set_rng_state)]
+    states: list[list[Any]] = [[torch.get_rng_state, torch.set_rng_state], *([cuda] if device.type == "cuda" else [])]
+    before = [get() for get, _ in states]
+    drawn = False
     try:
         yield
     finally:
-        drawn = [put(old) for old, get, put in kept if not torch.equal(get(), old)]
+        for old, (get, put) in zip(before, states, strict=True):
+            if not torch.equal(get(), old):
+                put(old)
+                drawn = True
     if drawn:
         raise ValueError(DRAWS)
 
