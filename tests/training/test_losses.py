@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum
+from torchdp.training.clipping import Clipper
 
 N, BOUND = 24, 0.7
 X = torch.randn(N, 8, generator=keyed_generator(b"losses"))
@@ -116,9 +117,9 @@ SERVED = {
 }
 
 
-def brute(net, loss, x, y):
+def brute(net, loss, x, y, parameters=None):
     """The clipped sum by plain autograd on one example after another."""
-    parameters, total = list(net.parameters()), 0.0
+    parameters, total = list(parameters or net.parameters()), 0.0
     for i in range(len(y)):
         one = slice(i, i + 1)
         output = (
@@ -222,35 +223,71 @@ MODELS = {  # of transformers: class of the model, of its configuration, sizes
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", dict(SIZES, num_key_value_heads=1)),
     "t5": ("T5ForConditionalGeneration", "T5Config", T5),
     "vit": ("ViTForImageClassification", "ViTConfig", dict(VIT, num_labels=3)),
+    "gpt2, eager": ("GPT2LMHeadModel", "GPT2Config", dict(GPT2, attn_implementation="eager")),
+    "llama, eager": ("LlamaForCausalLM", "LlamaConfig",
+                     dict(SIZES, num_key_value_heads=1, attn_implementation="eager")),
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("name", MODELS)
-def test_models_of_transformers_are_served_and_the_package_is_as_it_was(name, mask):
+CLASSIFIES = ("bert", "roberta", "distilbert", "vit")
+ADAPTED = {"gpt2": ["c_attn"], "distilbert": ["q_lin", "v_lin"], "t5": ["q", "v"],
+           "bert": ["query", "value"], "roberta": ["query", "value"]}  # fmt: skip
+
+
+def transformer(name):
     import transformers
-    from transformers.activations import ACT2FN
 
     kind, config, sizes = MODELS[name]
-    before, y = dict(dict.items(ACT2FN)), Y[:4]
+    return getattr(transformers, kind)(getattr(transformers, config)(**sizes)).eval()
 
-    def made():
-        return getattr(transformers, kind)(getattr(transformers, config)(**sizes)).eval()
 
-    words = torch.randint(3, 50, (4, 7), generator=keyed_generator(b"words"))
-    x = (
-        {"pixel_values": torch.randn(4, 3, 8, 8, generator=keyed_generator(b"pixels"))}
-        if name == "vit"
-        else {"input_ids": words}
-    )
-    if mask and name != "vit":
+def task(name, form):
+    """Inputs, targets and the loss: with a mask, without, or with labels inside of the call, fewer of some rows."""
+    words, y = torch.randint(3, 50, (4, 7), generator=keyed_generator(b"words")), Y[:4]
+    x = {"pixel_values": torch.randn(4, 3, 8, 8, generator=keyed_generator(b"pixels"))} if name == "vit" else {
+        "input_ids": words
+    }  # fmt: skip
+    if form != "no mask" and name != "vit":
         x["attention_mask"] = (torch.arange(7) < torch.tensor([7, 4, 7, 5])[:, None]).long()
+    if form == "labels":
+        some = words.masked_fill(torch.arange(7) < torch.tensor([1, 2, 4, 3])[:, None], -100)
+        return x | {"labels": y if name in CLASSIFIES else some}, y, lambda out, y: out.loss
     if name == "t5":
         x["decoder_input_ids"] = words[:, :3]
-    net = made()
-    loss = (lambda out, y: F.cross_entropy(out.logits, y)) if name in ("bert", "roberta", "distilbert", "vit") else (
-        lambda out, y: F.cross_entropy(out.logits.mT, (y[:, None] + torch.arange(out.logits.shape[1])) % 50)
-    )  # fmt: skip
-    assert error(clip_and_sum(net, loss, x, y, BOUND), brute(net, loss, x, y)) < 5e-5
-    assert dict(dict.items(ACT2FN)) == before and made() is not net
+    if name in CLASSIFIES:
+        return x, y, lambda out, y: F.cross_entropy(out.logits, y)
+    return (
+        x,
+        y,
+        lambda out, y: F.cross_entropy(out.logits.mT, (y[:, None] + torch.arange(out.logits.shape[1])) % 50),
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["mask", "no mask", "labels"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers_are_served_and_the_package_is_as_it_was(name, form):
+    from transformers.activations import ACT2FN
+
+    before, (x, y, loss) = dict(dict.items(ACT2FN)), task(name, form)
+    net = transformer(name)
+    sums = Clipper(net, loss)
+    assert error(sums(x, y, BOUND)[0], brute(net, loss, x, y)) < 5e-5
+    assert sums.route.startswith("factors"), sums.route
+    assert dict(dict.items(ACT2FN)) == before and transformer(name) is not net
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("form", ["mask", "no mask", "labels"])
+@pytest.mark.parametrize("name", MODELS)
+def test_adapted_models_of_transformers_are_served(name, form):
+    """LoRA of rank 4."""
+    peft = pytest.importorskip("peft")
+    parts = ADAPTED.get(name.split(",")[0], ["q_proj", "v_proj"])
+    config = peft.LoraConfig(r=4, target_modules=parts, lora_dropout=0.0, init_lora_weights=False)
+    (x, y, loss), net = task(name, form), peft.get_peft_model(transformer(name), config)
+    sums = Clipper(net, loss)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    assert error(sums(x, y, BOUND)[0], brute(net, loss, x, y, trained)) < 5e-5
+    assert sums.route.startswith("factors"), sums.route

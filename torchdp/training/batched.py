@@ -83,15 +83,9 @@ def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
         total, output = _called(passes, record, x, y)
         leaves, spec = tree_flatten(output)
         live = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
-        if known.inside:
-            if not record.reduced or total.ndim or not total.requires_grad:
-                raise Untaken("the loss inside of the module is no mean that is known")
-            live, down, rows = [total], [torch.ones_like(total)], dict[str, Tensor]()
-            lost, mixes = total.detach().expand(n) / n, None
-        else:
-            down, rows, lost, mixes = _loss_rows(passes, leaves, spec, live, y)
+        lost, down, rows, mixes = _losses(passes, record, total, leaves, spec, live, y)
         with torch.autocast(y.device.type, enabled=False):
-            forms = _forms(passes, record, live, down, rows)
+            forms = _forms(passes, record, down, rows)
     except Inside:
         if known.inside:
             raise
@@ -107,19 +101,21 @@ def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
 def _called(passes: Passes, record: Record, x: Inputs, y: Tensor) -> tuple[Tensor, Any]:
     """What the module returns, and the loss where it is inside."""
     buffers = {place: value.clone() for place, value in passes.buffers.items()}
+    seen = record.data(x) if isinstance(x, Tensor) else {name: record.data(value) for name, value in x.items()}
+    labels = record.data(y) if record.inside else None
     with passes.kept(buffers), record:
-        seen = record.data(x) if isinstance(x, Tensor) else {name: record.data(value) for name, value in x.items()}
-        found = passes.call(passes.own(), seen, record.data(y) if record.inside else None, buffers=buffers)
+        found = passes.call(passes.own(), seen, labels, buffers=buffers)
     record.finished()
     return found
 
 
 def _forms(
-    passes: Passes, record: Record, live: list[Tensor], down: list[Tensor], rows: dict[str, Tensor]
+    passes: Passes, record: Record, down: list[tuple[Tensor, Tensor]], rows: dict[str, Tensor]
 ) -> dict[str, Form]:
     """What each parameter's gradients are. Raises Untaken where one is used in a way that has no rule."""
     leaves, claims = passes.leaves, record.claims
-    found = torch.autograd.grad(live, [*(claim.at for claim in claims), *leaves.values()], down, allow_unused=True)
+    places, (live, gradients) = [*(claim.at for claim in claims), *leaves.values()], zip(*down, strict=True)
+    found = torch.autograd.grad(live, places, gradients, allow_unused=True)
     for name, g in zip(leaves, found[len(claims) :], strict=True):
         if g is not None:
             raise Untaken(f"{name} is used in a way that has no rule")
@@ -155,19 +151,22 @@ def _derived(source: Tensor, parameters: list[Tensor], rows: Tensor) -> list[Ten
         return [None if side[0] is None else torch.stack(side) for side in zip(*each, strict=True)]
 
 
-def _loss_rows(
-    passes: Passes, leaves: list[Any], spec: TreeSpec, live: list[Tensor], y: Tensor
-) -> tuple[list[Tensor], dict[str, Tensor], Tensor, Tensor | None]:
-    """Of each example alone: the loss's gradients in outputs and in parameters, the loss; and whether losses mix."""
+def _losses(
+    passes: Passes, record: Record, total: Tensor, leaves: list[Any], spec: TreeSpec, live: list[Tensor], y: Tensor
+) -> tuple[Tensor, list[tuple[Tensor, Tensor]], dict[str, Tensor], Tensor | None]:
+    """Each example's loss; tensors and its gradients in them, and in parameters that it reaches; whether losses mix."""
     n, known = len(y), passes.known
+    if record.inside:
+        if not record.reduced or total.ndim or not total.requires_grad:
+            raise Untaken("the loss inside of the module is no mean that is known")
+        return total.detach().expand(n) / n, [(total, torch.ones_like(total))], {}, None
     rows = [t for t in leaves if isinstance(t, Tensor)]
-    if any(not t.ndim or len(t) != n for t in rows):
+    if not live or any(not t.ndim or len(t) != n for t in rows):
         raise Untaken("what the module returns has no row for each example")
     quick = closed(passes.both.loss, rows[0], y) if len(leaves) == len(live) == 1 else None
     if quick:
-        z = rows[0].detach().requires_grad_()
-        lost = quick(z, y)
-        return [torch.autograd.grad(lost.sum(), z)[0]], {}, lost.detach(), None
+        lost = quick(rows[0], y)
+        return lost.detach(), [(lost, torch.ones_like(lost))], {}, None
     places = [i for i, t in enumerate(leaves) if any(t is each for each in live)]
     rest = [i for i, t in enumerate(leaves) if isinstance(t, Tensor) and i not in places]
 
@@ -187,7 +186,8 @@ def _loss_rows(
     if passes.captured(lost):
         raise Untaken("the loss holds parameters by themselves, or others than before")
     lost = lost.detach()
-    return list(down), mine, lost, passes.mixes(lost, rows, leaves, spec, y) if n > 1 else None
+    mixes = passes.mixes(lost, rows, leaves, spec, y) if n > 1 else None
+    return lost, list(zip(live, down, strict=True)), mine, mixes
 
 
 def closed(loss: Any, z: Tensor, y: Tensor) -> Callable[[Tensor, Tensor], Tensor] | None:

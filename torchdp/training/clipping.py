@@ -52,6 +52,7 @@ class Clipper:
     ) -> None:
         checks.function("loss", loss)
         self.module, self.loss = checks.instance("module", module, nn.Module), loss
+        self._both = Both(module, loss)
         self.routes = tuple(routes)
         if not routes or isinstance(routes, str) or [name for name in ROUTES if name in routes] != list(routes):
             raise ValueError(f"routes must be some of {ROUTES}, in this order, not {routes!r}")
@@ -84,16 +85,13 @@ class Clipper:
         )
         inputs = _examples(self.module, inputs, targets)
         parameters = _trainable(self.module, self.loss, dropout is not None)
-        both, seed = (
-            Both(self.module, self.loss),
-            None if dropout is None else int(Simulated(dropout).integers(())),
-        )
+        seed = None if dropout is None else int(Simulated(dropout).integers(()))
         with gathered(self.module) as whole, torch.enable_grad(), eager(), _masks(seed, targets.device):
             parameters = {name: whole.get(name, p) for name, p in parameters.items()}
             shapes = ((name, value.shape[1:], value.dtype) for name, value in _named(inputs, targets).items())
             key = (*shapes, *((name, p.shape) for name, p in parameters.items()))
             known, fresh = self._known.get(key, Known(list(self.routes))), key not in self._known
-            passes = Passes(both, parameters, whole, seed is not None, known)
+            passes = Passes(self._both, parameters, whole, seed is not None, known)
             first, wrong = (pick(inputs, slice(1)), targets[:1]), []
             fresh = fresh and len(targets) > 0
             if fresh:
@@ -266,27 +264,25 @@ def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -
     more: norms of further parts of the rows, (n,) each, float64, that are not too small.
     """
     eps, tiny = (max(getattr(torch.finfo(part.dtype), name) for part in rows) for name in ("eps", "tiny"))
-    if bound >= FAST and all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows):
+    size = sum(part.shape[1] for part in rows)  # of one example: how norms are made is no matter of their number
+    if (
+        size > BLOCK
+        and bound >= FAST
+        and all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows)
+    ):
         # what squares below 1e-38 add up to is nothing beside FAST
         blocks = [torch.linalg.vector_norm(block, dim=-1) for part in rows for block in _blocks(part)]
         norms = torch.linalg.vector_norm(torch.cat(blocks, 1).double(), dim=1)
         far = ~norms.isfinite()  # their squares pass float32; nobody else's scale may change by it
         if far.any():
-            norms[far] = _norms([part[far] for part in rows])
-        norms = norms * (1 + SLACK)
+            norms[far] = torch.stack([Rows(part[far]).norms() for part in rows]).norm(dim=0)
+        more = [norms * (1 + SLACK), *more]
     else:
-        norms = _norms(rows)
-    if more:
-        norms = torch.linalg.vector_norm(torch.stack([norms, *more]), dim=0)
+        more = [*(Rows(part).norms() for part in rows), *more]
+    norms = torch.linalg.vector_norm(torch.stack(list(more)), dim=0) if len(more) > 1 else more[0]
     shorter = 1 - 2 * eps
     scales = (bound / norms).clamp_max(1 / shorter) * shorter
     return torch.nn.functional.threshold(scales, tiny, 0.0)  # smaller ones have too few digits
-
-
-def _norms(rows: Sequence[Tensor]) -> Tensor:
-    """(n,), in float64 throughout."""
-    norms = [torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in rows]
-    return torch.linalg.vector_norm(torch.stack(norms), dim=0)
 
 
 def _blocks(part: Tensor) -> Iterator[Tensor]:

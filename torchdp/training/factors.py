@@ -96,8 +96,8 @@ class Products:
         """At least each example's norm: (n,), float64."""
         lengths = _lengths if self.a.dtype == torch.float64 else _norms  # float32's squares are numbers of float64
         found, spread = zip(*(_product_norms(a, b, lengths) for a, b in _parts(self.a, self.b)), strict=True)
-        self._spread = torch.cat(spread)
-        return torch.cat(found)
+        self._spread = torch.cat(spread) if len(spread) > 1 else spread[0]
+        return torch.cat(found) if len(found) > 1 else found[0]
 
     def sum(self, scales: Tensor, bound: float) -> Tensor:
         """sum_i scales_i g_i, flat. Terms that cancel are added up in float64: float32 would round by S eps."""

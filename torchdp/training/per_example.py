@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torchdp.training.record import Untaken
 
 Inputs = Tensor | Mapping[str, Tensor]
 DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
+NOTHING = torch.empty(0)
 REMEMBERS = "module and loss must not remember the examples, which could move later sums: "
 
 
@@ -44,7 +45,7 @@ class Both(nn.Module):
         """What the loss returns, and what the module does, or has ``made``; for no targets that alone."""
         output = made[0] if made else self.module(x) if isinstance(x, Tensor) else self.module(**x or {})
         if y is None:
-            return torch.empty(0), output
+            return NOTHING, output
         return checks.instance("what loss returns", self.loss(output, y), Tensor), output
 
 
@@ -258,7 +259,8 @@ def _compared(
     if len(y) < 2 or not tensors or not all(fits):
         return None
     tensors = [t.flatten(0, 1) if t.ndim > 1 else t for t in tensors]
-    return passes.mixes(lost, tensors, *structure, y)
+    leaves, spec = structure
+    return passes.mixes(lost, tensors, leaves, spec, y)
 
 
 @contextmanager
@@ -267,13 +269,19 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
     if not refused:
         yield
         return
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(cuda):
-        states = [torch.get_rng_state, *(lambda one=one: torch.cuda.get_rng_state(one) for one in cuda)]
-        before = [state() for state in states]
+    cuda = [partial(each, device=device) for each in (torch.cuda.get_rng_state, torch.cuda.set_rng_state)]
+    states: list[list[Any]] = [[torch.get_rng_state, torch.set_rng_state], *([cuda] if device.type == "cuda" else [])]
+    before = [get() for get, _ in states]
+    drawn = False
+    try:
         yield
-        if not all(torch.equal(state(), old) for state, old in zip(states, before, strict=True)):
-            raise ValueError(DRAWS)
+    finally:
+        for old, (get, put) in zip(before, states, strict=True):
+            if not torch.equal(get(), old):
+                put(old)
+                drawn = True
+    if drawn:
+        raise ValueError(DRAWS)
 
 
 def _reached(total: Tensor) -> list[Tensor]:

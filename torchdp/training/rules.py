@@ -36,7 +36,8 @@ def rows_of(b: Tensor, n: int) -> Tensor:
 
 def last(n: int, b: Tensor, size: int) -> Rows:
     """Of what is added along the last dimensions: (n T, ..., size) -> (n, size)."""
-    return Rows(rows_of(b, n).reshape(n, -1, size).sum(1))
+    rows = rows_of(b, n)
+    return Rows(rows if rows.shape[1] == size else rows.reshape(n, -1, size).sum(1))
 
 
 def channels(n: int, b: Tensor) -> Rows:

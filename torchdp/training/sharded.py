@@ -17,8 +17,7 @@ def gathered(module: nn.Module) -> Iterator[dict[str, Tensor]]:
 
     Nothing for a module without shards. Every process of the shards calls this. Raises ValueError, as :func:`reshard`.
     """
-    reshard(module)
-    whole = {name: p.detach().full_tensor() for name, p in shards(module)}
+    whole = {name: p.detach().full_tensor() for name, p in reshard(module)}
     parts = module.modules() if whole else ()
     held = [(vars(part)[name], dict(vars(part)[name])) for part in parts for name in HOOKS]
     recurrent = [vars(part) for part in module.modules() if whole and isinstance(part, nn.RNNBase)]
@@ -37,8 +36,11 @@ def gathered(module: nn.Module) -> Iterator[dict[str, Tensor]]:
             own.update(kept)
 
 
-def reshard(module: nn.Module) -> None:
-    """Parameters that a forward pass has gathered are shards again. Raises ValueError on shards of another kind."""
+def reshard(module: nn.Module) -> list[tuple[str, Any]]:
+    """Parameters that a forward pass has gathered are shards again, and returned.
+
+    Raises ValueError on shards of another kind.
+    """
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # whoever shards has imported it
     for part in module.modules() if fsdp else ():
         if isinstance(part, fsdp.FullyShardedDataParallel):
@@ -47,18 +49,20 @@ def reshard(module: nn.Module) -> None:
             )
         if isinstance(part, fsdp.FSDPModule):
             part.reshard()
-    for name, p in shards(module):
+    found = shards(module)
+    for name, p in found:
         if not all(kind.is_replicate() or kind.is_shard(0) for kind in p.placements):
             raise ValueError(
                 f"module must have parameters that are whole or cut along dimension 0, and {name} is {p.placements}: "
                 "shard it by fully_shard alone"
             )
+    return found
 
 
 def shards(module: nn.Module) -> list[tuple[str, Any]]:
     """The parameters that are DTensors, by name."""
     tensor = sys.modules.get("torch.distributed.tensor")
-    return [(name, p) for name, p in module.named_parameters() if tensor and isinstance(p, tensor.DTensor)]
+    return [(name, p) for name, p in module.named_parameters() if isinstance(p, tensor.DTensor)] if tensor else []
 
 
 def like(gradient: Tensor, parameter: Any) -> Tensor:
