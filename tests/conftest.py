@@ -1,6 +1,7 @@
 """One thread, unless OMP_NUM_THREADS says another number: the tests' tensors are small, and on busy cores more threads
 only wait for each other. And the same draws at every run: a test that passes passes again."""
 
+import gc
 import hashlib
 import itertools
 import os
@@ -16,6 +17,11 @@ from torchdp.randomizers import RandomizedResponse
 
 CHOOSE, CHOOSE_FUNCTION = pairwise.choose, queries.choose_function
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
+
+
+def pytest_collection_finish():
+    """What is imported and collected stays: whoever collects garbage need not look at it each time."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -45,22 +45,27 @@ MIXED = 2**10  # times that a shuffler is looked at
 @functools.cache
 def entries(*folders):
     """The battery's classes that have a protocol, by folder and name: {"mean.PureMean": TestPureMean}."""
-    found = {}
+    found, loaded = {}, {getattr(module, "__file__", None): module for module in list(sys.modules.values())}
     for path in sorted(TESTS.glob("*/test_*.py")):
         if path.parent.name == "experiments" or (folders and path.parent.name not in folders):
             continue  # baselines of scripts are none of the library's
         if not re.search(r"^class \w+\(.*Contract\)", path.read_text(), re.M):
             continue
-        spec = importlib.util.spec_from_file_location(f"battery_{path.parent.name}_{path.stem}", path)
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(path.parent))
-        spec.loader.exec_module(module)
-        sys.path.remove(str(path.parent))
+        module = loaded.get(str(path)) or executed(path)
         for name, kind in vars(module).items():
             if name.startswith("Test") and isinstance(kind, type) and hasattr(kind, "protocol"):
                 kind.page = str(path.relative_to(TESTS.parent))
                 found[f"{path.parent.name}.{name.removeprefix('Test')}"] = kind
     return found
+
+
+def executed(path):
+    spec = importlib.util.spec_from_file_location(f"battery_{path.parent.name}_{path.stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    sys.path.remove(str(path.parent))
+    return module
 
 
 class Contract:

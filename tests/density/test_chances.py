@@ -33,9 +33,9 @@ FAMILIES = [
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
 def test_guarantee_chances_move_by_change_at_most(family, dtype):
     """Opposite vectors along each direction that the features know, and others; in the dtype that users have."""
-    features = family.draw(20, generator=generator(1))
+    features = family.draw(6, generator=generator(1))
     _, change, _ = moved(features)
-    x = torch.randn(200, D, dtype=torch.float64, generator=generator(2))
+    x = torch.randn(60, D, dtype=torch.float64, generator=generator(2))
     for name in ("signs", "frequencies"):
         known = getattr(features, name, x)
         x = torch.cat([x, known.mT if len(known) == D else known[:, :D]])

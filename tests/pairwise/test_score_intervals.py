@@ -21,7 +21,8 @@ from torchdp.pairwise import (
 )
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import ErrorParts, interval
-from torchdp.protocol.quadratic import QuadraticError, normal_deviate
+from torchdp.protocol.quadratic import QuadraticError
+from torchdp.protocol.tails import normal_deviate
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 

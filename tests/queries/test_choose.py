@@ -74,7 +74,7 @@ def test_a_histogram_is_answered_by_a_design_that_errs_less_on_skewed_data():
     drawn = best.protocol.sample_estimate(counts, generator=keyed_generator(b"design"), sample_shape=(30,))
     assert predicted < 0.68 * usual
     assert float((drawn.value - best.protocol.exact(counts)).square().mean()) == pytest.approx(predicted, rel=0.1)
-    public = choose(workloads.identity(8), 100, 1.0, prior=torch.ones(8))
+    public = choose(workloads.identity(4), 100, 1.0, prior=torch.ones(4))
     assert not any(one.note for one in public.candidates)  # on the prior nothing else is judged
 
 
@@ -86,12 +86,12 @@ def test_an_optimised_strategy_beats_everything_else_on_thresholds(average_query
 
 def test_one_parity_a_user_where_queries_are_few_parities(average_query):
     """Its variance in closed form, beside Cormode, Kulkarni, Srivastava (2018); at small epsilon it is the best."""
-    parities = workloads.parities(4, 1).dense()
+    parities = workloads.parities(3, 1).dense()
     choice = choose(parities, 1_000, 0.5, Objective.MEAN)
     assert choice.candidates[0].name == "one parity a user" and choice.best.guarantee.epsilon <= 0.5
     square = 1 / math.tanh(0.25) ** 2
     torch.testing.assert_close(
-        choice.best.variance[1:], (4 * square - 1) * torch.ones(4, 16).double(), rtol=1e-4, atol=0
+        choice.best.variance[1:], (3 * square - 1) * torch.ones(3, 8).double(), rtol=1e-4, atol=0
     )
     assert float(choice.best.variance[0].abs().max()) < 1e-9  # the parity of no bit is public
     assert "parity" not in str(average_query)  # all parities of the bits are needed
@@ -138,13 +138,12 @@ def test_degenerate_workloads_are_answered(workload):
 
 
 def test_types_that_no_query_tells_apart_are_one():
-    """Twelve types in three groups: as for three, by every optimised strategy, beyond 256 types too."""
+    """600 types in three groups: as for three, by every optimised strategy, though beyond 256 types."""
     few = torch.tensor([[0.0, 1.0, 3.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     small = choose(few, 100, 1.0, Objective.MEAN)
-    for repeats in (4, 200):
-        large = choose(few.repeat_interleave(repeats, 1), 100, 1.0, Objective.MEAN)
-        assert large.candidates[0].error == pytest.approx(small.candidates[0].error, rel=1e-6)
-        assert large.bound == pytest.approx(small.bound, rel=1e-9)
+    large = choose(few.repeat_interleave(200, 1), 100, 1.0, Objective.MEAN)
+    assert large.candidates[0].error == pytest.approx(small.candidates[0].error, rel=1e-6)
+    assert large.bound == pytest.approx(small.bound, rel=1e-9)
 
 
 def test_a_prior_is_optimised_for():

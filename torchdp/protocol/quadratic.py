@@ -1,23 +1,16 @@
 """The error of a quadratic form of a nearly normal vector, and the intervals that invert its distribution."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp.protocol.interval import Error, ErrorParts
+from torchdp.protocol.tails import LARGEST, NEAR, TINY, normal_deviate, root_of_rows
 
 FARTHEST = 16.0  # of the logarithm of a step's odds: 1e7
-FEW = 100  # steps, of the searches for a saddlepoint, an end and a threshold; they stop where nothing moves
-NEAR = 1e-7  # relative change at which a search stops
-EVEN = 1e-3  # deviates below which the saddlepoint formula is replaced by its limit
 NOISELESS = 1e-9  # of the largest coordinate: what rounding leaves of a direction without noise
-LARGEST = 40.0  # standard errors: of less than 1e-300
-TINY = 1e-300
-MANY = 256  # rows, of which those that are done are put aside
-ENDLESS = 1e15  # a saddlepoint beyond it is that of a value which cannot be told from the end of the range
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,24 +74,34 @@ class QuadraticError(Error):
 
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         """inf beyond the form's own range."""
-        path = _Path.of(self)
+        shape = (value + self.offset).shape
+        path = _Path.of(self).rows(shape)
+        each = (torch.as_tensor(part, dtype=path.scale.dtype, device=path.scale.device)
+                for part in (value + self.offset, bias, self.slack))  # fmt: skip
+        value, bias, slack = (part.expand(shape).flatten() for part in each)
 
-        def needed(z: Tensor) -> Tensor:
+        def needed(z: Tensor, rows: Tensor) -> Tensor:
             """By the ends' own width at z."""
-            wide = bias + z * self.slack
-            u = torch.stack([-wide, wide]) - value - self.offset
-            deviate, near = path.deviate(path.place(u)), 10 * NEAR * (path.scale + u.abs())
+            some, wide = path.take(rows), bias[rows] + z * slack[rows]
+            u = torch.stack([-wide, wide]) - value[rows]
+            deviate, near = some.deviate(some.place(u)), 10 * NEAR * (some.scale + u.abs())
             for sign in (1, -1):  # every interval reaches to the end that the estimate lies beyond
-                past = sign * (path.truth(torch.full_like(u, -sign * FARTHEST)) - u)
+                past = sign * (some.truth(torch.full_like(u, -sign * FARTHEST)) - u)
                 kept = torch.where(past > -near, (sign * deviate).clamp_min(0), sign * deviate)
                 deviate = sign * torch.where(past > near, 2 * LARGEST, kept)
             first, last = deviate  # falling
             return torch.where(last > 0, last, torch.where(first < 0, -first, 0.0)).clamp_max(2 * LARGEST)
 
-        zero = torch.zeros_like(value + self.offset)
-        first = needed(zero).clamp_max(LARGEST)  # the answer but for slack
-        z = _root(lambda z: needed(z) - z, zero, zero + LARGEST, first) if bool(self.slack.any()) else first
-        return torch.where(z > LARGEST * (1 - NEAR), torch.inf, z).where(~value.isnan(), torch.nan)
+        zero = torch.zeros_like(value)
+        first = needed(zero, torch.arange(len(zero), device=zero.device)).clamp_max(
+            LARGEST
+        )  # the answer but for slack
+        z = (
+            root_of_rows(lambda z, rows: needed(z, rows) - z, zero, zero + LARGEST, first)
+            if bool(slack.any())
+            else first
+        )
+        return torch.where(z > LARGEST * (1 - NEAR), torch.inf, z).where(~value.isnan(), torch.nan).view(shape)
 
     def scaled(self, factor: float | Tensor) -> "QuadraticError":
         each = torch.as_tensor(factor, dtype=self.offset.dtype, device=self.offset.device)
@@ -168,15 +171,30 @@ class _Path:
         squares = torch.nn.functional.pad(squares, (0, self.central.shape[-1]))
         return normal_deviate(-u - self.offset, curved, squares)
 
+    def rows(self, shape: torch.Size) -> "_Path":
+        """A row for each entry of a batch of this shape."""
+        n = math.prod(shape)
+        curved, squares, central, threshold = (
+            each.expand(*shape, -1).reshape(n, each.shape[-1])
+            for each in (self.curved, self.squares, self.central, self.threshold)
+        )
+        offset, scale = (each.expand(shape).reshape(n) for each in (self.offset, self.scale))
+        return _Path(curved, squares, central, offset, scale, threshold)
+
+    def take(self, rows: Tensor) -> "_Path":
+        curved, squares, central = self.curved[rows], self.squares[rows], self.central[rows]
+        return _Path(curved, squares, central, self.offset[rows], self.scale[rows], self.threshold[rows])
+
     def crossing(self, goal: Tensor) -> Tensor:
         """Where the deviate is ``goal``, or the end of the path that is nearest to it."""
-        far = torch.full_like(goal, FARTHEST)
-        return _root(lambda y: self.deviate(y) - goal, -far, far)
+        path, far, goals = self.rows(goal.shape), torch.full_like(goal, FARTHEST), goal.flatten()
+        return root_of_rows(lambda y, rows: path.take(rows).deviate(y) - goals[rows], -far, far)
 
     def place(self, u: Tensor) -> Tensor:
         """Where the truth lies u above the centre."""
-        far = torch.full_like(u, FARTHEST)
-        return _root(lambda y: torch.asinh(u / self.scale) - torch.asinh(self.at(y)[0]), -far, far)
+        path, far = self.rows(u.shape), torch.full_like(u, FARTHEST)
+        goals = torch.asinh(u.flatten() / path.scale)
+        return root_of_rows(lambda y, rows: goals[rows] - torch.asinh(path.take(rows).at(y)[0]), -far, far)
 
 
 def coordinates(slope: Tensor, J: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,62 +215,6 @@ def coordinates(slope: Tensor, J: Tensor, noise: Tensor) -> tuple[Tensor, Tensor
     return curved.where(sound[..., None], torch.nan), linear.where(sound[..., None], torch.nan)
 
 
-def normal_deviate(x: Tensor, curved: Tensor, squares: Tensor) -> Tensor:
-    """d with P[sum_i w_i (e_i^2 - 1) + 2 g_i e_i > x] = 1 - Phi(d) nearly, (*batch); curved: w, squares: g^2.
-
-    With K(s) = sum_i -log(1 - 2 w_i s)/2 - w_i s + 2 g_i^2 s^2/(1 - 2 w_i s) and K'(s) = x: d = r + log(v/r)/r,
-    r = sign(s) sqrt(2 (s x - K(s))), v = s sqrt(K''(s)).
-    """
-    size = (2 * curved.square() + 4 * squares).sum(-1).sqrt().clamp_min(TINY)
-    w, g, x = curved / size[..., None], squares / size[..., None].square(), (x / size).clamp(-LARGEST, LARGEST)
-    up, down = w.amax(-1).clamp_min(0), (-w.amin(-1)).clamp_min(0)
-    p = _saddlepoint(*(each.reshape(-1, *each.shape[x.ndim :]) for each in (w, g, x, up, down))).view_as(x)
-    s = p / (1 + 2 * torch.where(p > 0, up * p, -down * p))
-    d = 1 - 2 * w * s[..., None]
-    K = (-torch.log(d) / 2 - w * s[..., None] + 2 * g * s[..., None].square() / d).sum(-1)
-    r = s.sign() * (2 * (s * x - K)).clamp_min(0).sqrt()
-    v = s * (2 * (w / d).square() + 4 * g / d**3).sum(-1).sqrt()
-    even = (r.abs() < EVEN) | (v.abs() < EVEN)
-    third = (8 * w**3 + 24 * w * g).sum(-1)
-    far, ratio = torch.where(even, 1.0, r), torch.where(even, 1.0, v / r)
-    return torch.where(even, x + third / 6, far + ratio.log() / far)
-
-
-def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """p at which K'(s) = x, (rows); ENDLESS where there is none, since x is beyond all values.
-
-    s runs from pole to pole, 1/(2 w), as p does over the line: Newton's steps in p never leave the range.
-    """
-    low, high = (torch.where(x.sign() == side, torch.zeros_like(x), -side * torch.inf) for side in (1, -1))
-    p, found = x, x.clone()
-    rows = torch.arange(len(x), device=x.device)
-    for _ in range(FEW):
-        s = p / (1 + 2 * torch.where(p > 0, up * p, -down * p))
-        d = 1 - 2 * w * s[..., None]
-        slope = (
-            2 * w.square() * s[..., None] / d + 4 * g * s[..., None] * (1 - w * s[..., None]) / d.square()
-        ).sum(-1)
-        bend = (2 * (w / d).square() + 4 * g / d**3).sum(-1)
-        low, high = torch.where(slope > x, low, p), torch.where(slope > x, p, high)
-        step = p - (slope - x) / (bend * (s / torch.where(p == 0, 1.0, p)).where(p != 0, 1.0).square()).clamp_min(
-            TINY
-        )
-        half = torch.where(high.isinf(), 8 * low + 1, torch.where(low.isinf(), 8 * high - 1, (low + high) / 2))
-        inside = (step >= low) & (step <= high) & (step.abs() <= 8 * p.abs() + 1)
-        new = torch.where(inside, step, half)
-        going = ((new - p).abs() > NEAR * p.abs()) & (new.abs() < ENDLESS)
-        p, left = new, int(going.sum())
-        if len(p) > MANY and 2 * left < len(p):  # the others are done with
-            found[rows] = p
-            w, g, x, up, down, low, high, p, rows = (
-                each[going] for each in (w, g, x, up, down, low, high, p, rows)
-            )
-        if not left:
-            break
-    found[rows] = p
-    return found
-
-
 def _threshold(squares: Tensor, own: Tensor) -> Tensor:
     """t at which sum_i max(0, squares_i - t own_i) is sum squares less what noise adds off the gradient, (*batch).
 
@@ -262,29 +224,10 @@ def _threshold(squares: Tensor, own: Tensor) -> Tensor:
     left = size - own.sum(-1) + (own * squares).sum(-1) / size.clamp_min(TINY)
     left = torch.maximum(left, NEAR * size)
     most = torch.full_like(size, 4 + 2 * math.log(max(1, own.shape[-1])))
-    return _root(
-        lambda t: (squares - t[..., None] * own).clamp_min(0).sum(-1) - left, torch.zeros_like(size), most
-    )
+    goals, squares, own = left.flatten(), squares.expand_as(own), own.expand_as(squares)
+    squares, own = (each.reshape(len(goals), each.shape[-1]) for each in (squares, own))
 
+    def excess(t: Tensor, rows: Tensor) -> Tensor:
+        return (squares[rows] - t[:, None] * own[rows]).clamp_min(0).sum(-1) - goals[rows]
 
-def _root(f: Callable[[Tensor], Tensor], a: Tensor, b: Tensor, first: Tensor | None = None) -> Tensor:
-    """Where a falling f is 0 between a and b, or the end nearest to that; first: a guess.
-
-    Source: Dowell, Jarratt (1972).
-    """
-    left, right, y = f(a), f(b), (a + b) / 2 if first is None else first
-    inside, end = (left > 0) & (right < 0), torch.where(left <= 0, a, b)
-    for step in range(FEW):
-        value = f(y)
-        above = value > 0
-        left, right = (
-            torch.where(above, value, left * right / (right + value)),
-            torch.where(above, right * left / (left + value), value),
-        )
-        a, b = torch.where(above, y, a), torch.where(above, b, y)
-        new = b - right * (b - a) / (right - left)
-        new = torch.where((new > a) & (new < b) & (step % 4 != 3), new, (a + b) / 2)
-        if not bool((inside & (value.abs() > NEAR) & (b - a > NEAR**2)).any()):
-            break
-        y = torch.where(value.abs() > NEAR, new, y)
-    return torch.where(inside, y, end)
+    return root_of_rows(excess, torch.zeros_like(size), most)
