@@ -78,9 +78,10 @@ def binned_epsilon(plan: Plan, samples: int) -> float:
     """The least epsilon, within 1e-3, that is found with DELTA."""
     assert isinstance(plan.sampling, BallsInBins)
     low, high, settings = 0.0, plan.guarantee.epsilon, {"doubt": 1e-7, "samples": samples}
+    noise = plan.strategy, plan.sigma, plan.bound
     while high - low > 1e-3:
         middle, same = (low + high) / 2, keyed_generator(b"epsilon")
-        found = plan.sampling.guarantee(plan.strategy, plan.sigma, plan.bound, middle, **settings, generator=same)
+        found = plan.sampling.likely_guarantee(*noise, middle, **settings, generator=same)
         low, high = (low, middle) if found.delta <= DELTA else (middle, high)
     return high
 

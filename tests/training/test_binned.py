@@ -7,10 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
+from torchdp.factorization import BandedStrategy, BufferedStrategy
 from torchdp.noise import SeededNoise
-from torchdp.privacy import gaussian_log_delta
+from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.randomness import keyed_generator
-from torchdp.training import BallsInBins, Iterates, SampledBatches, choose
+from torchdp.training import BallsInBins, Iterates, SampledBatches, choose, standard_errors
 from torchdp.training.binned import _drawn, _Tilted, divergence
 
 C = np.array([[1.0, 0, 0, 0], [0.6, 1, 0, 0], [0.3, 0.6, 1, 0], [0.2, 0.3, 0.6, 1]])
@@ -92,10 +93,10 @@ def test_guarantee_a_wrong_range_costs_samples_and_not_truth():
 
 def test_guarantee_delta_is_above_the_truth_and_not_far():
     settings = {"doubt": 1e-6, "samples": 50_000, "generator": keyed_generator(b"two")}
-    found = BallsInBins(2).guarantee(torch.from_numpy(C), SIGMA, 1.0, EPSILON, **settings)
+    found = BallsInBins(2).likely_guarantee(torch.from_numpy(C), SIGMA, 1.0, EPSILON, **settings)
     truth = max(lost(False), lost(True))
     assert truth[0] - 5 * truth[1] < found.delta < 1.2 * truth[0] and "confidence" in found.source
-    wider = BallsInBins(2).guarantee(torch.from_numpy(C), SIGMA, 2.0, EPSILON, **settings)
+    wider = BallsInBins(2).likely_guarantee(torch.from_numpy(C), SIGMA, 2.0, EPSILON, **settings)
     assert wider.delta > 2 * truth[0]
 
 
@@ -108,10 +109,53 @@ def test_guarantee_the_bound_is_wrong_as_seldom_as_it_says():
     assert 3 < bound <= stats.binom.ppf(0.9999, 200, 0.4) and mean > 80
 
 
+@pytest.mark.parametrize("bands", [1, 3, 9])
+@pytest.mark.parametrize("steps", [9, 20])
+def test_guarantee_what_bins_have_in_common_is_no_less(steps, bands):
+    """Of Toeplitz strategies and buffers without forming C, on a circle of bins; also where C is formed."""
+    generator, ones = keyed_generator(b"met"), torch.ones(steps, dtype=torch.float64)
+    poles, zeros = torch.tensor([0.8, 0.3]), torch.tensor([0.5, 0.1])
+    rising = torch.rand(steps, generator=generator, dtype=torch.float64) + 0.5
+    banded = BandedStrategy(
+        torch.cat([ones[:1], torch.rand(bands - 1, generator=generator).double()])[None], steps
+    )
+    kinds = [
+        banded,
+        BufferedStrategy(poles, zeros, ones, ones),
+        BufferedStrategy(poles, zeros, rising, 1 / rising),
+    ]
+    for C in kinds:
+        for bins in (1, 2, 4, 9, 25):
+            gram, place = BallsInBins(bins).gram(C, 1.0), torch.arange(bins)
+            needed = torch.stack([gram[place, (place + d) % bins].max() for d in range(bins)])
+            formed = BallsInBins(bins).met(C)
+            known = C.met(bins) if C is not banded or bands == 1 or (C.coefficients.diff() <= 0).all() else formed
+            assert (known >= needed * (1 - 1e-14)).all() and (formed >= needed * (1 - 1e-14)).all()
+            assert formed == pytest.approx(torch.cat([needed.max()[None], needed[1:]]), rel=1e-9, abs=1e-9)
+
+
+def test_guarantee_without_samples_is_above_the_truth_and_free_of_chance():
+    truth = max(lost(False), lost(True))
+    found = BallsInBins(2).guarantee(torch.from_numpy(C), SIGMA, 1.0, truth[0])
+    assert EPSILON - 0.01 < found.epsilon < 1.4 * EPSILON and "confidence" not in found.source
+    assert found == BallsInBins(2).guarantee(torch.from_numpy(C), SIGMA, 1.0, truth[0])
+    wider = BallsInBins(2).guarantee(torch.from_numpy(C), SIGMA, 2.0, truth[0])
+    assert wider.epsilon > 1.5 * found.epsilon
+
+
+@pytest.mark.parametrize("bins", [4, 100])
+def test_guarantee_sigma_is_enough_and_no_more_than_every_bin_needs(bins):
+    """Also of more steps than a matrix is formed for; less than without the secret bins."""
+    strategy = BandedStrategy(torch.tensor([[1.0, 0.5]], dtype=torch.float64), 4 * bins if bins < 9 else 10_000)
+    sigma = BallsInBins(bins).sigma(strategy, 2.0, 1.0, 1e-5)
+    alone = gaussian_sigma(1.0, 1e-5, 2 * float(BallsInBins(bins).met(strategy)[0]) ** 0.5)
+    assert BallsInBins(bins).guarantee(strategy, sigma, 2.0, 1e-5).epsilon <= 1.0 and 0.1 * alone < sigma < alone
+
+
 def test_next_to_no_noise_hides_nothing():
     settings = {"doubt": 1e-6, "samples": 1000, "generator": keyed_generator(b"none")}
     for epsilon in (0.0, 1.0, 50.0):
-        assert BallsInBins(2).guarantee(torch.eye(2), 1e-4, 1.0, epsilon, **settings).delta > 0.99
+        assert BallsInBins(2).likely_guarantee(torch.eye(2), 1e-4, 1.0, epsilon, **settings).delta > 0.99
 
 
 def test_users_draw_their_bins_independently():
@@ -127,7 +171,7 @@ def test_chosen_among_the_candidates():
     choice = choose(Iterates(24), 80, 10, epsilon=2.0, delta=1e-3, samples=20_000, generator=generator)
     one = next(c for c in choice.candidates if c.name.startswith("balls in bins"))
     plan = one.protocol
-    again = plan.sampling.guarantee(
+    again = plan.sampling.likely_guarantee(
         plan.strategy, plan.sigma, 1.0, 2.0, doubt=1e-5, samples=200_000, generator=keyed_generator(b"again")
     )
     assert plan.guarantee.delta == 1e-3 and 0.3e-3 < again.delta < 1.2e-3
@@ -135,6 +179,19 @@ def test_chosen_among_the_candidates():
     for users in run:
         run.backward(torch.zeros(len(users), 1), torch.zeros(len(users), 1))
     assert run.step == 24 and run.spent == plan.guarantee
+
+
+@pytest.mark.slow  # a dozen strategies, half a minute
+def test_chosen_without_samples():
+    """With bands and with buffers, and with a guarantee of no chance."""
+    choice = choose(Iterates(12), 40, 10, epsilon=2.0, delta=1e-3, bins=True)
+    plans = {c.name: c.protocol for c in choice.candidates if c.name.startswith("balls in bins")}
+    assert {name.split()[-1] for name in plans} == {"bands", "buffers"} and len(plans) == 3
+    for plan in plans.values():
+        assert plan.guarantee.epsilon <= 2.0 and plan.guarantee.delta == 1e-3
+        assert "confidence" not in plan.guarantee.source
+        expected = plan.sigma * standard_errors(Iterates(12), plan.strategy)
+        assert plan.standard_errors == pytest.approx(expected)
 
 
 def test_smaller_steps_than_the_others_count():
@@ -147,9 +204,9 @@ def test_smaller_steps_than_the_others_count():
 def test_bad_input_is_named():
     settings = {"doubt": 1e-6, "samples": 1000, "generator": keyed_generator(b"bad")}
     with pytest.raises(ValueError, match="no negative entry"):
-        BallsInBins(2).guarantee(torch.tensor([[1.0, 0], [-0.1, 1]]), 1.0, 1.0, 1.0, **settings)
+        BallsInBins(2).likely_guarantee(torch.tensor([[1.0, 0], [-0.1, 1]]), 1.0, 1.0, 1.0, **settings)
     with pytest.raises(ValueError, match="doubt must be below"):
-        BallsInBins(2).sigma(torch.eye(2), 1.0, 1.0, 1e-6, **settings)
+        BallsInBins(2).likely_sigma(torch.eye(2), 1.0, 1.0, 1e-6, **settings)
     with pytest.raises(ValueError, match="bins"):
         BallsInBins(0)
     with pytest.raises(ValueError, match="without a generator"):
@@ -168,6 +225,6 @@ def test_guarantee_bins_without_a_step_and_extremes_are_served():
     part = np.maximum(0, 1 - math.e / ((6 + np.exp(y - 0.5).sum(1)) / 10))
     assert part.mean() - 4 * part.std() / len(y) ** 0.5 < bound < 1.5 * part.mean()
     settings = {"doubt": 1e-9, "samples": 2000, "generator": generator}
-    assert sampling.sigma(torch.eye(4), 1.0, 1e4, 1e-2, **settings) < 0.01
+    assert sampling.likely_sigma(torch.eye(4), 1.0, 1e4, 1e-2, **settings) < 0.01
     with pytest.raises(ValueError, match="samples"):
-        sampling.sigma(torch.eye(4), 1.0, 1e-3, 1e-12, **(settings | {"doubt": 1e-14}))
+        sampling.likely_sigma(torch.eye(4), 1.0, 1e-3, 1e-12, **(settings | {"doubt": 1e-14}))

@@ -10,22 +10,28 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.noise import Noise
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy.mixtures import mixture_epsilon, mixture_sigma
 from torchdp.privacy.root import root
 from torchdp.training.strategy import MOST_DENSE, Strategy, as_strategy
 
 FEW, BEYOND = 2**15, 10.0  # samples of a search; powers of e of noise above what is needed without any chance
 NUMBERS = 2**20  # normals made together
 LEAST, FARTHEST = 1e-300, 4  # of a bound: not 0, to divide by; of a tilt, in tilts that are best for the worst bin
-SOURCE = "Choquette-Choo, Ganesh, Haque, Steinke, Thakurta (2025), balls in bins; Clopper, Pearson (1934)"
+SAFE = 1.002  # of sigma: its search and the search of epsilon end within less
+EPS = torch.finfo(torch.float64).eps
+BINS = "Choquette-Choo, Ganesh, Haque, Steinke, Thakurta (2025), balls in bins"
+COMPARED = "Kahane (1985), comparison with chains, torchdp.privacy.mixtures"
+SAMPLED = "Clopper, Pearson (1934)"
 
 
 @dataclass(frozen=True)
 class BallsInBins:
     """A user draws one of ``bins`` bins i, each as likely, and is in steps i, i + bins, i + 2 bins, ...; in secret.
 
-    A strategy C >= 0 of any bands is served. The most that a user changes is as far apart as P and Q:
+    A strategy C >= 0 of any bands is served, buffers too. The most that a user changes is as far apart as P and Q:
     Q = N(0, sigma^2 I), P = the mean over i of N(m_i, sigma^2 I), m_i / bound = the sum of C's columns i, i + bins, ...
-    Both directions' hockey-stick curves are found by Monte Carlo.
+    ``guarantee`` bounds both directions' hockey-stick divergences by comparison with chains
+    (:mod:`torchdp.privacy.mixtures`); ``likely_guarantee`` samples them, for somewhat less noise and with a doubt.
 
     bins: at least 1. Raises ValueError.
     Source: Choquette-Choo, Ganesh, Haque, Steinke, Thakurta (2025), near exact privacy amplification.
@@ -50,7 +56,39 @@ class BallsInBins:
         """Each user's bin, independently: (users,)."""
         return draws.below(self.bins, (users,))
 
-    def guarantee(
+    def guarantee(self, strategy: Strategy, sigma: float, bound: float, delta: float) -> Guarantee:
+        """What the outputs W (G + C^{-1} Z) of all steps promise: C is ``strategy``, Z of N(0, sigma^2) entries.
+
+        bound: largest norm of a user's part of one sum. strategy: C >= 0; of more than 4,096 steps a Toeplitz or a
+        :class:`BufferedStrategy`. Raises TypeError, ValueError.
+
+        Guarantees: (epsilon, delta)-DP for adding or removing one user, each sum's gradients depending on all earlier
+        outputs; an upper bound, of no chance. At most that of N(m_i, sigma^2 I) alone, the longest m_i's.
+        Source: as the class, for P and Q; Kahane (1985), comparison, and ``torchdp.privacy.mixtures`` for the bound.
+        """
+        met = self.met(strategy) * (checks.positive("bound", bound) / checks.positive("sigma", sigma)) ** 2
+        epsilon = mixture_epsilon(met.numpy() * (1 + 1e-15), delta)
+        return Guarantee(epsilon, delta, Model.CENTRAL, Neighbours.ADD_REMOVE, False, f"{BINS}; {COMPARED}")
+
+    def sigma(self, strategy: Strategy, bound: float, epsilon: float, delta: float) -> float:
+        """About the least sigma for which ``guarantee`` is at most ``epsilon``. Raises TypeError, ValueError."""
+        return checks.positive("bound", bound) * mixture_sigma(self.met(strategy).numpy(), epsilon, delta) * SAFE
+
+    def met(self, strategy: Strategy) -> Tensor:
+        """(bins,), [d] at least <m_i, m_j> for bound 1 and all bins i, j with j - i = d or d - bins, float64."""
+        strategy = as_strategy(strategy)
+        known = None if strategy.steps <= MOST_DENSE else strategy.met(self.bins)
+        if known is not None:
+            return known.clamp_max(known[0])
+        gram = self.gram(strategy, 1.0)
+        moved = strategy.recurrence.dense()[1].max() * -(-strategy.steps // self.bins)
+        size = float(gram.diagonal().max())
+        place = torch.arange(self.bins)
+        met = torch.stack([gram[place, (place + d) % self.bins].max() for d in place.tolist()])
+        met = met * (1 + (strategy.steps + 16) * EPS) + 3 * float(moved) * math.sqrt(size)
+        return torch.cat([met.max()[None], met[1:]])
+
+    def likely_guarantee(
         self,
         strategy: Strategy,
         sigma: float,
@@ -77,10 +115,12 @@ class BallsInBins:
         samples = checks.integer("samples", samples, 100)
         found = [divergence(gram, epsilon, samples, doubt / 2, generator, added)[1] for added in (False, True)]
         delta = min(max(found) + doubt, 1 - 2.0**-53)
-        source = f"{SOURCE}; {samples} samples, right with confidence 1 - {doubt:.2g}, the rest is in delta"
+        source = (
+            f"{BINS}; {SAMPLED}; {samples} samples, right with confidence 1 - {doubt:.2g}, the rest is in delta"
+        )
         return Guarantee(epsilon, delta, Model.CENTRAL, Neighbours.ADD_REMOVE, False, source)
 
-    def sigma(
+    def likely_sigma(
         self,
         strategy: Strategy,
         bound: float,
@@ -91,14 +131,12 @@ class BallsInBins:
         samples: int,
         generator: torch.Generator,
     ) -> float:
-        """A sigma, about the least, for which ``guarantee`` is likely to find at most ``delta``: not itself a promise.
+        """A sigma, about the least, for which ``likely_guarantee`` is likely to find ``delta``: not itself a promise.
 
         By the same few samples for every sigma. Raises ValueError.
         """
-        gram, samples = (
-            self.gram(strategy, checks.positive("bound", bound)),
-            checks.integer("samples", samples, 100),
-        )
+        gram = self.gram(strategy, checks.positive("bound", bound))
+        samples = checks.integer("samples", samples, 100)
         if not 0 < checks.positive("doubt", doubt) < checks.fraction("delta", delta):
             raise ValueError(f"doubt must be below delta = {delta:g}, not {doubt:g}")
         return search(gram, epsilon, delta, doubt, samples, generator)

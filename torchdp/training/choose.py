@@ -1,6 +1,7 @@
 """The plan of least error: sampled with independent or banded noise, or a fixed order with correlated noise."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization import (
     BandedStrategy,
+<<<<<<< HEAD
     StreamStrategy,
     factorize_buffered,
     factorize_epochs,
@@ -21,6 +23,16 @@ from torchdp.factorization.solvers.banded_solver import (
     column_scales,
     long_banded,
 )
+=======
+    BufferedStrategy,
+    StreamStrategy,
+    factorize_buffered,
+    factorize_epochs,
+)
+from torchdp.factorization.solvers.banded_solver import banded_strategy
+from torchdp.factorization.solvers.long_banded_solver import long_banded
+from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
+>>>>>>> refs/heads/binned
 from torchdp.factorization.streams.search import (
     LEAST_PERIOD,
     MOST_PASSES,
@@ -28,6 +40,7 @@ from torchdp.factorization.streams.search import (
     buffered_passes,
     recalled_passes,
 )
+from torchdp.factorization.streams.series import squares
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.sampling import LEAST_CHANCE
 from torchdp.protocol import Choice
@@ -45,15 +58,19 @@ from torchdp.training.strategy import (
     lower_triangular,
     standard_errors,
 )
-from torchdp.workloads import Workload
+from torchdp.workloads import RunningSums, Workload
 
 DENSE = 512  # steps up to which strategies are optimised entry by entry
 SCALED = 2048  # steps of a matrix up to which the columns of one row of coefficients are scaled one by one
 EVALUATIONS = 60  # of each power, where all entries of so many bands are free
 LONG = 2**14  # steps after which such a row's best coefficients hardly change
 MOST_BANDS = 64  # of a strategy with one row of coefficients
+<<<<<<< HEAD
 BUFFERS = 4
 MIDDLE = 0.25  # the curvature that strategies are made for where all of them count
+=======
+BUFFERS, SHORT = 4, (2, 3, 5, 9, 17, 33)  # of a fixed order; steps that buffers in bins are made for
+>>>>>>> refs/heads/binned
 DOUBT, TRIES = 0.01, 5  # of delta: that Monte Carlo bounds are wrong; of so many
 ITERATIONS = 500
 
@@ -68,6 +85,7 @@ def choose(
     delta: float,
     bound: float = 1.0,
     p: float = 2.0,
+    bins: bool = False,
     samples: int = 0,
     generator: torch.Generator | None = None,
     participation: Participation | None = None,
@@ -89,9 +107,11 @@ def choose(
     so many bands and up to 512 steps the certified best one, nothing is sampled, and each batch is shown to the run
     first (:meth:`Run.admit`).
 
-    samples: with them balls in bins are a candidate (:class:`BallsInBins`), of the number of bands that errs least; its
-    noise is found by Monte Carlo, so many samples of each law, 1 / delta or more, in a minute or two; delta holds the
-    chance that the bound is wrong. It is often the best plan. generator: of the samples. There are
+    bins: whether balls in bins (:class:`BallsInBins`) are candidates too, of any number of steps, in half a minute or
+    so: with the number of bands of least error, and for Iterates with one and with two buffers, whose state is one or
+    two numbers for each parameter. samples: with them balls in bins with bands are a candidate whose noise is found by
+    Monte Carlo, so many samples of each law, 1 / delta or more, in a minute or two; delta holds the chance that the
+    bound is wrong. generator: of the samples. There are
     users / batch bins, rounded up; where users / bins is less than batch, the error counts as many times more.
 
     W: :class:`Iterates` of any number of steps, or (steps, steps), lower triangular, its diagonal not 0, of up to
@@ -106,9 +126,13 @@ def choose(
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.
     """
+<<<<<<< HEAD
     judged = W if isinstance(W, Iterates) and W.curved else None
     if judged:
         W = min(judged.curvatures().items(), key=lambda one: abs(one[0] - MIDDLE))[1]
+=======
+    sums = W.sums() if isinstance(W, Iterates) else None
+>>>>>>> refs/heads/binned
     if not isinstance(W, Iterates) or W.steps <= DENSE:
         W = lower_triangular("W", W.dense() if isinstance(W, Workload | Iterates) else W)
         if len(W) > MOST_DENSE:
@@ -123,7 +147,11 @@ def choose(
     gaussian_sigma(epsilon, delta, 1.0)  # refuses what no noise gives
     most = min(users // batch, steps if steps <= DENSE else MOST_BANDS)
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
+<<<<<<< HEAD
     task = _Task(W, judged, users, batch, epsilon, delta, bound, p)
+=======
+    task = _Task(W, sums, users, batch, epsilon, delta, bound, p)
+>>>>>>> refs/heads/binned
     named = {1: "Poisson, independent noise"} | {n: f"cyclic Poisson, {n} bands" for n in counts[1:]}
     if participation is not None:
         plans = task.attended(checks.instance("participation", participation, Participation))
@@ -136,6 +164,7 @@ def choose(
             )
         binned = task.binned(samples, generator)
         plans[f"balls in bins, {binned.strategy.bands} bands"] = binned
+    plans |= task.compared() if bins else {}
     notes = {name: f"noise {plan.sigma / plan.bound:.4g} x bound" for name, plan in plans.items()}
     return Choice(tuple(Candidate(name, plan, _error(plan, p), notes[name]) for name, plan in plans.items()))
 
@@ -157,7 +186,11 @@ class _Task:
     """What is asked for, and its plan for each way to sample."""
 
     W: Tensor | Iterates
+<<<<<<< HEAD
     judged: Iterates | None
+=======
+    sums: tuple[float, RunningSums] | None
+>>>>>>> refs/heads/binned
     users: int
     batch: int
     epsilon: float
@@ -184,6 +217,7 @@ class _Task:
         sigma = gaussian_sigma(self.epsilon, self.delta, self.bound * sensitivity(C, order).value)
         return self.plan(C, order, sigma, noise_guarantee(C, sigma, self.bound, self.delta, order), errors)
 
+<<<<<<< HEAD
     def attended(self, rule: Participation) -> dict[str, Plan]:
         """Batches that are made elsewhere and keep to a rule, by name."""
         W, steps = self.W, self.W.shape[0]
@@ -200,21 +234,50 @@ class _Task:
             plans[name] = self.plan(C, OwnBatches(rule), sigma, guarantee, standard_errors(W, C))
         return plans
 
+=======
+    def compared(self) -> dict[str, Plan]:
+        """Balls in bins by comparison, with bands and with buffers: the first ones after which the error rises."""
+        sampling = BallsInBins(-(-self.users // self.batch))
+        kinds: list[Iterator[tuple[StreamStrategy, Tensor]]] = [map(self._clamped, self._counts(sampling.bins))]
+        if self.sums is not None:
+            kinds += [_short_buffers(*self.sums, buffers) for buffers in (1, 2)]
+        plans = {}
+        for strategies in kinds:
+            found: list[tuple[float, float, StreamStrategy, Tensor]] = []
+            for C, errors in strategies:
+                sigma = sampling.sigma(C, self.bound, self.epsilon, self.delta)
+                found.append((sigma * _mean(errors, self.p), sigma, C, errors))
+                if len(found) > 1 and found[-1][0] > found[-2][0]:
+                    break
+            _, sigma, C, errors = min(found, key=lambda one: one[0])
+            guarantee = sampling.guarantee(C, sigma, self.bound, self.delta)
+            plans[f"balls in bins, {C}"] = self.plan(C, sampling, sigma, guarantee, errors)
+        return plans
+
+    def _counts(self, bins: int) -> list[int]:
+        """Numbers of bands, for so many bins."""
+        steps = self.W.shape[0]
+        most = min(bins, steps, steps if steps <= DENSE else MOST_BANDS)
+        return sorted({2**i for i in range(most.bit_length())} | {most})
+
+    def _clamped(self, bands: int) -> tuple[BandedStrategy, Tensor]:
+        """With no negative entry, as bins ask; and the row norms of W C^{-1}."""
+        C = BandedStrategy(_banded(self.W, bands, self.p).coefficients.clamp_min(0), self.W.shape[0])
+        return C, standard_errors(self.W, C)
+
+>>>>>>> refs/heads/binned
     def binned(self, samples: int, generator: torch.Generator) -> Plan:
         """Balls in bins; bands and noise by few samples, the guarantee by many others, TRIES times at most."""
-        W, steps, sampling = self.W, self.W.shape[0], BallsInBins(-(-self.users // self.batch))
-        most = min(sampling.bins, steps, steps if steps <= DENSE else MOST_BANDS)
-        found, doubt = [], DOUBT * self.delta / TRIES
+        sampling, doubt, found = BallsInBins(-(-self.users // self.batch)), DOUBT * self.delta / TRIES, []
         given: dict[str, Any] = {"doubt": doubt, "samples": samples, "generator": generator}
-        for bands in sorted({2**i for i in range(most.bit_length())} | {most}):
-            C = BandedStrategy(_banded(W, bands, self.p).coefficients.clamp_min(0), steps)  # as bins ask
-            rough = sampling.sigma(C, self.bound, self.epsilon, self.delta, **given)
-            found.append((_mean(rough * standard_errors(W, C), self.p), rough, C))
-        _, sigma, C = min(found, key=lambda one: one[0])
+        for C, errors in map(self._clamped, self._counts(sampling.bins)):
+            rough = sampling.likely_sigma(C, self.bound, self.epsilon, self.delta, **given)
+            found.append((rough * _mean(errors, self.p), rough, C, errors))
+        _, sigma, C, errors = min(found, key=lambda one: one[0])
         for _ in range(TRIES):
-            kept = sampling.guarantee(C, sigma, self.bound, self.epsilon, **given)
+            kept = sampling.likely_guarantee(C, sigma, self.bound, self.epsilon, **given)
             if kept.delta + (TRIES - 1) * doubt <= self.delta:  # the doubts of all tries
-                return self.plan(C, sampling, sigma, replace(kept, delta=self.delta), standard_errors(W, C))
+                return self.plan(C, sampling, sigma, replace(kept, delta=self.delta), errors)
             sigma *= 1.003 * max(1.0, kept.delta / self.delta) ** 0.1
         raise ValueError(f"samples = {samples} are too few for delta = {self.delta:g}; take four times as many")
 
@@ -254,6 +317,16 @@ def _buffered(W: Iterates, period: int, p: float) -> tuple[StreamStrategy, Tenso
     else:
         C, norms = buffered_passes(S, period, BUFFERS, p)
     return C, rate * norms
+
+
+def _short_buffers(rate: float, S: RunningSums, buffers: int) -> Iterator[tuple[StreamStrategy, Tensor]]:
+    """Toeplitz buffers that are best for so few steps that a user's bins meet little; and the row norms of W C^{-1}."""
+    ones = torch.ones(S.steps, dtype=torch.float64)
+    for steps in SHORT:
+        if buffers < steps <= S.steps:
+            short = factorize_buffered(RunningSums(steps, S.decay, S.momentum), buffers, 2.0).strategy
+            C = BufferedStrategy(short.poles, short.zeros, ones, ones)
+            yield C, rate * squares(*C.tensors, S).sqrt()
 
 
 def _banded(W: Tensor | Iterates, bands: int, p: float) -> BandedStrategy:

@@ -270,7 +270,10 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
         yield
         return
     cuda = [partial(each, device=device) for each in (torch.cuda.get_rng_state, torch.cuda.set_rng_state)]
-    states: list[list[Any]] = [[torch.get_rng_state, torch.set_rng_state], *([cuda] if device.type == "cuda" else [])]
+    states: list[list[Any]] = [
+        [torch.get_rng_state, torch.set_rng_state],
+        *([cuda] if device.type == "cuda" else []),
+    ]
     before = [get() for get, _ in states]
     drawn = False
     try:

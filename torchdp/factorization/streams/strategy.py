@@ -1,7 +1,6 @@
 """A strategy of a matrix mechanism over steps: tables that make its noise, and what one user moves under it."""
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -42,9 +41,9 @@ class StreamStrategy(ABC):
     """A lower triangular C, (steps, steps), which need not be formed. A subclass says ``steps`` and ``tabulated``.
 
     All else follows from the tables: the noise, its state and its name, C itself and, through C, what a user moves. A
-    subclass that knows more overrides ``column_norms``, ``in_passes``, ``apart`` and ``bands``, each a claim about
-    privacy that has to be proved; ``tabulated`` is none. The tables are made once, when they are first used: no code of
-    a strategy runs in the midst of a step.
+    subclass that knows more overrides ``column_norms``, ``in_passes``, ``met``, ``apart`` and ``bands``, each a
+    claim about privacy that has to be proved; ``tabulated`` is none. The tables are made once, when they are first
+    used: no code of a strategy runs in the midst of a step.
     """
 
     if TYPE_CHECKING:  # at runtime it would be the default of a dataclass's field
@@ -99,8 +98,24 @@ class StreamStrategy(ABC):
         """
         if (found := self.recurrence.first_column()) is None:
             return None
-        moved = _sum_of_columns(found[0], period, self.steps)
+        moved = float(sum_of_columns(found[0], period, self.steps).norm())
         return Sensitivity.rounded(moved, moved, found[1] + (2 * self.steps + 16) * EPS)
+
+    def met(self, period: int) -> Tensor | None:
+        """[d] is at least <m_i, m_j>, j - i = d or d - period, m_i the sum of columns i, i + period, ...
+
+        (period,); None: C must be formed. Here of a Toeplitz C >= 0, by the envelope e of ``apart``:
+        <column i, column j> falls as both move on together, so i = 0 meets most, at d and at period - d.
+        """
+        if (found := self.recurrence.first_column()) is None:
+            return None
+        from scipy.signal import fftconvolve
+
+        e = found[0].cpu().flip(0).cummax(0).values.flip(0)
+        user = sum_of_columns(e, period, self.steps)
+        with_each = torch.from_numpy(fftconvolve(user.numpy(), e.flip(0).numpy()))[self.steps - 1 :]
+        rounding = 256 * EPS * float(e.norm() * user.norm())  # of each entry's transforms
+        return around(with_each.clamp_min(0) * (1 + 3 * found[1]) + rounding, period)
 
     def apart(self, gap: int, times: int) -> Sensitivity | None:
         """What a user moves who is in at most ``times`` steps, any two at least ``gap`` apart; None: C must be formed.
@@ -113,7 +128,9 @@ class StreamStrategy(ABC):
         if (found := self.recurrence.first_column()) is None:
             return None
         c, rounding = found
-        bound, moved = (_sum_of_columns(x, gap, times) for x in (c.flip(0).cummax(0).values.flip(0), c))
+        bound, moved = (
+            float(sum_of_columns(x, gap, times).norm()) for x in (c.flip(0).cummax(0).values.flip(0), c)
+        )
         if moved < (1 - ATTAINED) * bound and self.steps <= SEARCHED:
             return None
         return Sensitivity.rounded(bound, moved, rounding + (self.steps + times + 16) * EPS)
@@ -151,9 +168,15 @@ def signs(gram: Tensor) -> Tensor:
     return torch.where(found == 0, 1.0, found)
 
 
-def _sum_of_columns(c: Tensor, gap: int, times: int) -> float:
-    """The norm of the sum of columns 0, gap, 2 gap, ..., at most ``times`` of them."""
+def around(met: Tensor, period: int) -> Tensor:
+    """``StreamStrategy.met`` where i = 0 meets most, of met = C^T m_0, (steps,)."""
+    sums = torch.nn.functional.pad(met, (0, -len(met) % period)).view(-1, period).sum(0)
+    return torch.maximum(sums, torch.cat([sums[:1], sums[1:].flip(0)]))
+
+
+def sum_of_columns(c: Tensor, gap: int, times: int) -> Tensor:
+    """Columns 0, gap, 2 gap, ... of a Toeplitz matrix, at most ``times`` of them, summed up."""
     total = torch.zeros_like(c)
     for start in range(0, min(times * gap, len(c)), gap):
         total[start:] += c[: len(c) - start]
-    return math.sqrt(float(total.square().sum()))
+    return total
