@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization import (
     BandedStrategy,
-<<<<<<< HEAD
+    BufferedStrategy,
     StreamStrategy,
     factorize_buffered,
     factorize_epochs,
@@ -23,16 +23,6 @@ from torchdp.factorization.solvers.banded_solver import (
     column_scales,
     long_banded,
 )
-=======
-    BufferedStrategy,
-    StreamStrategy,
-    factorize_buffered,
-    factorize_epochs,
-)
-from torchdp.factorization.solvers.banded_solver import banded_strategy
-from torchdp.factorization.solvers.long_banded_solver import long_banded
-from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz, column_scales
->>>>>>> refs/heads/binned
 from torchdp.factorization.streams.search import (
     LEAST_PERIOD,
     MOST_PASSES,
@@ -65,12 +55,8 @@ SCALED = 2048  # steps of a matrix up to which the columns of one row of coeffic
 EVALUATIONS = 60  # of each power, where all entries of so many bands are free
 LONG = 2**14  # steps after which such a row's best coefficients hardly change
 MOST_BANDS = 64  # of a strategy with one row of coefficients
-<<<<<<< HEAD
-BUFFERS = 4
 MIDDLE = 0.25  # the curvature that strategies are made for where all of them count
-=======
 BUFFERS, SHORT = 4, (2, 3, 5, 9, 17, 33)  # of a fixed order; steps that buffers in bins are made for
->>>>>>> refs/heads/binned
 DOUBT, TRIES = 0.01, 5  # of delta: that Monte Carlo bounds are wrong; of so many
 ITERATIONS = 500
 
@@ -126,13 +112,10 @@ def choose(
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.
     """
-<<<<<<< HEAD
     judged = W if isinstance(W, Iterates) and W.curved else None
     if judged:
         W = min(judged.curvatures().items(), key=lambda one: abs(one[0] - MIDDLE))[1]
-=======
-    sums = W.sums() if isinstance(W, Iterates) else None
->>>>>>> refs/heads/binned
+    sums = W.sums() if isinstance(W, Iterates) and not judged else None
     if not isinstance(W, Iterates) or W.steps <= DENSE:
         W = lower_triangular("W", W.dense() if isinstance(W, Workload | Iterates) else W)
         if len(W) > MOST_DENSE:
@@ -147,16 +130,16 @@ def choose(
     gaussian_sigma(epsilon, delta, 1.0)  # refuses what no noise gives
     most = min(users // batch, steps if steps <= DENSE else MOST_BANDS)
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
-<<<<<<< HEAD
-    task = _Task(W, judged, users, batch, epsilon, delta, bound, p)
-=======
-    task = _Task(W, sums, users, batch, epsilon, delta, bound, p)
->>>>>>> refs/heads/binned
+    task = _Task(W, judged, sums, users, batch, epsilon, delta, bound, p)
     named = {1: "Poisson, independent noise"} | {n: f"cyclic Poisson, {n} bands" for n in counts[1:]}
     if participation is not None:
         plans = task.attended(checks.instance("participation", participation, Participation))
     else:
         plans = {named[groups]: task.sampled(groups) for groups in counts} | {"fixed order": task.ordered()}
+    if bins and participation:
+        raise ValueError(
+            "bins must be False with participation: it draws who comes, and so can not keep to a rule"
+        )
     if checks.integer("samples", samples, 0):
         if generator is None or participation or steps > MOST_DENSE:
             raise ValueError(
@@ -186,11 +169,8 @@ class _Task:
     """What is asked for, and its plan for each way to sample."""
 
     W: Tensor | Iterates
-<<<<<<< HEAD
     judged: Iterates | None
-=======
     sums: tuple[float, RunningSums] | None
->>>>>>> refs/heads/binned
     users: int
     batch: int
     epsilon: float
@@ -217,7 +197,6 @@ class _Task:
         sigma = gaussian_sigma(self.epsilon, self.delta, self.bound * sensitivity(C, order).value)
         return self.plan(C, order, sigma, noise_guarantee(C, sigma, self.bound, self.delta, order), errors)
 
-<<<<<<< HEAD
     def attended(self, rule: Participation) -> dict[str, Plan]:
         """Batches that are made elsewhere and keep to a rule, by name."""
         W, steps = self.W, self.W.shape[0]
@@ -234,7 +213,6 @@ class _Task:
             plans[name] = self.plan(C, OwnBatches(rule), sigma, guarantee, standard_errors(W, C))
         return plans
 
-=======
     def compared(self) -> dict[str, Plan]:
         """Balls in bins by comparison, with bands and with buffers: the first ones after which the error rises."""
         sampling = BallsInBins(-(-self.users // self.batch))
@@ -265,7 +243,6 @@ class _Task:
         C = BandedStrategy(_banded(self.W, bands, self.p).coefficients.clamp_min(0), self.W.shape[0])
         return C, standard_errors(self.W, C)
 
->>>>>>> refs/heads/binned
     def binned(self, samples: int, generator: torch.Generator) -> Plan:
         """Balls in bins; bands and noise by few samples, the guarantee by many others, TRIES times at most."""
         sampling, doubt, found = BallsInBins(-(-self.users // self.batch)), DOUBT * self.delta / TRIES, []
