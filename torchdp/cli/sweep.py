@@ -13,9 +13,11 @@ from traceback import extract_tb
 from typing import Any
 
 from torchdp import checks, simulate
-from torchdp.simulate import OnError, OtherCode, Row, Sampler, Sweep, Trial
+from torchdp.simulate import OnError, OtherCode, Row, Sweep, Trial
+from torchdp.simulate.blocks import Sampler
 from torchdp.simulate.code import code_of
 from torchdp.simulate.page import write_page
+from torchdp.simulate.plots import write_csv
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.sweep import MakeTrial
 from torchdp.text import integer, say
@@ -45,24 +47,7 @@ def sweep(options: argparse.Namespace) -> int:
         rows = _stored(store, experiment, options.seed, code_of(there))
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        with cluster(options.cluster) as client:
-            rows = simulate.sweep(
-                there,
-                experiment.grid,
-                trials=trials,
-                seed=checks.integer("--seed", options.seed, 0),
-                store=store,
-                block_size=experiment.block_size,
-                target_relative_ci=options.target_relative_ci,
-                device=checks.device("--device", options.device),
-                devices=options.devices.split(",") if options.devices is not None else None,
-                executor=client,
-                shard=shard(options.shard),
-                retries=options.retries,
-                time_limit=options.time_limit,
-                other_code=OtherCode(options.other_code),
-                on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
-            )
+        rows = _measured(there, experiment, trials, store, options)
     failed, good = [row for row in rows if row.error], [row for row in rows if not row.error]
     if not rows and options.shard is None:
         raise ValueError(f"{options.experiment}: its grid is empty, nothing was measured")
@@ -72,7 +57,7 @@ def sweep(options: argparse.Namespace) -> int:
     if not good:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
     table = folder / "results.csv"
-    simulate.write_csv(rows, table)
+    write_csv(rows, table)
     drawn: list[Path] = []
     if not options.measure_only:
         drawn += write_page(store, store.with_name("report.html"), experiment.name)
@@ -82,6 +67,29 @@ def sweep(options: argparse.Namespace) -> int:
     for row in failed:
         say(f"torchdp sweep: {row.config} failed: {' '.join(str(row.error).split())}", error=True)
     return 1 if failed else 0
+
+
+def _measured(
+    there: "Script", experiment: Sweep, trials: int | None, store: Path, options: argparse.Namespace
+) -> list[Row]:
+    with cluster(options.cluster) as client:
+        return simulate.sweep(
+            there,
+            experiment.grid,
+            trials=trials,
+            seed=checks.integer("--seed", options.seed, 0),
+            store=store,
+            block_size=experiment.block_size,
+            target_relative_ci=options.target_relative_ci,
+            device=checks.device("--device", options.device),
+            devices=options.devices.split(",") if options.devices is not None else None,
+            executor=client,
+            shard=shard(options.shard),
+            retries=options.retries,
+            time_limit=options.time_limit,
+            other_code=OtherCode(options.other_code),
+            on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
+        )
 
 
 def shard(text: str | None) -> tuple[int, int] | None:
