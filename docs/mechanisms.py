@@ -41,8 +41,6 @@ ELSEWHERE = {  # tests of another name than test_guarantee
     "test_guarantee_of_hashed_buckets_composes_one_instance_for_each_repetition",
     "domains.NoiseShape": "domains/test_noise_shape.py::"
     "test_guarantee_the_ellipsoid_holds_the_domain_and_the_bounds_are_in_order",
-    "factorization.RunningFactorization": "factorization/test_running.py::"
-    "test_noise_has_its_covariance_and_the_sensitivity_is_a_bound",
     "privacy.sampled_multiplier": "privacy/test_sampling.py::test_the_least_multiplier",
     "shuffle.BitLaw": "shuffle/test_calibrate.py::"
     "test_guarantee_calibrated_protocols_are_private_and_need_their_noise",

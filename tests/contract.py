@@ -34,7 +34,7 @@ from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, MessageProtocol, Objective, Tally
 from torchdp.regression import SecondMoments
-from torchdp.secure import SecureSums
+from torchdp.secure.sums import SecureSums
 from torchdp.shuffle.sums import Shuffled
 
 TESTS = Path(__file__).resolve().parent

@@ -1,10 +1,8 @@
-"""Messages as bytes: each in as many bytes as its bits need, and a frame around a batch that travels.
+"""Messages as bytes: each in as many bytes as its bits need.
 
-A byte string of the right length is always a message, so what it belongs to and whether it is whole is the frame's to
-say: its version, whose messages these are, how many bytes, and their checksum. A checksum finds damage, not forgery.
+A byte string of the right length is always a message: whose it is, and whether it is whole, is its carrier's to say.
 """
 
-import hashlib
 import sys
 
 import torch
@@ -12,9 +10,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.threads import on_host
-
-MAGIC, VERSION = b"tdp", 1
-CHECKSUM = 8
 
 
 def pack(values: Tensor, bits: int) -> bytes:
@@ -70,35 +65,3 @@ def unpack_words(data: bytes) -> Tensor:
         if sys.byteorder == "little"
         else words.view(torch.uint8).view(-1, 8).flip(1).contiguous().view(torch.int64)[:, 0]
     )
-
-
-def frame(payload: bytes, fingerprint: bytes) -> bytes:
-    """A batch as it travels. fingerprint: at most 255 bytes that name the protocol and its parameters."""
-    checks.instance("payload", payload, bytes)
-    if len(checks.instance("fingerprint", fingerprint, bytes)) > 255:
-        raise ValueError(f"fingerprint must have at most 255 bytes, not {len(fingerprint)}")
-    head = MAGIC + bytes([VERSION, len(fingerprint)]) + fingerprint + len(payload).to_bytes(8, "little")
-    return head + payload + _checksum(head + payload)
-
-
-def unframe(data: bytes, fingerprint: bytes) -> bytes:
-    """The payload. Raises ValueError for damage, another version, or another protocol's messages."""
-    if checks.instance("data", data, bytes)[:3] != MAGIC:
-        raise ValueError("data must be a frame of messages; this does not begin like one")
-    if data[3:4] != bytes([VERSION]):
-        raise ValueError(f"data must be a frame of version {VERSION}; read it with the release that wrote it")
-    if len(data) < CHECKSUM or _checksum(data[:-CHECKSUM]) != data[-CHECKSUM:]:
-        raise ValueError("data must be a whole frame; these bytes were cut off or damaged")
-    end = 5 + data[4]
-    if data[5:end] != fingerprint:
-        raise ValueError(
-            "data must hold messages of this protocol; these belong to another or to other parameters"
-        )
-    payload = data[end + 8 : -CHECKSUM]
-    if int.from_bytes(data[end : end + 8], "little") != len(payload):
-        raise ValueError("data must be one whole frame; its length is not the one that it names")
-    return payload
-
-
-def _checksum(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=CHECKSUM).digest()

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from torchdp.cli.sweep import Script, load
-from torchdp.simulate import Experiment, Report, Row, Sampler, sweep
+from torchdp.simulate import Experiment, Report, Row, sweep
+from torchdp.simulate.blocks import Sampler
 
 SCRIPT = str(Path(__file__).parents[1] / "pairwise" / "error_vs_n.py")
 

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from torchdp import workloads
-from torchdp.factorization import additive_noise_bound, factorize, hard_instance, sample_upper_bound
+from torchdp.factorization import additive_noise_bound, factorize, hard_instance
+from torchdp.factorization.hard import sample_upper_bound
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomizers import PrivUnitG
 from torchdp.simulate import Experiment, Report

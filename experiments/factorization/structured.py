@@ -24,15 +24,17 @@ from typing import Any
 from torchdp import workloads
 from torchdp.factorization import (
     Factorization,
-    best_decoder,
-    binary_tree,
     factorize,
     factorize_product,
-    group_algebra,
     lipschitz_tree,
-    normalised_square_root,
     signature_form,
     square_root,
+)
+from torchdp.factorization.structure.constructive import (
+    best_decoder,
+    binary_tree,
+    group_algebra,
+    normalised_square_root,
 )
 from torchdp.simulate import Experiment, Report
 

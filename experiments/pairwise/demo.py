@@ -29,6 +29,7 @@ from torchdp.cli.estimate import PROTOCOLS, ask
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, Trial
+from torchdp.simulate.plots import write_csv
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def errors(questions: dict[str, Asked], config: Config, report: Report) -> list[
     rows = simulate.sweep(
         make_trial, grid, trials=config.trials, seed=0, store=store, block_size=config.block_size
     )
-    simulate.write_csv(rows, report.folder / "errors.csv")
+    write_csv(rows, report.folder / "errors.csv")
     title = f"scikit-learn tables resampled to n users, local DP of one user, epsilon = {config.epsilon:g}"
     path = report.folder / "error_vs_n.png"
     simulate.error_curves(rows, x="n", lines="protocol", panels="statistic", path=path, title=title)

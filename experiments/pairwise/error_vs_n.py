@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from torchdp import cli, pairwise
-from torchdp.simulate import Row, Sweep, Trial, error_curves, ratio_strip
+from torchdp.simulate import Row, Sweep, Trial, error_curves
+from torchdp.simulate.plots import ratio_strip
 
 
 @dataclass(frozen=True)

@@ -21,16 +21,9 @@ from baselines import ModSulq, published_mod_sulq
 from synthetic import spectrum_rows
 
 from torchdp.randomness import keyed_generator
-from torchdp.regression import (
-    GramRelease,
-    LocalRows,
-    SecondMoments,
-    clipped_rows,
-    predicted_psi,
-    psi,
-    top_directions,
-)
-from torchdp.regression.low_rank import random_psi
+from torchdp.regression import GramRelease, LocalRows, SecondMoments, psi, top_directions
+from torchdp.regression.low_rank import predicted_psi, random_psi
+from torchdp.regression.rows import clipped_rows
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 

@@ -26,16 +26,8 @@ from torch import Tensor
 from torchdp.privacy import Model
 from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
-from torchdp.regression import (
-    GramRelease,
-    LocalRows,
-    SecondMoments,
-    adaptive_ridge,
-    debiased,
-    phi,
-    predicted_phi_of_sketch,
-    solve_ridge,
-)
+from torchdp.regression import GramRelease, LocalRows, SecondMoments, adaptive_ridge, debiased, phi, solve_ridge
+from torchdp.regression.ridge import predicted_phi_of_sketch
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 

@@ -26,8 +26,6 @@ from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 from torchdp.sketching import (
     AdaptiveCoalition,
-    Coalition,
-    DivisibleNoise,
     GaussianNoise,
     OneCopyGaussianNoise,
     Sketch,
@@ -40,6 +38,8 @@ from torchdp.sketching import (
     paper,
     rademacher,
 )
+from torchdp.sketching.coalition import Coalition
+from torchdp.sketching.noise import DivisibleNoise
 
 DELTA, HEIGHT, COLUMNS = 1e-6, 100, 10
 EPSILONS, COPIES = (0.05, 0.1, 0.5), (1, 2, 5, 10)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from torchdp import factorization
+from torchdp.factorization.structure.constructive import normalised_square_root
 from torchdp.simulate import Experiment, Report
 from torchdp.training import Epochs, Iterates, causal_strategy, sensitivity, standard_errors
 
@@ -36,7 +37,7 @@ def ours(W: Tensor, period: int, tol: float) -> dict[str, Callable[[], Tensor]]:
         "torchdp, root mean square": strategy(lambda: factorization.factorize_epochs(W, period, 2.0, tol)),
         "for one epoch, largest error": strategy(lambda: factorization.factorize(W, tol=tol)),
         "for one epoch, root mean square": strategy(lambda: factorization.factorize(W, 2.0, tol=tol)),
-        "square root, normalised": strategy(lambda: factorization.normalised_square_root(len(W))),
+        "square root, normalised": strategy(lambda: normalised_square_root(len(W))),
         "independent": lambda: torch.eye(len(W), dtype=torch.float64),
     }
 

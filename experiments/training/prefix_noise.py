@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import factorization
+from torchdp.factorization.structure.constructive import best_decoder, binary_tree, normalised_square_root
 from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
@@ -72,12 +73,12 @@ def train(data: tuple[Tensor, ...], strategy: Tensor, rate: float, seed: int) ->
 
 def strategies(W: Tensor, tol: float) -> dict[str, Tensor]:
     """Lower triangular strategies, by name."""
-    n, tree = len(W), factorization.binary_tree(len(W))
+    n, tree = len(W), binary_tree(len(W))
     factors = {
         "binary tree": tree,
-        "binary tree, least squares": factorization.best_decoder(W, tree.right),
+        "binary tree, least squares": best_decoder(W, tree.right),
         "square root": factorization.square_root(n),
-        "square root, normalised": factorization.normalised_square_root(n),
+        "square root, normalised": normalised_square_root(n),
         "torchdp, gamma_2": factorization.factorize(W, tol=tol),
         "torchdp, gamma_F": factorization.factorize(W, 2.0, tol=tol),
     }

@@ -7,7 +7,8 @@ import torch
 from laws import generator
 from scripts import loaded
 
-from torchdp.regression import SecondMoments, least_squares, loss
+from torchdp.regression import SecondMoments, loss
+from torchdp.regression.errors import least_squares
 
 with loaded("regression/synthetic.py") as module:
     spectrum_rows, regression_rows = module.spectrum_rows, module.regression_rows

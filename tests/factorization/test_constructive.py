@@ -5,21 +5,16 @@ import math
 import pytest
 import torch
 from laws import normal
-from scipy.linalg import hadamard
 
 from torchdp import workloads
-from torchdp.factorization import (
+from torchdp.factorization import factorize, lipschitz_tree, square_root
+from torchdp.factorization.structure.closed_forms import gamma_sign_triangular
+from torchdp.factorization.structure.constructive import (
     best_decoder,
     binary_tree,
-    factorize,
-    gamma_sign_triangular,
     group_algebra,
-    identity_strategy,
-    lipschitz_tree,
     normalised_square_root,
-    square_root,
 )
-from torchdp.factorization.structure.constructive import hadamard_strategy, workload_strategy
 
 EXPONENTS = [2.0, 3.0, math.inf]
 PREFIX = [binary_tree, square_root, normalised_square_root, group_algebra]
@@ -85,32 +80,6 @@ def test_best_decoder_has_the_shortest_rows():
     assert bool((norms[0] <= norms[1] * (1 + 1e-12)).all()) and bool((norms[0] < 0.99 * norms[1]).any())
 
 
-@pytest.mark.parametrize("p", EXPONENTS)
-def test_trivial_strategies(p):
-    W = normal(2, 4, 6)
-    rows, columns = W.norm(dim=-1), W.norm(dim=-2)
-    for found, value in (
-        (identity_strategy(W, p), torch.linalg.vector_norm(rows, ord=p, dim=-1)),
-        (hadamard_strategy(W, p), torch.linalg.vector_norm(rows, ord=p, dim=-1)),
-        (workload_strategy(W, p), columns.amax(-1) * 4 ** (1 / p)),
-    ):
-        torch.testing.assert_close(found.certificate.upper, value, rtol=1e-12, atol=0)
-        for b in range(2):
-            torch.testing.assert_close(found.left[b] @ found.right[b], W[b], rtol=0, atol=1e-13)
-            assert factorize(W[b], p, tol=1e-4).certificate.lower <= found.certificate.upper[b] * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("n", [1, 3, 8])
-def test_hadamard_strategy_is_flat_and_optimal_for_hadamard_matrices(n):
-    found = hadamard_strategy(normal(3, n))
-    size = found.right.abs()
-    torch.testing.assert_close(size, size.max().expand_as(size))
-    H = torch.tensor(hadamard(8)).double()
-    assert float(hadamard_strategy(H).certificate.upper) == pytest.approx(math.sqrt(8))
-    assert hadamard_strategy(H).certificate.gap <= 1e-12
-    assert workload_strategy(H[:3]).certificate.gap <= 1e-12 < 0.5 < hadamard_strategy(H[:3]).certificate.gap
-
-
 def lipschitz(n, seed=0):
     """Rows that move by 1 from column to column, up or down at random, through 0 at column n // 2; G = 1, B = 0."""
     steps = normal(40, n - 1, seed=seed).sign()
@@ -158,11 +127,9 @@ def test_lipschitz_tree_takes_batches():
 def test_factors_follow_the_dtype():
     for build in PREFIX:
         assert build(5, dtype=torch.float32).right.dtype == torch.float32
-    for build in (identity_strategy, workload_strategy, hadamard_strategy, lipschitz_tree):
-        found = build(normal(3, 4).float().requires_grad_())
-        assert found.left.dtype == torch.float32 and not found.left.requires_grad
-    whole = identity_strategy(torch.eye(2, dtype=torch.int64))
-    assert whole.left.dtype == torch.float64
+    found = lipschitz_tree(normal(3, 4).float().requires_grad_())
+    assert found.left.dtype == torch.float32 and not found.left.requires_grad
+    assert lipschitz_tree(torch.eye(2, dtype=torch.int64)).left.dtype == torch.float64
 
 
 def test_what_the_decoder_cannot_reach_is_charged():

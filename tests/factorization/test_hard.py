@@ -13,8 +13,8 @@ from scipy.optimize import linprog
 from scipy.stats import binom
 
 from torchdp import workloads
-from torchdp.factorization import approximate, factorize, hard_instance, sample_upper_bound
-from torchdp.factorization.hard import HardInstance, _mean_inverse
+from torchdp.factorization import approximate, factorize, hard_instance
+from torchdp.factorization.hard import HardInstance, _mean_inverse, sample_upper_bound
 from torchdp.factorization.norm import witness
 from torchdp.randomizers import PrivUnitG
 

@@ -7,16 +7,10 @@ import torch
 from laws import normal, overlap
 
 from torchdp import workloads
-from torchdp.factorization import (
-    certify,
-    factorize,
-    factorize_blocks,
-    factorize_product,
-    gamma_sign,
-    signature_form,
-)
+from torchdp.factorization import certify, factorize, factorize_blocks, factorize_product, signature_form
 from torchdp.factorization.certificates.certificate import Certificate
 from torchdp.factorization.structure import combine
+from torchdp.factorization.structure.closed_forms import gamma_sign
 from torchdp.factorization.structure.product import ProductFactorization
 from torchdp.factorization.structure.signature import root, signature
 from torchdp.workloads import Workload

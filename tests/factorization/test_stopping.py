@@ -18,7 +18,7 @@ from torchdp.factorization import (
     signature_form,
 )
 from torchdp.factorization.solvers import spectrum
-from torchdp.factorization.structure.closed_forms import circulant, group_invariant
+from torchdp.factorization.structure.closed_forms import circulant
 
 
 def one_large_row():
@@ -81,7 +81,6 @@ HALVES = {
     "epochs": lambda W: factorize_epochs(W, 2, tol=1e-5),
     "approximate": lambda W: approximate(W, 0.2, tol=1e-5),
     "circulant": lambda W: circulant(W[0]),
-    "group_invariant": lambda W: group_invariant(torch.eye(4).to(W)),
     "gradient": lambda W: gradient(W, steps=2),
     "low_rank": lambda W: low_rank(W, 4, 9.0, steps=2),
 }

@@ -134,7 +134,7 @@ def kept():
         "inf": float("inf"),
         "W": W,
         "eye": torch.eye(3, **number),
-        "factors": found["factorization"].identity_strategy(W, 2.0),
+        "factors": found["factorization"].lipschitz_tree(W, 2.0),
         "priced": importlib.import_module("torchdp.factorization.approximate").priced,
         "layer": importlib.import_module("torchdp.factorization.layer"),
         "types": torch.tensor([0, 1, 2, 2, 1]),

@@ -53,7 +53,8 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
     "Pure": ("shuffle.BitSums(shuffle.PureSum(5, 1.0, 0.3, 0.1), 2, 0.0)", "bits"),
     "Curator": ("shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)", "bits"),
     "SecureSketch": ("secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)", "rows"),
-    "GramRelease": ("regression.GramRelease(5, 1, 1.0, 1.0, 1e-5, label_bound=1.0)", "rows"),
+    "GramRelease": ("regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)", "rows"),
+    "LabelledGram": ("regression.GramRelease(5, 1, 1.0, 1.0, 1e-5, label_bound=1.0)", "rows"),
 }
 FAST = (
     "randomizers.SubsetSelection", "randomizers.PrivUnit", "queries.IntegerSums", "queries.AdaptiveOracle",
@@ -118,7 +119,6 @@ def kept():
         "densities": classes.estimate(reported, noise=SeededNoise(1)),
         "densities_of_products": products.estimate(reported, noise=SeededNoise(1)),
         "net": torch.nn.Linear(2, 1, dtype=torch.float64),
-        "payload": importlib.import_module("torchdp.wire").frame(b"12345678", b"name"),
     }
 
 
@@ -141,13 +141,11 @@ OTHERS = """
 promise.rounded(1e-30, 1e-4)
 privacy.composed_delta(profiles, 3, 1.0)
 privacy.composed_epsilon(profiles, 3, 1e-3)
-privacy.rounded_guarantee(2.0, 1e-5, 1.0, 1e-30, privacy.Model.CENTRAL, privacy.Neighbours.REPLACE_ONE)
+privacy.gaussian.rounded_guarantee(2.0, 1e-5, 1.0, 1e-30, privacy.Model.CENTRAL, privacy.Neighbours.REPLACE_ONE)
 rounded.RoundedNormal(4.0, 1.0)
 rounded.RoundedNormal.fine(4.0)
 rounded.rounded_normal(4.0)
 rounded.discrete_normal(4.0)
-wire.unframe(payload, b'name')
-wire.frame(b'12', b'name')
 wire.unpack(b'12345678', 8)
 wire.unpack_vectors(b'12345678', 1)
 wire.pack_vectors(points, 2)
@@ -192,11 +190,11 @@ at['mean.GaussianMoments'].protocol.deviations(5)
 at['mean.GaussianMoments'].protocol.root_mean_power(5, 2.0)
 mean.GaussianMoments.calibrated(ball, round, 2, epsilon=1.0, delta=1e-5)
 sketch.sums(numbers.long())
-regression.adaptive_ridge(at['regression.GramRelease'].estimate, 1.0)
-regression.cautious_ridge(at['regression.GramRelease'].estimate, 1.0)
-regression.predicted_phi_of_sketch(second, 1.0, 4, 0.1)
-regression.predicted_psi(second, 1, 0.1)
-regression.predicted_psi_of_sketch(second, 1, 4, 0.1)
+regression.adaptive_ridge(at['LabelledGram'].estimate, 1.0)
+regression.cautious_ridge(at['LabelledGram'].estimate, 1.0)
+regression.ridge.predicted_phi_of_sketch(second, 1.0, 4, 0.1)
+regression.low_rank.predicted_psi(second, 1, 0.1)
+regression.low_rank.predicted_psi_of_sketch(second, 1, 4, 0.1)
 regression.psi(second, eye[:2, :1])
 regression.top_directions(W @ W.T, 1)
 at['secure.SecureSketch'].protocol.within(at['secure.SecureSketch'].x)

@@ -8,16 +8,8 @@ import threading
 
 import pytest
 
-from torchdp.privacy import (
-    Arithmetic,
-    Budget,
-    Guarantee,
-    Model,
-    Neighbours,
-    gaussian_guarantee,
-    gaussian_sigma,
-    rounded_guarantee,
-)
+from torchdp.privacy import Arithmetic, Budget, Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy.gaussian import rounded_guarantee
 
 MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)
 

@@ -11,17 +11,8 @@ import torch
 from laws import worst_pair
 
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
-from torchdp.privacy import (
-    Arithmetic,
-    Budget,
-    Guarantee,
-    Model,
-    Neighbours,
-    compose,
-    gaussian_guarantee,
-    rounded_guarantee,
-)
-from torchdp.privacy.gaussian import gaussian_epsilon
+from torchdp.privacy import Arithmetic, Budget, Guarantee, Model, Neighbours, compose, gaussian_guarantee
+from torchdp.privacy.gaussian import gaussian_epsilon, rounded_guarantee
 from torchdp.secure.shared_noise import SharedGaussian
 
 MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)

@@ -8,15 +8,8 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from torchdp.privacy import (
-    Arithmetic,
-    Model,
-    Neighbours,
-    gaussian_guarantee,
-    gaussian_log_delta,
-    gaussian_sigma,
-    rounded_guarantee,
-)
+from torchdp.privacy import Arithmetic, Model, Neighbours, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy.gaussian import rounded_guarantee
 
 LOCAL = (Model.LOCAL, Neighbours.REPLACE_ONE)
 EPSILONS = [1e-9, 1e-6, 1e-3, 0.01, 0.1, 0.5, 1, 2, 4, 8, 15, 30]

@@ -4,7 +4,8 @@ import pytest
 import torch
 from laws import normal
 
-from torchdp.regression import SecondMoments, least_squares, loss, phi, psi
+from torchdp.regression import SecondMoments, loss, phi, psi
+from torchdp.regression.errors import least_squares
 
 
 @pytest.mark.parametrize("ridge", [0.0, 3.0])

@@ -15,15 +15,12 @@ from torchdp.regression import (
     adaptive_ridge,
     cautious_ridge,
     debiased,
-    least_squares,
     loss,
     phi,
-    predicted_phi,
-    predicted_phi_of_sketch,
     solve_ridge,
 )
-from torchdp.regression.errors import joined
-from torchdp.regression.ridge import estimated_loss
+from torchdp.regression.errors import joined, least_squares
+from torchdp.regression.ridge import estimated_loss, predicted_phi, predicted_phi_of_sketch
 from torchdp.regression.second_moment_noise import NoisyMoments, svec
 from torchdp.sketching import balanced_count_sketch
 

@@ -16,7 +16,7 @@ from products import gaussian_delta, written_out
 from torchdp.kernels.secure_sketch.reference import normals
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic, Model, gaussian_log_delta, gaussian_sigma
-from torchdp.regression import clipped_rows
+from torchdp.regression.rows import clipped_rows
 from torchdp.secure import SecureSketch, reconstruct, share
 from torchdp.secure.protocol import one_key
 from torchdp.sketching import (

@@ -12,8 +12,9 @@ import worker_trials as trials
 from worker_trials import GRID, SETTINGS
 
 from torchdp import cli
-from torchdp.simulate import OnError, Trial, digest_of, status, sweep, write_page
+from torchdp.simulate import OnError, Trial, status, sweep, write_page
 from torchdp.simulate.page import Page
+from torchdp.simulate.progress import digest_of
 from torchdp.simulate.store import Start, append, load
 
 

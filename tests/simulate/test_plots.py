@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from torchdp.simulate import Moments, Row, error_curves, write_csv
+from torchdp.simulate import Moments, Row, error_curves
+from torchdp.simulate.plots import write_csv
 
 
 def row(n: int, name: str, mse: float, predicted: float | None = None) -> Row:

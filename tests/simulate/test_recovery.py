@@ -14,7 +14,8 @@ import worker_trials as trials
 from test_shared_stores import SWEEP, other_process
 from worker_trials import GRID, SETTINGS, block_lines, wait_until
 
-from torchdp.simulate import digest_of, merge, sweep
+from torchdp.simulate import merge, sweep
+from torchdp.simulate.progress import digest_of
 from torchdp.simulate.store import load
 
 pytestmark = pytest.mark.slow

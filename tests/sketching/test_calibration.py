@@ -24,10 +24,10 @@ from torchdp.sketching import (
     entry_variance,
     ones,
     osnap,
-    osnap_blocks,
     rademacher,
 )
 from torchdp.sketching.coalition import hypergeometric_quantile
+from torchdp.sketching.constructions import osnap_blocks
 from torchdp.sketching.noise import EVERYBODY
 
 EPSILON, DELTA, BOUND = 0.7, 1e-5, 1.3

@@ -8,14 +8,8 @@ import torch
 from laws import generator
 from scipy import stats
 
-from torchdp.sketching import (
-    balanced_count_sketch,
-    balanced_osnap,
-    ones,
-    osnap,
-    osnap_blocks,
-    rademacher,
-)
+from torchdp.sketching import balanced_count_sketch, balanced_osnap, ones, osnap, rademacher
+from torchdp.sketching.constructions import osnap_blocks
 
 ALPHA = 1e-6
 

@@ -8,15 +8,8 @@ import torch
 from laws import generator, normal
 from products import written_out
 
-from torchdp.sketching import (
-    Sketch,
-    balanced_count_sketch,
-    balanced_osnap,
-    ones,
-    osnap,
-    osnap_blocks,
-    rademacher,
-)
+from torchdp.sketching import Sketch, balanced_count_sketch, balanced_osnap, ones, osnap, rademacher
+from torchdp.sketching.constructions import osnap_blocks
 
 SKETCHES = [
     osnap(60, 8, 3, generator=generator(1)),

@@ -35,8 +35,7 @@ FACTORS = [
     factorization.factorize(W, tol=1e-4),
     factorization.factorize(W, 2.0, tol=1e-4),
     factorization.binary_tree(STEPS),
-    factorization.group_algebra(STEPS),
-    factorization.normalised_square_root(STEPS),
+    factorization.square_root(STEPS),
 ]
 DENSE = causal_strategy(W, FACTORS[0])
 BANDED = DENSE.triu(-2)

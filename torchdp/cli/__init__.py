@@ -82,6 +82,12 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--group", metavar="COLUMN", help="answers for each value of this column, which is public"
     )
     _estimate_table(estimate)
+    _estimate_protocol(estimate)
+    _estimate_output(estimate)
+
+
+def _estimate_protocol(estimate: argparse.ArgumentParser) -> None:
+    """Who is asked how, or how many it takes."""
     estimate.add_argument(
         "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
         help="auto: the least predicted error, blind to the data, in a few seconds; best: of pairs with more than 64 "
@@ -92,7 +98,6 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="no table: how many users make the predicted standard error at most this, in the statistic's unit "
         "(quantiles, histogram: in shares of users)",
     )  # fmt: skip
-    _estimate_output(estimate)
 
 
 def _estimate_output(estimate: argparse.ArgumentParser) -> None:

@@ -17,9 +17,11 @@ from typing import Any
 import torch
 
 from torchdp import checks, simulate
-from torchdp.simulate import OnError, OtherCode, Row, Sampler, Sweep, Trial
+from torchdp.simulate import OnError, OtherCode, Row, Sweep, Trial
+from torchdp.simulate.blocks import Sampler
 from torchdp.simulate.code import code_of
 from torchdp.simulate.page import write_page
+from torchdp.simulate.plots import write_csv
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.sweep import MakeTrial
 from torchdp.text import integer, say
@@ -50,23 +52,7 @@ def sweep(options: argparse.Namespace) -> int:
         rows = _stored(store, experiment, options.seed, code_of(there))
     else:
         folder.mkdir(parents=True, exist_ok=True)
-        with cluster(options.cluster) as client:
-            rows = simulate.sweep(
-                there,
-                experiment.grid,
-                trials=trials,
-                seed=checks.integer("--seed", options.seed, 0),
-                store=store,
-                block_size=experiment.block_size,
-                target_relative_ci=options.target_relative_ci,
-                **places(options.device, options.devices, options.cluster),
-                executor=client,
-                shard=shard(options.shard),
-                retries=options.retries,
-                time_limit=options.time_limit,
-                other_code=OtherCode(options.other_code),
-                on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
-            )
+        rows = _measured(there, experiment, trials, store, options)
     failed, good = [row for row in rows if row.error], [row for row in rows if not row.error]
     if not rows and options.shard is None:
         raise ValueError(f"{options.experiment}: its grid is empty, nothing was measured")
@@ -76,7 +62,7 @@ def sweep(options: argparse.Namespace) -> int:
     if not good:
         raise ValueError(f"every configuration failed; the first with {failed[0].error}")
     table = folder / "results.csv"
-    simulate.write_csv(rows, table)
+    write_csv(rows, table)
     drawn: list[Path] = []
     if not options.measure_only:
         drawn += write_page(store, store.with_name("report.html"), experiment.name)
@@ -95,6 +81,28 @@ def places(device: str | None, devices: str | None, cluster: str | None) -> dict
         return {"devices": every}
     there = checks.device_or_best("--device", "cpu" if device is None and devices is not None else device)
     return {"device": there, "devices": None if devices is None else devices.split(",")}
+
+
+def _measured(
+    there: "Script", experiment: Sweep, trials: int | None, store: Path, options: argparse.Namespace
+) -> list[Row]:
+    with cluster(options.cluster) as client:
+        return simulate.sweep(
+            there,
+            experiment.grid,
+            trials=trials,
+            seed=checks.integer("--seed", options.seed, 0),
+            store=store,
+            block_size=experiment.block_size,
+            target_relative_ci=options.target_relative_ci,
+            **places(options.device, options.devices, options.cluster),
+            executor=client,
+            shard=shard(options.shard),
+            retries=options.retries,
+            time_limit=options.time_limit,
+            other_code=OtherCode(options.other_code),
+            on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
+        )
 
 
 def shard(text: str | None) -> tuple[int, int] | None:

@@ -110,9 +110,7 @@ def read_parts(path: str, names: Sequence[str], delimiter: str, encoding: str) -
                     short = short or bool((part.iloc[:, -1] == "").any())
                     yield part.iloc[:, where].set_axis(names, axis=1)
             file.seek(0)
-            with pd.read_csv(
-                file, engine="python", **how
-            ) as parts:  # slower; tells an empty cell from one that lacks
+            with pd.read_csv(file, engine="python", **how) as parts:  # slow; tells empty cells from lacking ones
                 for part in parts if short and width > 1 else ():
                     for row, cells in part.count(axis=1).loc[lambda cells: (cells > 0) & (cells < width)].items():
                         raise ValueError(f"{path}, row {row}: {cells} cells, the header has {width}")

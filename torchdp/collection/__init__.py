@@ -15,7 +15,7 @@ one journal for each round. ``compare`` and ``difference`` say what two groups' 
 """
 
 from torchdp.collection.collection import Collection
-from torchdp.collection.comparison import Difference, compare, difference
+from torchdp.collection.comparison import compare, difference
 from torchdp.collection.journal import Journal
 
-__all__ = ["Collection", "Difference", "Journal", "compare", "difference"]
+__all__ = ["Collection", "Journal", "compare", "difference"]

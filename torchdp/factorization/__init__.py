@@ -47,64 +47,39 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 """
 
 from torchdp.factorization.additive import additive_noise_bound
-from torchdp.factorization.approximate import ApproximateFactorization, approximate, least_error, zeta
+from torchdp.factorization.approximate import approximate, least_error, zeta
 from torchdp.factorization.certificates.certificate import Certificate, certify
 from torchdp.factorization.dual import gamma2_dual
-from torchdp.factorization.epochs import (
-    EpochFactorization,
-    SeparatedFactorization,
-    factorize_epochs,
-    factorize_separated,
-)
+from torchdp.factorization.epochs import factorize_epochs, factorize_separated
 from torchdp.factorization.factorize import Factorization, factorize, signature_form
 from torchdp.factorization.gradient import gradient, low_rank
-from torchdp.factorization.hard import hard_instance, sample_upper_bound
+from torchdp.factorization.hard import hard_instance
 from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
 from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
 from torchdp.factorization.streams.banded import BandedStrategy
 from torchdp.factorization.streams.buffered import BufferedStrategy
-from torchdp.factorization.streams.buffered_factorization import BufferedFactorization, factorize_buffered
+from torchdp.factorization.streams.buffered_factorization import factorize_buffered
 from torchdp.factorization.streams.recalled import RecalledStrategy
 from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.factorization.streams.strategy import StreamStrategy
-from torchdp.factorization.structure.closed_forms import (
-    gamma_box,
-    gamma_ellipsoid,
-    gamma_sign,
-    gamma_sign_triangular,
-)
-from torchdp.factorization.structure.constructive import (
-    best_decoder,
-    binary_tree,
-    group_algebra,
-    identity_strategy,
-    lipschitz_tree,
-    normalised_square_root,
-    square_root,
-)
+from torchdp.factorization.structure.closed_forms import gamma_box, gamma_ellipsoid
+from torchdp.factorization.structure.constructive import binary_tree, lipschitz_tree, square_root
 from torchdp.factorization.structure.product import factorize_blocks, factorize_product
-from torchdp.factorization.structure.running import RunningFactorization
 
 __all__ = [
-    "ApproximateFactorization",
     "BandedStrategy",
-    "BufferedFactorization",
     "BufferedStrategy",
     "Certificate",
-    "EpochFactorization",
     "Factorization",
     "RecalledStrategy",
     "Recurrence",
     "Relaxation",
-    "RunningFactorization",
-    "SeparatedFactorization",
     "SignatureRelaxation",
     "StreamStrategy",
     "additive_noise_bound",
     "approximate",
-    "best_decoder",
     "binary_tree",
     "certify",
     "factorize",
@@ -120,20 +95,14 @@ __all__ = [
     "gamma_F",
     "gamma_box",
     "gamma_ellipsoid",
-    "gamma_sign",
-    "gamma_sign_triangular",
     "gradient",
-    "group_algebra",
     "hard_instance",
-    "identity_strategy",
     "jl_rank",
     "johnson_lindenstrauss",
     "least_error",
     "lipschitz_tree",
     "low_rank",
-    "normalised_square_root",
     "reference",
-    "sample_upper_bound",
     "signature_form",
     "square_root",
     "truncate",

@@ -19,10 +19,10 @@ Guarantees: Gaussian noise is calibrated tightly (Balle, Wang 2018, Theorem 8); 
 the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem 10).
 """
 
-from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
+from torchdp.privacy.accounting import composed_delta, composed_epsilon
 from torchdp.privacy.budget import Budget
 from torchdp.privacy.composition import compose
-from torchdp.privacy.gaussian import gaussian_guarantee, gaussian_log_delta, gaussian_sigma, rounded_guarantee
+from torchdp.privacy.gaussian import gaussian_guarantee, gaussian_log_delta, gaussian_sigma
 from torchdp.privacy.guarantee import Arithmetic, Guarantee, Model, Neighbours
 from torchdp.privacy.sampling import sampled_guarantee, sampled_multiplier
 
@@ -32,14 +32,12 @@ __all__ = [
     "Guarantee",
     "Model",
     "Neighbours",
-    "Profile",
     "compose",
     "composed_delta",
     "composed_epsilon",
     "gaussian_guarantee",
     "gaussian_log_delta",
     "gaussian_sigma",
-    "rounded_guarantee",
     "sampled_guarantee",
     "sampled_multiplier",
 ]

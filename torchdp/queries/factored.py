@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import ApproximateFactorization, Factorization
+from torchdp.factorization import Factorization
+from torchdp.factorization.approximate import ApproximateFactorization
 from torchdp.workloads import Workload
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma, rounded_guarantee
-from torchdp.privacy.gaussian import ROUNDED
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy.gaussian import ROUNDED, rounded_guarantee
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.records import farthest
 from torchdp.rounded import RoundedNormal

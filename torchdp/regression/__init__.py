@@ -23,19 +23,12 @@ Talwar, Thakurta, Zhang (2014); regularization, Stein (1981). Published constant
 """
 
 from torchdp.regression.choose import choose_low_rank, choose_regression
-from torchdp.regression.errors import SecondMoments, least_squares, loss, phi, psi
+from torchdp.regression.errors import SecondMoments, loss, phi, psi
 from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows
-from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch, top_directions
+from torchdp.regression.low_rank import top_directions
 from torchdp.regression.moments import FrequencyMoments, SecureHistogram
-from torchdp.regression.ridge import (
-    adaptive_ridge,
-    cautious_ridge,
-    predicted_phi,
-    predicted_phi_of_sketch,
-    solve_ridge,
-)
-from torchdp.regression.rows import clipped_rows
+from torchdp.regression.ridge import adaptive_ridge, cautious_ridge, solve_ridge
 from torchdp.regression.second_moment_noise import debiased
 
 __all__ = [
@@ -48,15 +41,9 @@ __all__ = [
     "cautious_ridge",
     "choose_low_rank",
     "choose_regression",
-    "clipped_rows",
     "debiased",
-    "least_squares",
     "loss",
     "phi",
-    "predicted_phi",
-    "predicted_phi_of_sketch",
-    "predicted_psi",
-    "predicted_psi_of_sketch",
     "psi",
     "solve_ridge",
     "top_directions",

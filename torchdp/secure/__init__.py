@@ -30,7 +30,7 @@ from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.ring import reconstruct, share
 from torchdp.secure.servers import Links, Server, client_frames, reveal_frames
-from torchdp.secure.sums import SecureSums, Words
+from torchdp.secure.sums import Words
 
 __all__ = [
     "FrameError",
@@ -38,7 +38,6 @@ __all__ = [
     "OneCopySecureSketch",
     "PureSecureSketch",
     "SecureSketch",
-    "SecureSums",
     "Server",
     "Words",
     "client_frames",

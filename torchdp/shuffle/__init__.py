@@ -29,8 +29,7 @@ from torchdp.shuffle import paper
 from torchdp.shuffle.accounting import delta_of, epsilon_of
 from torchdp.shuffle.bounded import BoundedSum
 from torchdp.shuffle.correlated import CorrelatedSum
-from torchdp.shuffle.laws import BitLaw
-from torchdp.shuffle.messages import ShuffledMessages
+from torchdp.shuffle.laws import BitLaw, ShuffledMessages
 from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
 from torchdp.shuffle.pure import PureSum
 from torchdp.shuffle.references import CentralGaussianSum, ExactSum, RoundedGaussianSum

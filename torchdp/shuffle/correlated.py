@@ -16,8 +16,7 @@ from torchdp.privacy.accounting import Profile, composed_delta
 from torchdp.protocol.records import Limits, farthest
 from torchdp.shuffle.dominating import coarse_flood, coarse_profile, correlated_profiles, unlimited_flood_profiles
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, variation_of
-from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.messages import ShuffledMessages
+from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Target, crossing, largest_epsilon, settled
 
 ROUGH = 0.01  # of the root of the flood's shape, where floods are compared

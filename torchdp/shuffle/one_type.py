@@ -22,8 +22,7 @@ from torchdp.shuffle.draws import (
     variation_of,
 )
 from torchdp.shuffle.inversion import moved_delta
-from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.messages import ShuffledMessages
+from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Target, least_noise_or_less
 
 MOST_LEVELS = 64

@@ -17,8 +17,7 @@ from torchdp.privacy.composition import pure_profile
 from torchdp.protocol import Limits
 from torchdp.shuffle.correlated import discrete_laplace, signed_limits, signed_messages
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, tabulated, variation_of
-from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.messages import ShuffledMessages
+from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Target, largest_epsilon
 
 LONGEST = 2**15  # copies of a flood that a table holds

@@ -11,18 +11,10 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy import (
-    Guarantee,
-    Model,
-    Neighbours,
-    gaussian_guarantee,
-    gaussian_log_delta,
-    gaussian_sigma,
-    rounded_guarantee,
-)
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
 from torchdp.privacy.accounting import Profile
 from torchdp.privacy.composition import gaussian_profile
-from torchdp.privacy.gaussian import ROUNDED
+from torchdp.privacy.gaussian import ROUNDED, rounded_guarantee
 from torchdp.protocol.records import Limits, farthest
 from torchdp.rounded import RoundedNormal
 from torchdp.shuffle.laws import BitLaw

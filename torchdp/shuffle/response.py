@@ -15,8 +15,7 @@ from torchdp.privacy.accounting import Profile
 from torchdp.protocol import Limits
 from torchdp.shuffle.draws import SURELY
 from torchdp.shuffle.inversion import response_delta
-from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.messages import ShuffledMessages
+from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.response_curve import response_pair, response_pairs, response_profile
 from torchdp.shuffle.search import TOLERANCE, Target, crossing, least_noise, less_by_flips
 

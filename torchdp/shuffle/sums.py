@@ -15,8 +15,7 @@ from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Protocol, Tally
 from torchdp.protocol.protocol import S
 from torchdp.shuffle.accounting import promise
-from torchdp.shuffle.laws import BitLaw, MessageLaw
-from torchdp.shuffle.messages import ShuffledMessages
+from torchdp.shuffle.laws import BitLaw, MessageLaw, ShuffledMessages
 from torchdp.shuffle.references import CuratorSum
 from torchdp.threads import on_host
 

@@ -24,14 +24,13 @@ not depend on how many devices ran them, in what order, or how often a sweep was
 merge. Intervals cover asymptotically, with a target as it tends to 0 (Chow, Robbins 1965).
 """
 
-from torchdp.simulate.blocks import Sampler
 from torchdp.simulate.config_runs import OnError, OtherCode, Row
 from torchdp.simulate.engine import run
 from torchdp.simulate.experiment import Experiment, Sweep
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.page import write_page
-from torchdp.simulate.plots import error_curves, ratio_strip, subplots, write_csv
-from torchdp.simulate.progress import digest_of, status
+from torchdp.simulate.plots import error_curves, subplots
+from torchdp.simulate.progress import status
 from torchdp.simulate.report import Report, columns
 from torchdp.simulate.store import merge
 from torchdp.simulate.sweep import Trial, read, sweep
@@ -43,19 +42,15 @@ __all__ = [
     "OtherCode",
     "Report",
     "Row",
-    "Sampler",
     "Sweep",
     "Trial",
     "columns",
-    "digest_of",
     "error_curves",
     "merge",
-    "ratio_strip",
     "read",
     "run",
     "status",
     "subplots",
     "sweep",
-    "write_csv",
     "write_page",
 ]

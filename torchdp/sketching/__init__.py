@@ -22,25 +22,21 @@ Theorems: the noise of the honest clients of each row, Burkhardt, Keller, Orland
 with exact counts; its delta, Balle, Wang (2018), Theorem 8. The paper's own constants: ``sketching.paper``.
 """
 
-from torchdp.sketching.coalition import AdaptiveCoalition, Coalition, StaticCoalition
+from torchdp.sketching.coalition import AdaptiveCoalition, StaticCoalition
 from torchdp.sketching.constructions import (
     balanced_count_sketch,
     balanced_osnap,
     count_sketch,
     ones,
     osnap,
-    osnap_blocks,
     rademacher,
 )
 from torchdp.sketching.gaussian_noise import GaussianNoise, OneCopyGaussianNoise, entry_variance
-from torchdp.sketching.noise import DivisibleNoise
 from torchdp.sketching.pure_noise import LaplaceNoise, PolyaNoise
 from torchdp.sketching.sketch import Sketch
 
 __all__ = [
     "AdaptiveCoalition",
-    "Coalition",
-    "DivisibleNoise",
     "GaussianNoise",
     "LaplaceNoise",
     "OneCopyGaussianNoise",
@@ -53,6 +49,5 @@ __all__ = [
     "entry_variance",
     "ones",
     "osnap",
-    "osnap_blocks",
     "rademacher",
 ]

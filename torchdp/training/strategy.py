@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization import BandedStrategy, EpochFactorization, Factorization, StreamStrategy
+from torchdp.factorization import BandedStrategy, Factorization, StreamStrategy
+from torchdp.factorization.epochs import EpochFactorization
 from torchdp.factorization.solvers.banded_solver import long_row_norms
 from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.threads import on_host

@@ -38,9 +38,9 @@ from torchdp.factorization.solvers.spectrum import (
     triangle,
 )
 from torchdp.factorization.solvers.stopping import Schedule
-from torchdp.factorization.solvers.symmetry import Symmetry, symmetry_of
-from torchdp.factorization.solvers.weights import ROUNDING, Best, Problem, Weights
-from torchdp.factorization.solvers.weights import power_norm as power_norm
+from torchdp.factorization.solvers.symmetry import Problem, Symmetry, symmetry_of
+from torchdp.factorization.solvers.symmetry import power_norm as power_norm
+from torchdp.factorization.solvers.weights import ROUNDING, Best, Weights
 
 MOST, PATIENCE = 50, 6  # iterations; of them without progress
 LARGE, COARSEST = 1024, 128  # side from which weights come from a coarser matrix, and of the coarsest
@@ -190,7 +190,7 @@ def _advance(weights: Weights, spectrum: Spectrum, tol: float, most: int) -> int
     chosen, closest = going.masses.clone(), going.masses.new_full((len(which),), math.inf)
     worst, marked, mark = math.inf, 0, math.inf
     for iteration in range(1, min(most, MOST) + 1):
-        found = going.problem.look(going, spectrum, worst)
+        found = going.problem.look(going.weights, going.previous, spectrum, worst)
         gap = found.value.double() / found.trace.double() - 1
         nearer = gap < closest[which]
         chosen[which[nearer]], closest[which[nearer]] = going.masses[nearer], gap[nearer]

@@ -1,10 +1,15 @@
-"""What a mirror symmetry of W saves: rows and columns that share their weights, and half-size blocks."""
+"""What a mirror symmetry of W saves: rows and columns that share their weights, half-size blocks; W seen by them."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from torchdp.factorization.certificates.certificate import conjugate
+from torchdp.factorization.solvers.spectrum import Spectrum, Step
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,70 @@ class Symmetry:
         return (side + 1) // 2 if self.sign else side
 
 
+class Found(NamedTuple):
+    """One iteration's numbers: primal (parts of the maps, and dual weights) is what factors come of."""
+
+    value: Tensor  # of the factors, (*batch)
+    trace: Tensor  # norm, or less, (*batch)
+    norms: Tensor  # squared, of left's rows and right's columns, (*batch, k, L)
+    primal: tuple[Tensor, ...]
+    maps: Callable[..., tuple[Tensor, Tensor]]
+    steady: Tensor  # problems whose trace norm did not fall
+    notes: Tensor  # of the spectrum
+
+
+class Problem:
+    """W, or its blocks where it has a symmetry, and how to look at them."""
+
+    def __init__(self, W: Tensor, symmetry: Symmetry, p: float, shift: bool) -> None:
+        self.W, self.symmetry, self.p, self.shift = W, symmetry, p, shift
+        self.blocks = symmetry.blocks(W)
+        self.counts = symmetry.counts.to(W.device)
+        self.q = 1 / conjugate(p)  # exponent: ||c||_{1/q} = 1 for c = s^q
+
+    def pick(self, which: Tensor) -> "Problem":
+        """The problems ``which`` of a flat batch."""
+        return Problem(self.W[which], self.symmetry, self.p, self.shift)
+
+    def dual(self, weights: Tensor) -> Tensor:
+        """c and P of the orbits from the weights s and P, (*batch, k, L)."""
+        if self.q == 1.0:
+            return weights
+        return torch.stack([weights[..., 0, :] ** self.q, weights[..., 1, :]], -2)
+
+    def split(self, dual: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(X, c, P) of each block."""
+        blocks = self.blocks
+        if self.shift:
+            P = self.symmetry.whole(dual)[1]
+            blocks = self.symmetry.blocks(self.W - self.W @ P[..., None])
+        return [(X, c, P) for X, (c, P) in zip(blocks, self.symmetry.split(dual), strict=True)]
+
+    def look(self, weights: Tensor, previous: Tensor, spectrum: Spectrum, gap: float) -> Found:
+        """One iteration's numbers at these weights, after those of trace norm ``previous``; nothing is read back."""
+        dual = self.dual(weights)
+        steps = [spectrum.step(X, c, P, gap) for X, c, P in self.split(dual)]
+        norms = self.symmetry.joined([(step.a, step.b) for step in steps], self.counts)
+        trace = steps[0].trace if len(steps) == 1 else torch.stack([s.trace for s in steps]).sum(0)
+        notes = steps[0].notes if len(steps) == 1 else torch.stack([s.notes for s in steps]).amin(0)
+        primal = (*[part for step in steps for part in step.parts], dual)
+        steady = trace >= previous * (1 - 1e-12)
+        return Found(self._value(steps, norms), trace, norms, primal, steps[0].maps, steady, notes)
+
+    def _value(self, steps: list[Step], norms: Tensor) -> Tensor:
+        if self.p == math.inf:
+            value = norms.amax(-1).prod(-1).sqrt() if len(self.counts) == 2 else norms.amax((-2, -1))
+        else:
+            rows, columns = self.symmetry.whole(norms)
+            value = power_norm(rows.sqrt(), self.p) * columns.amax(-1).sqrt()
+        missing = [step.missing for step in steps]
+        if any(rest is not None for rest in missing):
+            squares = [(torch.zeros_like(s.a) if s.missing is None else s.missing.square(), s.b) for s in steps]
+            rows = self.symmetry.whole(self.symmetry.joined(squares, self.counts))[0]
+            value = value + power_norm(rows.sqrt(), self.p)
+        return value
+
+
 def symmetry_of(W: Tensor, p: float, shift: bool) -> Symmetry:
     """The symmetries of W that the norm shares, by exact comparison; those of a batch are common to all of it."""
     sides, turned, mirrored = (W.shape[-2], W.shape[-1]), False, False
@@ -130,3 +199,10 @@ def _unfolded(part: Tensor, dim: int, parity: int, side: int) -> Tensor:
 def _spread(orbit: Tensor, side: int) -> Tensor:
     """Each member's value from its orbit's."""
     return orbit if orbit.shape[-1] == side else torch.cat([orbit, orbit[..., : side // 2].flip(-1)], -1)
+
+
+def power_norm(values: Tensor, p: float) -> Tensor:
+    """l_p norm over the last dimension; large p neither overflows nor underflows."""
+    top = values.amax(-1, keepdim=True)
+    top = torch.where(top > 0, top, 1.0)
+    return torch.linalg.vector_norm(values / top, ord=p, dim=-1) * top[..., 0]

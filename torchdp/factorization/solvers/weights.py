@@ -1,18 +1,16 @@
-"""The weights of the fixed point, what they weigh, how they move, and the best bounds on the way."""
+"""The weights of the fixed point, how they move, and the best bounds on the way."""
 
 import math
 from collections.abc import Callable
 from copy import copy
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.certificate import conjugate
 from torchdp.factorization.solvers.acceleration import History, pick
-from torchdp.factorization.solvers.spectrum import Spectrum, Step, factors
-from torchdp.factorization.solvers.symmetry import Symmetry
+from torchdp.factorization.solvers.spectrum import Spectrum, factors
+from torchdp.factorization.solvers.symmetry import Found, Problem
 
 # Weights stay above FLOOR * tol / max(m, n), which costs the bounds about FLOOR * tol. A column of weight w adds
 # a singular value of about w, and those below RANK_TOLERANCE of the largest are cut off: a floor that is too low
@@ -22,70 +20,6 @@ SMALLEST_WEIGHT = 1e-12
 TINY = torch.finfo(torch.float64).tiny
 ROUNDING = 1e-14  # a norm below this share of the largest entry is 0
 STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations of 1
-
-
-class Found(NamedTuple):
-    """One iteration's numbers: primal (parts of the maps, and dual weights) is what factors come of."""
-
-    value: Tensor  # of the factors, (*batch)
-    trace: Tensor  # norm, or less, (*batch)
-    norms: Tensor  # squared, of left's rows and right's columns, (*batch, k, L)
-    primal: tuple[Tensor, ...]
-    maps: Callable[..., tuple[Tensor, Tensor]]
-    steady: Tensor  # problems whose trace norm did not fall
-    notes: Tensor  # of the spectrum
-
-
-class Problem:
-    """W, or its blocks where it has a symmetry, and how to look at them."""
-
-    def __init__(self, W: Tensor, symmetry: Symmetry, p: float, shift: bool) -> None:
-        self.W, self.symmetry, self.p, self.shift = W, symmetry, p, shift
-        self.blocks = symmetry.blocks(W)
-        self.counts = symmetry.counts.to(W.device)
-        self.q = 1 / conjugate(p)  # exponent: ||c||_{1/q} = 1 for c = s^q
-
-    def pick(self, which: Tensor) -> "Problem":
-        """The problems ``which`` of a flat batch."""
-        return Problem(self.W[which], self.symmetry, self.p, self.shift)
-
-    def dual(self, weights: Tensor) -> Tensor:
-        """c and P of the orbits from the weights s and P, (*batch, k, L)."""
-        if self.q == 1.0:
-            return weights
-        return torch.stack([weights[..., 0, :] ** self.q, weights[..., 1, :]], -2)
-
-    def split(self, dual: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(X, c, P) of each block."""
-        blocks = self.blocks
-        if self.shift:
-            P = self.symmetry.whole(dual)[1]
-            blocks = self.symmetry.blocks(self.W - self.W @ P[..., None])
-        return [(X, c, P) for X, (c, P) in zip(blocks, self.symmetry.split(dual), strict=True)]
-
-    def look(self, weights: "Weights", spectrum: Spectrum, gap: float) -> Found:
-        """One iteration's numbers at these weights; nothing is read back from W's device."""
-        dual = self.dual(weights.weights)
-        steps = [spectrum.step(X, c, P, gap) for X, c, P in self.split(dual)]
-        norms = self.symmetry.joined([(step.a, step.b) for step in steps], self.counts)
-        trace = steps[0].trace if len(steps) == 1 else torch.stack([s.trace for s in steps]).sum(0)
-        notes = steps[0].notes if len(steps) == 1 else torch.stack([s.notes for s in steps]).amin(0)
-        primal = (*[part for step in steps for part in step.parts], dual)
-        steady = trace >= weights.previous * (1 - 1e-12)
-        return Found(self._value(steps, norms), trace, norms, primal, steps[0].maps, steady, notes)
-
-    def _value(self, steps: list[Step], norms: Tensor) -> Tensor:
-        if self.p == math.inf:
-            value = norms.amax(-1).prod(-1).sqrt() if len(self.counts) == 2 else norms.amax((-2, -1))
-        else:
-            rows, columns = self.symmetry.whole(norms)
-            value = power_norm(rows.sqrt(), self.p) * columns.amax(-1).sqrt()
-        missing = [step.missing for step in steps]
-        if any(rest is not None for rest in missing):
-            squares = [(torch.zeros_like(s.a) if s.missing is None else s.missing.square(), s.b) for s in steps]
-            rows = self.symmetry.whole(self.symmetry.joined(squares, self.counts))[0]
-            value = value + power_norm(rows.sqrt(), self.p)
-        return value
 
 
 class Weights:
@@ -175,7 +109,7 @@ class Best:
         if self.seen is not None:
             weights.move(*self.seen)
         while True:
-            found = weights.problem.look(weights, spectrum, self.gap)
+            found = weights.problem.look(weights.weights, weights.previous, spectrum, self.gap)
             better, tighter = found.value < self.upper, found.trace > self.lower
             upper, lower = torch.minimum(self.upper, found.value), torch.maximum(self.lower, found.trace)
             facts = torch.stack([better, tighter, found.steady]).reshape(3, -1).all(1)
@@ -191,10 +125,3 @@ class Best:
     def forget(self) -> None:
         """Drops the bounds, and keeps what was behind them until the next."""
         self.lower, self.upper = torch.full_like(self.lower, ROUNDING), torch.full_like(self.upper, math.inf)
-
-
-def power_norm(values: Tensor, p: float) -> Tensor:
-    """l_p norm over the last dimension; large p neither overflows nor underflows."""
-    top = values.amax(-1, keepdim=True)
-    top = torch.where(top > 0, top, 1.0)
-    return torch.linalg.vector_norm(values / top, ord=p, dim=-1) * top[..., 0]

@@ -16,43 +16,6 @@ from torchdp.factorization.structure.closed_forms import at_uniform_weights, ske
 Device = torch.device | str | None
 
 
-def identity_strategy(W: Tensor, p: float = math.inf) -> Factorization:
-    """left = W, right = I: users randomise their types, and the histogram answers the queries.
-
-    Norm: the l_p norm of W's row norms. W: (*batch, m, n). Raises ValueError, TypeError.
-    Source: the identity strategy of Li, Hay, Rastogi, Miklau, McGregor (2010).
-    """
-    W = checks.matrix("W", W).detach()
-    return at_uniform_weights(W, W.double(), _eye(W, W.shape[-1]), p)
-
-
-def workload_strategy(W: Tensor, p: float = math.inf) -> Factorization:
-    """left = I, right = W: users randomise their answers, query by query.
-
-    Norm: m^{1/p} times W's largest column norm; optimal for orthogonal rows of +-1, such as parities.
-    W: (*batch, m, n). Raises ValueError, TypeError.
-    Source: Dwork, McSherry, Nissim, Smith (2006), noise on the answers themselves.
-    """
-    W = checks.matrix("W", W).detach()
-    return at_uniform_weights(W, _eye(W, W.shape[-2]), W.double(), p)
-
-
-def hadamard_strategy(W: Tensor, p: float = math.inf) -> Factorization:
-    """right = the first n columns of H / sqrt K, with H the Hadamard matrix of order K = 2^d >= n; left = W right^T.
-
-    right has orthonormal columns, so the norm is that of :func:`identity_strategy`; every entry a user holds is
-    +-1/sqrt K. Optimal for W = H.
-    W: (*batch, m, n). Raises ValueError, TypeError.
-    Source: the matrix of the Hadamard response, Acharya, Sun, Zhang (2019).
-    """
-    W = checks.matrix("W", W).detach()
-    n = W.shape[-1]
-    d = max(1, (n - 1).bit_length())
-    H = workloads.parities(d, d, device=W.device).dense()
-    right = (H[:, :n] / math.sqrt(2**d)).expand(*W.shape[:-2], 2**d, n)
-    return at_uniform_weights(W, W.double() @ right.mT, right, p)
-
-
 def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization:
     """left = W right^+: for given right, each row of left has the least norm, so left is best for every p.
 
@@ -159,10 +122,6 @@ def lipschitz_tree(W: Tensor, p: float = math.inf, *, decay: float = 5 / 6) -> F
         low, high = low[low < high], high[low < high]
     nodes = torch.cat(right).expand(*W.shape[:-2], n, n)
     return at_uniform_weights(W, torch.cat(left, -1), nodes, p)
-
-
-def _eye(W: Tensor, side: int) -> Tensor:
-    return torch.eye(side, dtype=torch.float64, device=W.device).expand(*W.shape[:-2], side, side)
 
 
 def _root(W: Tensor) -> Tensor:
