@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "randomness": set(),
     "text": set(),
     "privacy": FLOOR,
-    "wire": {"checks"},
+    "wire": {"checks", "threads"},
     "protocol": FLOOR | {"privacy", "wire"},
     "collection": FLOOR | {"privacy", "protocol"},
     "workloads": FLOOR,
