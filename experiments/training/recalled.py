@@ -108,14 +108,15 @@ def measure(config: Config, report: Report) -> None:
             spent, off = time.process_time() - start, math.nan
             error = sensitivity(C, Epochs(period)).value * float(rows.norm()) / unit
             far = sensitivity(C, Separated(period, n)).value if n <= config.searched else math.nan
-            noise = CorrelatedNoise(C, config.size, 1.0, noise=SeededNoise(0), dtype=torch.float64)
             zero, made = torch.zeros(config.size, dtype=torch.float64), []
+            C = C.to(zero.device)
+            noise = CorrelatedNoise(C, config.size, 1.0, noise=SeededNoise(0), dtype=torch.float64)
             start = time.process_time()
             for _ in range(n if n <= config.formed else 0):
                 made.append(noise(zero)[:4])
             taken = time.process_time() - start
             if made:
-                key = chacha.key_of(bytes(noise.secret_state()["key"].tolist()))
+                key = chacha.key_of(bytes(noise.secret_state()["key"].tolist()), zero.device)
                 z = torch.stack([normals(key, t, 0, 4) for t in range(n)])
                 exact = torch.linalg.solve_triangular(C.dense(), z, upper=False)
                 off = float((torch.stack(made) - exact).abs().max() / exact.abs().max())

@@ -60,7 +60,7 @@ def measure(config: Config, report: Report) -> None:
         peak_bytes=None,
     )
     for name, strategy in strategies.items():
-        noise = CorrelatedNoise(strategy, config.size, 1.0)
+        noise = CorrelatedNoise(strategy.to(gradient.device), config.size, 1.0)
         steps = config.steps if name == "4 buffers" else config.measured
         begun = time.perf_counter()
         for _ in tqdm(range(steps), name, disable=None):

@@ -207,7 +207,8 @@ class Asking:
         for axis in axes:
             if axis.bins is not None:
                 users = bounded(users, axis.name, axis.bins, self.options.out_of_bounds, notes)
-        columns = torch.as_tensor(users[self.options.columns].to_numpy(float, copy=True))  # (n, d)
+        values = users[self.options.columns].to_numpy(float, copy=True)
+        columns = torch.as_tensor(values, dtype=torch.float64)  # (n, d)
         if self.kind.whole:
             return users, columns
         types = torch.zeros(len(users), dtype=torch.int64)

@@ -72,7 +72,7 @@ class _Weights:
 
     def move(self, a: Tensor, X: list[Tensor], trace: float, roots: list[Tensor]) -> None:
         """The update for squared norms a of left's rows and the blocks X of right^T right, extrapolated."""
-        fell = torch.tensor(trace < self.previous * (1 - 1e-12), dtype=torch.bool, device="cpu")
+        fell = torch.tensor(trace < self.previous * (1 - 1e-12), dtype=torch.bool, device=a.device)
         back = fell & self.history.extrapolated
         self.step = (self.step + 0.5) / 2 if fell and not back else self.step
         self.previous = 0.0 if back else trace
