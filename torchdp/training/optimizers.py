@@ -1,6 +1,6 @@
 """Adam for private gradients: the noise's public variance is taken out of the second moment."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -65,7 +65,9 @@ class PrivateAdam(torch.optim.Optimizer):
         options = self.defaults | param_group
         for name in ("lr", "weight_decay", "floor", "eps"):
             checks.non_negative(name, options[name])
-        for beta in options["betas"]:
+        if len(betas := checks.instance("betas", options["betas"], Sequence)) != 2:
+            raise ValueError(f"betas must be two numbers, not {len(betas)}")
+        for beta in betas:
             checks.below_one("betas", beta)
         super().add_param_group(param_group)
 
