@@ -33,8 +33,8 @@ class PrivateAdam(torch.optim.Optimizer):
         lr: the learning rate, at least 0.
         betas: in [0, 1).
         weight_decay: decoupled from the gradient, at least 0.
-        floor: nothing is divided by less than so many of the noise's deviations, at least 0. The default is the best of
-            .3, .6 and 1 where rates are tuned for noise; with .3 the rates of training without noise serve.
+        floor: nothing is divided by less than so many of the noise's deviations, at least 0. With less than 1,
+            as .3, smaller rates serve, and estimates of the second moment that noise alone made count.
         eps: added to what divides, at least 0.
 
     All of it is a function of ``.grad`` and of what is public, so that what is private stays so; the state dict holds

@@ -133,7 +133,9 @@ class Run(Steps):
         process's; NaN for nobody), which is **not private**: for logs that stay where the data are.
         """
         step = self._expect("targets", len(targets), more)
-        with self._turn:  # the module is one for all threads, and its parameters are swapped for the time of the call
+        with (
+            self._turn
+        ):  # the module is one for all threads, and its parameters are swapped for the time of the call
             total, mean = self._clipper(inputs, targets, self.plan.bound, dropout=self._masks, **self._options)
         self._add(total, len(targets), more, step)
         return mean
