@@ -1,6 +1,6 @@
 """Adam for private gradients: the noise's public variance is taken out of the second moment."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -33,8 +33,8 @@ class PrivateAdam(torch.optim.Optimizer):
         lr: the learning rate, at least 0.
         betas: in [0, 1).
         weight_decay: decoupled from the gradient, at least 0.
-        floor: nothing is divided by less than so many of the noise's deviations, at least 0. The default is the best of
-            .3, .6 and 1 where rates are tuned for noise; with .3 the rates of training without noise serve.
+        floor: nothing is divided by less than so many of the noise's deviations, at least 0. With less than 1,
+            as .3, smaller rates serve, and estimates of the second moment that noise alone made count.
         eps: added to what divides, at least 0.
 
     All of it is a function of ``.grad`` and of what is public, so that what is private stays so; the state dict holds
@@ -65,7 +65,9 @@ class PrivateAdam(torch.optim.Optimizer):
         options = self.defaults | param_group
         for name in ("lr", "weight_decay", "floor", "eps"):
             checks.non_negative(name, options[name])
-        for beta in options["betas"]:
+        if len(betas := checks.instance("betas", options["betas"], Sequence)) != 2:
+            raise ValueError(f"betas must be two numbers, not {len(betas)}")
+        for beta in betas:
             checks.below_one("betas", beta)
         super().add_param_group(param_group)
 

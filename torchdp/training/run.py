@@ -1,38 +1,29 @@
 """The steps of a private training run, each spent once: on one process or several, going on after a kill."""
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Callable, Sequence
 from os import urandom
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from torchdp import checks
 from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.training import replicas
-from torchdp.training.batches import Batches, ParticipationLog, Waiting
+from torchdp.training.batches import ParticipationLog
 from torchdp.training.clipping import ROUTES, Clipper, Inputs, clipped_sum, set_gradients
 from torchdp.training.ledger import Ledger
-from torchdp.training.loading import PrefetchSampler, loader
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise
-from torchdp.training.participation import OwnBatches, Participation
-from torchdp.training.sampled import SampledBatches
 from torchdp.training.secret import Secret, opened
 from torchdp.training.sharded import reshard
+from torchdp.training.steps import NO_BATCH, Steps
 from torchdp.training.stream import KEY
 
-NO_BATCH = "no batch waits: backward once for each batch that iteration hands out"
-Row = TypeVar("Row")
-Rows = TypeVar("Rows")
 
-
-class Run:
+class Run(Steps):
     """The steps of a :class:`Plan`, each once and in order. Made by :meth:`Plan.start` and :meth:`Plan.resume`.
 
         for users in run:  # who is in this step
@@ -76,7 +67,7 @@ class Run:
         at_once: int | None = None,
         routes: Sequence[str] = ROUTES,
     ) -> None:
-        self.plan, self.module, self.loss = plan, module, loss
+        self.module, self.loss = module, loss
         reshard(checks.instance("module", module, nn.Module))
         self._clipper = Clipper(module, loss, routes=routes)
         self._options = {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
@@ -86,7 +77,7 @@ class Run:
         steps, self._dtype = plan.strategy.steps, torch.promote_types(parameters[0].dtype, torch.float32)
         self._device, self._whole = parameters[0].device, sum(p.numel() for p in parameters)
         self._group, self._deviations = replicas.several(), list[float]()
-        rank, ranks = self._place()
+        rank, ranks = replicas.place() if self._group else (0, 1)
         self._chunk = -(-self._whole // ranks)
         first = min(rank * self._chunk, self._whole - 1)
         size = max(1, min(self._chunk, self._whole - first))
@@ -112,24 +103,7 @@ class Run:
         step = max(checks.integer("step", step, 0, steps), self.noise.step, self._ledger.step)
         self.noise.skip(replicas.most(step) if self._group else step)
         self._masks = self._secret.generator(b"masks", urandom(16))
-        self.batches: Batches | SampledBatches | ParticipationLog
-        if isinstance(plan.sampling, OwnBatches):
-            self.batches = ParticipationLog(plan.sampling.rule, plan.users)
-            if past and self.step != past["step"]:
-                raise ValueError(
-                    f"secret must be of step {self.step}, the last that may have been released, not of {past['step']}: "
-                    "nothing else says who was in the steps between; keep the secret state at each step"
-                )
-            if past:
-                self.batches.resume(past["attendance"], self.step)
-        elif not isinstance(plan.sampling, Participation):
-            drawn = self._secret.noise(b"batches")
-            self.batches = SampledBatches(plan.sampling, plan.users, steps, noise=drawn, first=self.step)
-        else:
-            order = self._secret.generator(b"order")  # public: it may become known, and tells of no other word
-            self.batches = Batches(plan.sampling, plan.users, plan.batch, steps, generator=order, first=self.step)
-        self._waiting = Waiting()  # what was handed out last: it waits while its step is the next one
-        self._turn = threading.RLock()
+        super().__init__(plan, self._secret, self.step, past)
 
     @property
     def step(self) -> int:
@@ -158,118 +132,6 @@ class Run:
             self._deviations = [0.0, *self.plan.deviations().tolist()]
         return self._deviations[self.step]
 
-    def __len__(self) -> int:
-        return self.noise.steps - self.step
-
-    def __iter__(self) -> Iterator[Tensor]:
-        (rank, ranks), batches = self._place(), self._drawn()
-        while self.step < self.noise.steps:
-            with self._turn:
-                self._refuse_unused()
-                batches.step = self.step  # whatever was interrupted, a batch is for the step of its number
-                users = torch.tensor(next(iter(batches)), dtype=torch.int64, device="cpu")[rank::ranks]
-                self._waiting = Waiting(self.step, len(users))
-            yield users
-
-    @overload
-    def loader(self, data: Dataset[Row], *, max_rows: None = None, **options: Any) -> Iterator[Row]: ...
-    @overload
-    def loader(self, data: Dataset[Row], *, max_rows: int, **options: Any) -> Iterator[Iterator[Row]]: ...
-    def loader(self, data: Dataset[Any], *, max_rows: int | None = None, **options: Any) -> Iterator[Any]:
-        """The rows of ``data`` for the batch of each step that is left, read ahead, as a ``DataLoader`` gives them.
-
-            for inputs, targets in run.loader(data, num_workers=4):
-                run.backward(inputs, targets)
-                optimizer.step()
-
-            for step in run.loader(data, max_rows=64):  # batches larger than memory, in parts
-                for inputs, targets in step:
-                    run.backward(inputs, targets)
-                optimizer.step()
-
-        data: a row for each user. max_rows: in a part; noise is drawn at the last part, and until then ``.grad`` stays
-        as it is. options: of ``DataLoader``, but for those that say who is in a batch. A batch of nobody has tensors of
-        no rows; in parts it has none, and its step releases noise by itself. Each batch must be used before the next
-        one, as in iteration. The types are a row's, of a ``collate_fn`` its own. Raises TypeError, ValueError.
-        """
-        with self._turn:
-            batches = self._drawn()
-            first = batches.step = self.step
-            ahead = PrefetchSampler(batches, *self._place(), max_rows)
-        rows = loader(data, ahead, self.plan.users, self._secret.generator(b"loader", urandom(16)), options)
-        return self._handing(rows, ahead, first)
-
-    def _handing(self, rows: DataLoader[Any], ahead: PrefetchSampler, step: int) -> Iterator[Any]:
-        left = iter(rows)
-        for part in left:  # a batch's first
-            with self._turn:
-                self._refuse_unused()
-                if step != self.step:
-                    raise RuntimeError(
-                        f"the run is at step {self.step}, this loader at {step}: call run.loader again"
-                    )
-                count, parts = ahead.counts.popleft()
-                self._waiting, self.batches.step = Waiting(step, count, parts=max(parts, 1)), step + 1
-            rest = islice(left, max(parts, 1) - 1)
-            yield part if ahead.max_rows is None else self._parts(chain([part], rest), step, parts)
-            self._refuse_unused()
-            for _ in rest:  # what went unread is no part of the next batch
-                pass
-            step += 1
-
-    def _parts(self, rows: Iterator[Any], step: int, parts: int) -> Iterator[Any]:
-        if not parts:
-            self._add(torch.zeros(self._whole, dtype=self._dtype, device=self._device), 0, False, step)
-        for part in rows if parts else ():
-            if step != self.step:
-                raise RuntimeError(NO_BATCH)
-            yield part
-
-    def admit(self, users: Tensor | Sequence[int]) -> Tensor:
-        """Who is in the next step's batch, of a loader of one's own: of ``choose(..., participation=)``.
-
-            for users, inputs, targets in batches:
-                run.admit(users)
-                run.backward(inputs, targets)
-                optimizer.step()
-
-        users: their numbers, each once, (n,), n >= 0; in a group of processes those of all of them. Returns this
-        process's, int64, whose rows it then uses. Raises ValueError where the plan's rule does not let them come, and
-        RuntimeError where the last batch was not used, all steps are spent, or the plan itself says who is in a batch.
-
-        Guarantees: a user's steps are a set that the rule permits, also after ``resume``.
-        """
-        rank, ranks = self._place()
-        with self._turn:
-            self._refuse_unused()
-            if not isinstance(self.batches, ParticipationLog):
-                raise RuntimeError("the plan says who is in a batch: iterate over the run, or take its loader")
-            if self.step == self.noise.steps or self.batches.step != self.step:
-                raise RuntimeError(
-                    f"{self.step} steps are spent, {self.batches.step} batches admitted, {self.noise.steps} planned: "
-                    "make a new run, or resume the last secret state where an interrupt lost a batch"
-                )
-            mine = self.batches.check(users)[rank::ranks]
-            self._waiting = Waiting(self.step, len(mine))
-        return mine
-
-    def _drawn(self) -> Batches | SampledBatches:
-        """The plan's own batches. Raises RuntimeError where there are none."""
-        if isinstance(self.batches, ParticipationLog):
-            raise RuntimeError("this plan's batches are your own: call run.admit(users) for each, then backward")
-        return self.batches
-
-    def _refuse_unused(self) -> None:
-        if self._waiting.step == self.step:
-            raise RuntimeError(
-                f"the last batch was not used, {self._waiting.used} of {self._waiting.rows} rows used: call backward "
-                "once for each batch, or for each of its parts, or the steps would not fit"
-            )
-
-    def _place(self) -> tuple[int, int]:
-        """This process's number, and how many there are."""
-        return replicas.place() if self._group else (0, 1)
-
     def backward(self, inputs: Inputs, targets: Tensor, *, more: bool = False) -> Tensor:
         """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user.
 
@@ -279,7 +141,10 @@ class Run:
         process's; NaN for nobody), which is **not private**: for logs that stay where the data are.
         """
         step = self._expect("targets", len(targets), more)
-        total, mean = self._clipper(inputs, targets, self.plan.bound, dropout=self._masks, **self._options)
+        with (
+            self._turn
+        ):  # the module is one for all threads, and its parameters are swapped for the time of the call
+            total, mean = self._clipper(inputs, targets, self.plan.bound, dropout=self._masks, **self._options)
         self._add(total, len(targets), more, step)
         return mean
 
@@ -320,13 +185,8 @@ class Run:
                 state["attendance"] = self.batches.attendance.clone()
         return state
 
-    def _expect(self, name: str, count: int, more: bool) -> int:
-        """The step of the batch that waits, where these rows belong to it. Raises RuntimeError, ValueError."""
-        with self._turn:
-            if self._waiting.step != self.step:
-                raise RuntimeError(NO_BATCH)
-            self._waiting.last(name, count, more)
-            return self.step
+    def _release_nobody(self, step: int) -> None:
+        self._add(torch.zeros(self._whole, dtype=self._dtype, device=self._device), 0, False, step)
 
     def _add(self, total: Tensor, count: int, more: bool, step: int) -> None:
         """The clipped sum of some rows of this step's batch; of the last ones, its private mean into ``.grad``."""
