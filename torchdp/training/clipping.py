@@ -195,10 +195,11 @@ def clip_and_sum(
     each example's gradient is a function of that example, and module and loss remember none: what Python code keeps
     between calls is not followed. By "vmap" and "loop" it is one by construction. By "factors" it is *checked*: what
     each new program of operations finds for some examples is held to these examples alone by plain autograd, in float32
-    at least, before its sum is used; Python reads no data (bool() of it is always False); no parameter's use is left
-    out; operations that make one number of several examples' are not taken. A module that mixes examples where the
-    checked ones do not show it is not seen: relu(x.roll(1, 0) - 51.7) is 0 on every batch of smaller numbers. Neither
-    is what goes past torch's functions: C extensions, what custom functions or hooks of saved tensors do. Take
+    at least, before its sum is used, and again at its 16th, 32nd, 64th use and so on. Python reads no data there
+    (bool() of it is always False), no parameter's use is left out, and a result without a dimension that counts
+    examples goes to another route. A module that mixes examples where the checked ones do not show it is not seen:
+    relu(x.roll(1, 0) - 51.7) is 0 on every batch of smaller numbers. Neither is what goes past torch's functions: C
+    extensions, what custom functions or hooks of saved tensors do. Take
     routes=("vmap", "loop") for a module whose author is not trusted.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
     Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).

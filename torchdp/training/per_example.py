@@ -55,7 +55,7 @@ class Known:
 
     routes: list[str]
     reasons: list[str] = field(default_factory=list)
-    programs: set[Any] = field(default_factory=set)
+    programs: dict[int, int] = field(default_factory=dict)  # how often each was used
     inside: bool = False  # the loss is in the module's call
     reached: list[str] | None = None  # parameters that the loss reaches
     each: int = 0  # bytes that an example's factors and gradients take
@@ -270,7 +270,10 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
         yield
         return
     cuda = [partial(each, device=device) for each in (torch.cuda.get_rng_state, torch.cuda.set_rng_state)]
-    states: list[list[Any]] = [[torch.get_rng_state, torch.set_rng_state], *([cuda] if device.type == "cuda" else [])]
+    states: list[list[Any]] = [
+        [torch.get_rng_state, torch.set_rng_state],
+        *([cuda] if device.type == "cuda" else []),
+    ]
     before = [get() for get, _ in states]
     drawn = False
     try:
