@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization import BandedStrategy, BufferedStrategy, StreamStrategy, factorize_buffered
-from torchdp.factorization.solvers.toeplitz_solver import banded_toeplitz
+from torchdp.factorization.solvers.banded_solver import banded_toeplitz
 from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.factorization.streams.series import squares
 from torchdp.privacy import gaussian_sigma

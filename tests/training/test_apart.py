@@ -136,6 +136,17 @@ def test_a_row_without_a_gradient_vouches_for_nothing():
     assert sums.route.startswith("vmap")
 
 
+def test_what_begins_to_mix_later_is_seen_at_the_next_check():
+    """As a gate that is 0 at first, and no number of the program."""
+    gate = torch.zeros(())
+    sums, (x, y) = Clipper(Mixes(lambda z, x: z - gate * z.roll(1, 0)), cross_entropy), batch(7, b"later")
+    sums(x, y, BOUND)
+    gate.fill_(1.0)
+    for _ in range(16):
+        sums(x, y, BOUND)
+    assert sums.route.startswith("vmap")
+
+
 def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_routes():
     sums, (x, y) = (
         Clipper(Mixes(lambda z, x: z if bool((x[:, 0] > 0).any()) else -z), cross_entropy),

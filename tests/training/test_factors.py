@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum, factors
-from torchdp.training.clipping import SLACK, Clipper
+from torchdp.training.clipping import Clipper
+from torchdp.training.sums import SLACK
 
 N = 6
 

@@ -16,15 +16,21 @@ from torchdp.training.per_example import Gradients, Inputs, Passes, flat, pick, 
 from torchdp.training.record import Inside, Record, Still, Untaken
 from torchdp.training.rules import RULES
 
+AGAIN = 16  # uses of a program, after which it is checked again, and at each power of 2
 UNTAKEN = (RuntimeError, TypeError, IndexError, AttributeError, AssertionError, NotImplementedError)
 
 
 def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
-    """All examples at once; what a new program of operations finds is checked against examples alone before its use."""
+    """All examples at once; what a new program of operations finds is checked against examples alone before its use.
+
+    And again at its 16th, 32nd, 64th use and so on: parameters that were 0 at first may hide what they multiply.
+    """
     found, record = recorded(passes, x, y)
-    program = hash(tuple(record.program))
-    if program not in passes.known.programs and _checked(passes, x, y, found, record):
-        passes.known.programs.add(program)
+    program, uses = hash(tuple(record.program)), passes.known.programs
+    times = uses.get(program, 0)
+    due = not times or (times >= AGAIN and not times & (times - 1))
+    if not due or _checked(passes, x, y, found, record):
+        uses[program] = times + 1
     return found
 
 

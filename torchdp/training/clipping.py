@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.draws import Simulated
+from torchdp.training.apart import by_loop, by_vmap
 from torchdp.training.batched import by_factors
-from torchdp.training.factors import Form, Rows
+from torchdp.training.factors import Rows
 from torchdp.training.per_example import (
     DRAWS,
     REMEMBERS,
@@ -20,20 +21,17 @@ from torchdp.training.per_example import (
     Inputs,
     Known,
     Passes,
-    by_loop,
-    by_vmap,
     flat,
     pick,
 )
 from torchdp.training.record import MEANS, MIXES, Untaken, eager
 from torchdp.training.sharded import gathered, like, reshard
+from torchdp.training.sums import Sums, clipped
 
 LEAST = 2.0**-100  # a bound below it would meet float32's numbers without leading digits
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
-FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
 ROUTES = ("factors", "vmap", "loop")
 CHECKED = "examples are apart as far as was checked: each new program of operations, by three examples alone"
 APART = "each example alone, by construction"
@@ -128,26 +126,6 @@ def taken(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
             passes.known.next(str(reason))
 
 
-class Sums:
-    """Sums of clipped gradients, part by part: of one part as it is made, of several in float64."""
-
-    def __init__(self) -> None:
-        self._totals: dict[str, Tensor] = {}
-        self._parts = 0
-
-    def add(self, forms: dict[str, Form], bound: float) -> None:
-        self._parts += 1
-        for name, part in zip(forms, clipped(list(forms.values()), bound), strict=True):
-            before = self._totals.get(name)
-            self._totals[name] = part if before is None else before.double() + part
-
-    def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """All of them, zeros where nothing was; in the parameters' dtype, at least float32."""
-        dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
-        parts = (self._totals.get(name, p.new_zeros(p.numel())) for name, p in parameters.items())
-        return torch.cat([part.detach().flatten().to(dtype) for part in parts])
-
-
 def clip_and_sum(
     module: nn.Module,
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -195,10 +173,11 @@ def clip_and_sum(
     each example's gradient is a function of that example, and module and loss remember none: what Python code keeps
     between calls is not followed. By "vmap" and "loop" it is one by construction. By "factors" it is *checked*: what
     each new program of operations finds for some examples is held to these examples alone by plain autograd, in float32
-    at least, before its sum is used; Python reads no data (bool() of it is always False); no parameter's use is left
-    out; operations that make one number of several examples' are not taken. A module that mixes examples where the
-    checked ones do not show it is not seen: relu(x.roll(1, 0) - 51.7) is 0 on every batch of smaller numbers. Neither
-    is what goes past torch's functions: C extensions, what custom functions or hooks of saved tensors do. Take
+    at least, before its sum is used, and again at its 16th, 32nd, 64th use and so on. Python reads no data there
+    (bool() of it is always False), no parameter's use is left out, and a result without a dimension that counts
+    examples goes to another route. A module that mixes examples where the checked ones do not show it is not seen:
+    relu(x.roll(1, 0) - 51.7) is 0 on every batch of smaller numbers. Neither is what goes past torch's functions: C
+    extensions, what custom functions or hooks of saved tensors do. Take
     routes=("vmap", "loop") for a module whose author is not trusted.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
     Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
@@ -238,58 +217,10 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     return torch.cat([part.to(dtype) for part in clipped(rows, bound)])
 
 
-def clipped(forms: Sequence[Form], bound: float) -> list[Tensor]:
-    """sum_i g_i min(1, bound / ||g_i||), flat, of each form; example i's norm is that of all of them together."""
-    if not forms:
-        return []
-    rows = [form.rows for form in forms if isinstance(form, Rows)]
-    with torch.autocast(forms[0].rows.device.type, enabled=False):
-        more = [form.norms() for form in forms if not isinstance(form, Rows)]
-        scales = _scales(rows or [forms[0].rows.new_empty(len(forms[0].rows), 0)], bound, more)
-        kept = scales > 0
-        if scales.device.type != "cpu" or not bool(kept.all()):
-            scales, forms = torch.where(kept, scales, 0.0), [form.zeroed(kept) for form in forms]
-        return [form.sum(scales, bound) for form in forms]
-
-
 def _bound(bound: float) -> float:
     if checks.positive("bound", bound) < LEAST:
         raise ValueError(f"bound must be at least {LEAST:.1e}, not {bound!r}: float32 has no digits there")
     return float(bound)
-
-
-def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -> Tensor:
-    """By which rows are at most ``bound`` long together, rounding included: (n,); 0 where there is none.
-
-    more: norms of further parts of the rows, (n,) each, float64, that are not too small.
-    """
-    eps, tiny = (max(getattr(torch.finfo(part.dtype), name) for part in rows) for name in ("eps", "tiny"))
-    size = sum(part.shape[1] for part in rows)  # of one example: how norms are made is no matter of their number
-    if (
-        size > BLOCK
-        and bound >= FAST
-        and all(part.dtype == torch.float32 and part.device.type == "cpu" for part in rows)
-    ):
-        # what squares below 1e-38 add up to is nothing beside FAST
-        blocks = [torch.linalg.vector_norm(block, dim=-1) for part in rows for block in _blocks(part)]
-        norms = torch.linalg.vector_norm(torch.cat(blocks, 1).double(), dim=1)
-        far = ~norms.isfinite()  # their squares pass float32; nobody else's scale may change by it
-        if far.any():
-            norms[far] = torch.stack([Rows(part[far]).norms() for part in rows]).norm(dim=0)
-        more = [norms * (1 + SLACK), *more]
-    else:
-        more = [*(Rows(part).norms() for part in rows), *more]
-    norms = torch.linalg.vector_norm(torch.stack(list(more)), dim=0) if len(more) > 1 else more[0]
-    shorter = 1 - 2 * eps
-    scales = (bound / norms).clamp_max(1 / shorter) * shorter
-    return torch.nn.functional.threshold(scales, tiny, 0.0)  # smaller ones have too few digits
-
-
-def _blocks(part: Tensor) -> Iterator[Tensor]:
-    """Rows cut into blocks of BLOCK numbers, (n, blocks, BLOCK), and the rest."""
-    whole = part.shape[1] // BLOCK * BLOCK
-    yield part[:, :whole].unflatten(1, (-1, BLOCK)) if whole else part[:, None, :0]
-    yield part[:, None, whole:]
 
 
 def _pieces(
