@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.threads import on_host
 
 
 def pack(values: Tensor, bits: int) -> bytes:
@@ -24,16 +23,15 @@ def pack(values: Tensor, bits: int) -> bytes:
     return rows[:, :size].contiguous().numpy().tobytes()
 
 
-@on_host
 def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
     """What ``pack`` was given, (n,) or (n, words) int64. Raises ValueError for another length, or more bits."""
     size = max(1, -(-checks.integer("bits", bits, 0, 64 * words or 63) // 8))
     if len(checks.instance("data", data, bytes)) % size:
         raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
-    wide = torch.zeros(len(data) // size, max(1, words), 8, dtype=torch.int64)
+    wide = torch.zeros(len(data) // size, max(1, words), 8, dtype=torch.int64, device="cpu")
     if data:
         wide.flatten(1)[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
-    values = (wide << (8 * torch.arange(8))).sum(-1)
+    values = (wide << (8 * torch.arange(8, device="cpu"))).sum(-1)
     last = bits - 64 * max(0, words - 1)
     if last < 64 and (values[:, -1] >> last).any():
         raise ValueError(f"data must hold messages of {bits} bits; one has more")
@@ -56,10 +54,10 @@ def unpack_vectors(data: bytes, dim: int) -> Tensor:
     return checks.floating("data", words.view(torch.float64).view(-1, dim))
 
 
-@on_host
 def unpack_words(data: bytes) -> Tensor:
     """(len/8,) int64, the low byte first."""
-    words = torch.frombuffer(bytearray(data), dtype=torch.int64) if data else torch.zeros(0, dtype=torch.int64)
+    none = torch.zeros(0, dtype=torch.int64, device="cpu")
+    words = torch.frombuffer(bytearray(data), dtype=torch.int64) if data else none
     return (
         words
         if sys.byteorder == "little"
