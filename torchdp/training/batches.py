@@ -25,7 +25,8 @@ class ParticipationLog:
         self.participation = checks.instance("participation", participation, Participation)
         self.users, self.step = checks.integer("users", users, 1), 0
         checks.fits("users", self.users)
-        self.attendance = torch.tensor([-1, -1, 0]).repeat_interleave(self.users).view(3, -1)  # first, last, times
+        start = torch.tensor([-1, -1, 0], dtype=torch.int64)  # first, last, times
+        self.attendance = start.repeat_interleave(self.users).view(3, -1)
 
     def check(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The batch of the next step as int64 on the CPU: (n,), n >= 0; the step is over then. Raises ValueError."""
