@@ -47,6 +47,8 @@ def test_a_plan_comes_back_from_its_file(plans, kind, tmp_path):
     plan = plans[kind]
     plan.save(tmp_path / "plan")
     loaded = Plan.load(tmp_path / "plan")
+    if kind == "balls in bins":  # the file's guarantee, of samples, is not believed
+        plan = replace(plan, guarantee=plan.sampling.guarantee(plan.strategy, plan.sigma, 1.0, 1e-3))
     assert loaded.digest() == plan.digest() and loaded.guarantee == plan.guarantee and str(loaded) == str(plan)
     assert type(loaded.strategy) is type(plan.strategy) and loaded.sampling == plan.sampling
     assert torch.equal(loaded.standard_errors, plan.standard_errors)
@@ -84,7 +86,7 @@ def test_guarantee_a_file_of_others_runs_nothing_and_promises_what_its_noise_giv
         less = replace(plan, guarantee=replace(plan.guarantee, epsilon=0.9 * plan.guarantee.epsilon))
         for wrong in (less, replace(plan, sigma=0.9 * plan.sigma), replace(plan, bound=1.1)):
             wrong.save(path)
-            with pytest.raises(ValueError, match="promises epsilon"):
+            with pytest.raises(ValueError, match="promises .*, its noise "):
                 Plan.load(path)
     plan.save(path)
     fields = torch.load(path)

@@ -33,7 +33,7 @@ class Mechanism:
     guarantee: Guarantee
 
     def computed(self, steps: int) -> Guarantee | None:
-        """Of the first ``steps`` steps by themselves, at least one; None of balls in bins: that takes Monte Carlo."""
+        """Of the first ``steps`` steps by themselves, at least one; None of balls in bins, which is of all."""
         C, delta = self.strategy.leading(steps), self.guarantee.delta
         rule = self.sampling.rule if isinstance(self.sampling, OwnBatches) else self.sampling
         if isinstance(rule, Participation):
