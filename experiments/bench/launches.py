@@ -254,6 +254,7 @@ def collection_calls():
 def training_calls():
     from torchdp import training
     from torchdp.training import noise as module
+    from torchdp.training.clipping import Clipper
 
     if hasattr(module, "_recorded"):
         module._recorded = lambda total: False  # the counter is what it refuses
@@ -271,24 +272,25 @@ def training_calls():
 
     def model(w):
         net = torch.nn.Sequential(torch.nn.Linear(4, w.k), torch.nn.Tanh(), torch.nn.Linear(w.k, 1)).to(w.device)
-        loss = torch.nn.functional.mse_loss
         x = w.ball(dtype=torch.float32)
         size = sum(p.numel() for p in net.parameters())
         noise = training.CorrelatedNoise(
             torch.eye(6, dtype=torch.float64).to(w.device), size, 1.0, noise=w.noise()
         )
         noise(torch.zeros(size, device=w.device))
-        return net, loss, x, x[:, :1].contiguous(), noise
+        clipper, y = Clipper(net, torch.nn.functional.mse_loss), x[:, :1].contiguous()
+        clipper(x, y, 1.0)  # a first batch is held to single examples, and waits for them
+        return net, clipper, x, y, noise
 
     def step(w, s):
-        net, loss, x, y, noise = s
-        training.set_gradients(net, noise(training.clip_and_sum(net, loss, x, y, 1.0)))
+        net, clipper, x, y, noise = s
+        training.set_gradients(net, noise(clipper(x, y, 1.0)[0]))
 
     forward = lambda w, s: s[0](s[1])  # noqa: E731
     add("training: CorrelatedNoise, independent, step", correlated(1), forward)
     add("training: CorrelatedNoise, three bands, step", correlated(3), forward)
     add("training: DP-SGD step", model, step)
-    add("training: clip_and_sum", model, lambda w, s: training.clip_and_sum(*s[:4], 1.0))
+    add("training: clip_and_sum", model, lambda w, s: s[1](s[2], s[3], 1.0))
 
 
 def sketching_calls():

@@ -244,3 +244,7 @@ def published_mod_sulq(clients: int, columns: int, bound: float, epsilon: float,
     logarithm = math.log(max(1.0, (d * d + d) / (2 * math.sqrt(2 * math.pi) * delta)))
     beta = (d + 1) / (n * epsilon) * math.sqrt(2 * logarithm) + 1 / (n * math.sqrt(epsilon))
     return ModSulq(d, bound, n * checks.squarable("bound", bound) ** 2 * beta, delta)
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/regression/tables.py")

@@ -47,7 +47,13 @@ def test_choose(smoke):
     tables = smoke("training/choose.py").tables
     errors = {row["plan"]: row["error"] for row in tables["errors"]}
     assert min(errors.values()) < errors["Poisson, independent noise"]
-    assert all(row["accuracy"] > 0.8 for row in tables["accuracy"]) and len(tables["accuracy"]) in (2, 3)
+    assert all(row["accuracy"] > 0.8 for row in tables["accuracy"]) and len(tables["accuracy"]) in (2, 3, 4)
+
+
+@pytest.mark.slow  # trains in 20 seconds
+def test_optimizers(smoke):
+    rows = smoke("training/optimizers.py").tables["accuracy"]
+    assert {row["side"] for row in rows} > {"DP-SGD"} and all(row["accuracy"] > 0.1 for row in rows)
 
 
 def test_streaming(smoke):

@@ -1,4 +1,4 @@
-"""A training step never waits for the device; what it refuses there comes as NaN, and as an error later."""
+"""After a first one a training step never waits for the device; what it refuses there comes as NaN, and as an error later."""
 
 CODE = """
 import device
@@ -7,6 +7,7 @@ import torch
 from torchdp import draws, training
 from torchdp.noise import SeededNoise
 from torchdp.training import noise as module
+from torchdp.training.clipping import Clipper
 module._recorded = lambda total: False
 far = device.DEVICE
 
@@ -33,8 +34,10 @@ with device.counted():
 net, x = torch.nn.Linear(4, 3).to(far), torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).to(far)
 y, weights = torch.arange(6).to(far) % 3, torch.tensor([1.0, 20.0, 3.0]).to(far)
 for refused, loss in enumerate((torch.nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss(weights))):
+    clipper = Clipper(net, loss)
+    clipper(x, y, 1.0)  # the first batch is held to single examples
     with device.counted() as counts:
-        found = training.clip_and_sum(net, loss, x, y, 1.0)
+        found, _ = clipper(x, y, 1.0)
         assert counts.syncs == 0
     assert bool(found.isnan().all()) == refused
 

@@ -46,6 +46,12 @@ def draw(rows, folder):
 '''
 
 
+@pytest.fixture(autouse=True)
+def unkept(monkeypatch):
+    """No bytecode, which is taken for that of a file written anew in the same second."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+
 def made(folder, text):
     path = folder / "toy.py"
     path.write_text(text)

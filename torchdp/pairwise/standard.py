@@ -133,7 +133,7 @@ def class_histograms(k: int, positives: float | Sequence[float]) -> Tensor:
     pairs = ((1, 1, 1, 1), (2, 3, 3, 2), (4, 6, 6, 4), (1, 3, 1, 2), (3, 1, 2, 1))
     scores = torch.stack(
         [
-            torch.as_tensor(np.diff(betainc(*each, edges)), device=shares.device)
+            torch.as_tensor(np.diff(betainc(*each, edges)), dtype=torch.float64, device=shares.device)
             for a in pairs
             for each in (a[:2], a[2:])
         ]
