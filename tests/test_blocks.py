@@ -22,7 +22,7 @@ COMMANDS = {  # a command: the test, or what CI calls, that runs it
     "pip install .": ("tests/test_packages.py", "run(*pip, torch, wheel"),
     "python experiments/density/error.py --smoke": (DENSITY, 'smoke("density/error.py"'),
     "python experiments/density/error.py --help": (DENSITY, 'main(["--help"])'),
-    "python experiments/density/error.py --device cuda:1": ("tests/far/test_scripts_there.py", "smokes.py"),
+    "python experiments/density/error.py --device cuda:1": ("tests/far/test_scripts_there.py", "smokes.__file__"),
     "python experiments/density/error.py --draw-only": (DENSITY, 'main(["--draw-only"'),
     "python experiments/pairwise/error_vs_n.py --smoke": (
         "tests/experiments/test_pairwise_scripts.py", 'command("pairwise/error_vs_n.py"'),

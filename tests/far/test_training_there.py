@@ -1,4 +1,4 @@
-"""After a first one a training step never waits for the device; what it refuses there comes as NaN, and as an error later."""
+"""After its first one a training step waits for no device; what it refuses comes as NaN, and as an error later."""
 
 CODE = """
 import device

@@ -86,7 +86,7 @@ def test_guarantee_a_file_of_others_runs_nothing_and_promises_what_its_noise_giv
         less = replace(plan, guarantee=replace(plan.guarantee, epsilon=0.9 * plan.guarantee.epsilon))
         for wrong in (less, replace(plan, sigma=0.9 * plan.sigma), replace(plan, bound=1.1)):
             wrong.save(path)
-            with pytest.raises(ValueError, match="promises .*, its noise "):
+            with pytest.raises(ValueError, match=r"promises .*, its noise "):
                 Plan.load(path)
     plan.save(path)
     fields = torch.load(path)
