@@ -67,6 +67,7 @@ def main():
             sys.exit("run.py: set-up failed at: " + " ".join(map(str, error.cmd)))
         stamp.write_text(wanted)
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # an advertisement
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it every process of the tests compiles all files anew
     for command in COMMANDS[sys.argv[1]]:
         code = subprocess.call([python, *command, *sys.argv[2:]], cwd=ROOT)
         if code:

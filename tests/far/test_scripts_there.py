@@ -5,7 +5,7 @@ import json
 import pytest
 from far import smokes
 
-QUICK = ("density/bitsums.py", "density/messages.py", "density/noise.py")
+QUICK = ("density/bitsums.py",)
 MORE = 1.1  # times as many: rounds of a search, which differ in the last bits of its numbers
 ROOMS = sorted({name.split("/")[0] for name in smokes.every()})
 
