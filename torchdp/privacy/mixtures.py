@@ -45,12 +45,8 @@ SMOOTH, SHARE, TERMS = 16.0, 0.01, 2**12  # deviations of L over tau; tau over e
 FEW = 16  # bins
 RATES = np.geomspace(1.0, 1e7, 29)  # r
 LARGEST, WORK = 80.0, 4e10  # of an entry of G'; multiplications of an evaluation, beyond which none is made
-LONGEST, TRIED, SIZES, MOST_SHARED = (
-    128,
-    5,
-    (0.2, 2.0),
-    1.5,
-)  # bins of a run; comparisons for each size of G_ii; of it
+LONGEST, TRIED = 128, 5  # bins of a run; comparisons for each size of G_ii
+SIZES, MOST_SHARED = (0.2, 2.0), 1.5  # of G_ii; the shared part over it
 DECAYS = 1 - np.geomspace(0.01, 0.9, 16)
 ROUNDS, NEAR = 4, 0.99  # until no comparison finds less than so much of delta
 TOLERANCE = 5e-4  # of the logarithm of sigma and of epsilon

@@ -134,7 +134,7 @@ class SecureSketch(SecureSums):
             return None
 
     def _smooth(self, ring: Ring) -> tuple[Tensor | None, float]:
-        """The sigma of real numbers on this grid and what it is off by, where that costs 2^-41 of delta at most and it
+        """The sigma of real numbers on this grid and the error in it, where that costs 2^-41 of delta at most and it
         is less than ``grid_sigma``; else None and 0."""
         honest, counts = self._surely, self._rows[1]
         if honest is None:

@@ -76,11 +76,8 @@ class Clipper:
         dropout: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The sum, and the mean of the examples' losses, which is not private. Raises TypeError, ValueError."""
-        bound, at_once, memory = (
-            _bound(bound),
-            checks.integer("at_once", at_once, 1),
-            checks.integer("memory", memory, 1),
-        )
+        bound, memory = _bound(bound), checks.integer("memory", memory, 1)
+        at_once = checks.integer("at_once", at_once, 1)
         inputs = _examples(self.module, inputs, targets)
         parameters = _trainable(self.module, self.loss, dropout is not None)
         seed = None if dropout is None else int(Simulated(dropout).integers(()))

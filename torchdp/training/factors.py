@@ -10,9 +10,8 @@ AT_ONCE = 2**20  # float64 numbers that are made on the way
 FEW = 2**16  # numbers that are cheap to have in float64
 TOGETHER = 32  # examples whose float32 parts are added up as such: a sum of thousands would round by users' parts
 SMALL = 2**12  # numbers; rows of smaller tables are cheap
-MARGIN = (
-    2.0**-26
-)  # of an example's terms, added to its norm: what rounds where they cancel is small beside the bound
+# Of an example's terms, added to its norm: what rounds where they cancel is small beside the bound.
+MARGIN = 2.0**-26
 CANCELS = 2.0**8  # bounds that an example's scaled terms may add up to before float32 rounds their sum too far
 
 

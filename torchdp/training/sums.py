@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchdp.training.factors import Form, Rows
 
-BLOCK = 256  # float32 squares that are added up as such: their norm errs by 129 eps
+BLOCK = 256  # float32 squares that are added up as such: the relative error of their norm is at most 129 eps
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
 
 
