@@ -45,28 +45,6 @@ The series differ by at most h R (|q(t)| + R)^(h - 1) + 2.1 e^(-h s^2 pi^2/2). F
 and R <= 2.1 e^(-s^2 t^2/2), so it is at most 2.1 h e^(-s^2 pi^2/2) (3.1 e^(-s^2 pi^2/8))^(h - 1). No mass differs by
 more than the series do. Both laws have E e^(l X) <= e^(w l^2/2) (1 + 2.1 e^(-2 pi^2 s^2))^h, w = h (s^2 + 1/12), by
 Poisson's formula again, so that beyond N = (200 w)^{1/2} lies 2 e^-100 of either, times that last power. QED
-
-*5. One normal number of each client for all its copies.* Client i sends u_i = q_i + round(G_i 2^f), G_i ~ N(0, sigma^2
-I_d); servers form Z = s^{1/2} S u, of m rows, and each adds E_k, of m x d independent round(N(0, tau^2) 2^f), to what
-it publishes.
-
-*Claim.* Replacing q_i by q_i' at distance at most D, in units of the grid as sigma and tau here, is no easier to see
-for all servers but one, the reader and the other clients than N(0, 1) from N(mu, 1), mu^2 = D^2 l/sigma^2, l >= S_i^T
-(S_h S_h^T)^-1 S_i, S_h the honest columns, but for (1 + e^epsilon) v of delta, v = ``lattice_variation``.
-
-*Proof.* Columns are independent: let d = 1. What is not known of Z and an honest server's E is Y = T X + E, T =
-sqrt(s) S_h of entries 0 and +-1, s in each column, X_p = round(sigma g_p), E_j = round(tau g_j). Let L be the law of
-round(T (sigma g + U) + tau g'), U uniform on [-1/2, 1/2]. Moved by an integer, L is a function of N(0, sigma^2 T T^T
-+ tau^2 I) moved by it, at distance D T_i: at most mu. It remains that Y is within v of L in total variation. With
-q_a(t) = e^(-a^2 t^2/2) sin(t/2)/(t/2), X_p has the series sum_k q_sigma(t + 2 pi k) and so on (as in 4); L at
-the integers is the density whose transform is f(x) = prod_p q_sigma(<T_p, x>) prod_j q_tau(x_j), the last uniforms
-making these values the law of round(.). So no mass of Y and L differs by more than (2 pi)^-m times the integral of |f
-- series| over |x_j| <= pi and of |f| beyond. Where all |x_j| <= pi/(2 s), |<T_p, x>| <= pi/2, and the factors, none
-above 1, differ by 2.1 e^(-11 sigma^2) and 2.1 e^(-11 tau^2) at most. Where one is larger, it has both products below
-3.1 e^(-tau^2 pi^2/ (8 s^2)). Beyond pi, |f| integrates to m e^(-tau^2 pi^2/2). So no mass differs by more than r =
-(4.1 + 3.1 m) e^(-tau^2 pi^2/(8 s^2)) + 2.1 n e^(-11 sigma^2). Outside the box |Y_j| <= N, N^2 = 200 (c (sigma^2 + 1)
-+ tau^2 + 1), c the most pairs of a row, lie 2.1 m e^-100 of either where sigma, tau >= 3 (as in 4): v = d ((2 N
-+ 1)^m r/2 + 2.1 m e^-100). QED
 """
 
 import math
@@ -75,8 +53,6 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-
-NARROW = 3.0  # units: for less noise of one client for all its copies there is no bound
 
 
 def moved(distance: float, step: float, size: int) -> float:
@@ -145,23 +121,3 @@ def grid_sigma(honest: Tensor, copies: int, columns: int, step: float, distance:
     """
     copies, mu = checks.integer("copies", copies, 1), checks.positive("mu", mu)
     return (copies * row_cost(honest, step, columns, distance)).sqrt() / mu
-
-
-def lattice_variation(
-    sigma: float, tau: float, *, clients: int, height: int, copies: int, columns: int, most: int
-) -> float:
-    """How far sums of one-copy noise and a server's are from rounded normals, for ``columns`` columns: the fifth proof.
-
-    sigma, tau: in grid units; most: c, the most pairs of a row. 1 where either is below 3.
-
-    Guarantees: an upper bound on the total variation distance. Source: the proof above.
-    """
-    if min(sigma, tau) < NARROW:
-        return 1.0
-    box = height * math.log(2 * math.sqrt(200 * (most * (sigma**2 + 1) + tau**2 + 1)) + 1)
-    servers = box + math.log(4.1 + 3.1 * height) - (tau * math.pi / copies) ** 2 / 8
-    users = box + math.log(2.1 * clients) - 11 * sigma**2
-    return min(
-        1.0,
-        columns * ((math.exp(min(servers, 1.0)) + math.exp(min(users, 1.0))) / 2 + 2.1 * height * math.exp(-100)),
-    )

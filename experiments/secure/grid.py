@@ -5,11 +5,10 @@ Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4, for the pro
 Command:  python experiments/secure/grid.py
 Expected: ``factor``: variance over that of real numbers, at most 1.015 of Gaussian noise in every row, where spreading
     a row's difference over whole units of honest clients (``spread``) asks for up to thousands. ``noises``: the same
-    for discrete Laplace noise and for one copy of ten in 100 rows, at most 1.001. ``needed``: over a curator's noise,
-    one copy's leverages included. "Gram": encodings of 10 columns and labels, sensitivity and entries those of
-    GramRelease. ``attack``: the exact delta of a sum of rounded normals in one column, by repeated convolution, over
-    the stated delta: at most 1. ``ratios``: the largest log ratio of the discrete noise's chances modulo 256 over
-    epsilon: 1 with as many shares as it is divided among, more than 1 with one less.
+    for discrete Laplace noise, at most 1.001. "Gram": encodings of 10 columns and labels, sensitivity and entries
+    those of GramRelease. ``attack``: the exact delta of a sum of rounded normals in one column, by repeated
+    convolution, over the stated delta: at most 1. ``ratios``: the largest log ratio of the discrete noise's chances
+    modulo 256 over epsilon: 1 with as many shares as it is divided among, more than 1 with one less.
 Output: results/secure/grid/grid.csv, noises.csv, attack.csv, ratios.csv; printed: ``experiments/bench/grid_cpu.txt``.
 Artifact: Burkhardt et al. (2025) | section 4, on a grid
 Status: agrees; a bound of our own
@@ -22,18 +21,16 @@ import warnings
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from scipy.special import ndtr
 
 from torchdp.grid import grid_sensitivity, grid_sigma
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.regression import GramRelease
-from torchdp.secure import OneCopySecureSketch, PureSecureSketch, SecureSketch
+from torchdp.secure import PureSecureSketch, SecureSketch
 from torchdp.simulate import Experiment, Report
-from torchdp.sketching import Sketch, balanced_osnap, entry_variance, ones
+from torchdp.sketching import ones
 
 DELTA = 1e-6
-Other = PureSecureSketch | OneCopySecureSketch
 
 
 def settings(clients: int, kind: str, epsilon: float, bits: int) -> SecureSketch:
@@ -50,37 +47,13 @@ def settings(clients: int, kind: str, epsilon: float, bits: int) -> SecureSketch
         return SecureSketch(ones(clients), int(kind.split()[0]), 1.0, epsilon, DELTA, bits=bits)
 
 
-@functools.cache
-def ten_copies(clients: int) -> Sketch:
-    """In 100 rows."""
-    return balanced_osnap(clients, 100, 10, generator=torch.Generator(torch.get_default_device()).manual_seed(0))
-
-
-def other_noises(clients: int, kind: str, epsilon: float, bits: int) -> dict[str, Other]:
-    """Discrete Laplace noise on a plain sum, l_1 norms as large as the l_2 norms allow; one copy of ten."""
+def pure(clients: int, kind: str, epsilon: float, bits: int) -> PureSecureSketch:
+    """Discrete Laplace noise on a plain sum, l_1 norms as large as the l_2 norms allow."""
     plain = settings(clients, kind, epsilon, bits)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        longest = math.sqrt(plain.columns) * plain.bound
-        return {
-            "discrete Laplace": PureSecureSketch(
-                ones(clients), plain.columns, longest, epsilon, bits=bits, entry=plain.entry or plain.bound
-            ),
-            "one copy of ten": OneCopySecureSketch(
-                ten_copies(clients), plain.columns, plain.bound, epsilon, DELTA, bits=bits, entry=plain.entry,
-                sensitivity=plain.sensitivity,
-            ),
-        }  # fmt: skip
-
-
-def needed(protocol: Other) -> float:
-    """Variance of a row over that of a curator's: Laplace noise, or Gaussian noise on S A."""
-    distance = protocol.sensitivity or 2 * protocol.bound
-    if isinstance(protocol, PureSecureSketch):
-        least = 2 * (distance / protocol.epsilon) ** 2
-    else:
-        least = entry_variance(distance / 2, epsilon=protocol.epsilon, delta=DELTA)
-    return float(protocol.row_variance.max()) / least
+        longest, entry = math.sqrt(plain.columns) * plain.bound, plain.entry or plain.bound
+        return PureSecureSketch(ones(clients), plain.columns, longest, epsilon, bits=bits, entry=entry)
 
 
 def share_law(shares: int, rate: float, modulus: int = 256) -> np.ndarray:
@@ -165,11 +138,9 @@ def measure(config: Config, report: Report) -> None:
         for kind in ("10 columns", "1000 columns", "Gram"):
             for epsilon in config.epsilons:
                 for bits in (32, 64):
-                    for noise, other in other_noises(clients, kind, epsilon, bits).items():
-                        report.row(
-                            "noises", clients=clients, kind=kind, epsilon=epsilon, bits=bits, noise=noise,
-                            fraction_bits=other.ring.fraction_bits, factor=other.grid_factor, needed=needed(other),
-                        )  # fmt: skip
+                    other = pure(clients, kind, epsilon, bits)
+                    cells = {"fraction_bits": other.ring.fraction_bits, "factor": other.grid_factor}
+                    report.row("noises", clients=clients, kind=kind, epsilon=epsilon, bits=bits, **cells)
     for clients, units in config.attacked:
         for epsilon in (0.5, 1.0, 4.0):
             sigma = units * math.sqrt(clients)

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from torchdp import checks, regression, shuffle, sketching
-from torchdp.secure import OneCopySecureSketch, PureSecureSketch, SecureSketch
+from torchdp.secure import PureSecureSketch, SecureSketch
 
 N = 8
-SKETCH = sketching.balanced_osnap(N, 4, 2, generator=torch.Generator().manual_seed(0))
 KINDS = {  # of bound, epsilon, delta; and whether a row ends in a label
     "SecureSketch": (lambda *given: SecureSketch(sketching.ones(N), 2, *given), False),
     "32 bits": (lambda *given: SecureSketch(sketching.ones(N), 2, *given, bits=32), False),
     "PureSecureSketch": (lambda b, e, _: PureSecureSketch(sketching.ones(N), 2, b, e), False),
-    "OneCopySecureSketch": (lambda *given: OneCopySecureSketch(SKETCH, 2, *given), False),
     "GramRelease": (lambda *given: regression.GramRelease(N, 2, *given, 1.0), True),
     "FrequencyMoments": (lambda b, e, d: regression.FrequencyMoments(N, b, (1.0, 2.0), e, d), None),
     "Laplace": (lambda b, e, _: regression.FrequencyMoments(N, b, (1.0, 2.0), e), None),

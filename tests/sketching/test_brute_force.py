@@ -18,7 +18,6 @@ from torchdp.secure.ring import Ring
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
-    OneCopyGaussianNoise,
     StaticCoalition,
     osnap,
     rademacher,
@@ -28,7 +27,6 @@ SEED, INSTANCES, ROUNDING = 1, 25, 1e-9
 CALIBRATED = {
     "a sigma for each row": GaussianNoise.calibrated,
     "one sigma": functools.partial(GaussianNoise.calibrated, rows=False),
-    "one copy": OneCopyGaussianNoise.calibrated,
 }
 
 
@@ -50,7 +48,7 @@ def random_sketch(chance, n, m, s, kind):
             return sketch
 
 
-def distances(sketch, client, gone, sigma, one_copy):
+def distances(sketch, client, gone, sigma):
     """mu of one client at distance 1 (rows of the sum, factor s^-1/2 left out), the noise of ``gone`` taken away."""
     rows, signs, m = sketch.rows.numpy(), sketch.signs.numpy().astype(float), sketch.height
     shift, covariance = np.zeros(m), np.zeros((m, m))
@@ -60,7 +58,7 @@ def distances(sketch, client, gone, sigma, one_copy):
         if i == client:
             shift = column
         if i not in gone:
-            covariance += sigma[0] ** 2 * np.outer(column, column) if one_copy else np.diag((column * sigma) ** 2)
+            covariance += np.diag((column * sigma) ** 2)
     return math.sqrt(shift @ np.linalg.pinv(covariance, rcond=1e-12) @ shift)
 
 
@@ -85,13 +83,12 @@ def coalitions(chance, fault):
                 continue
             spread = chance.uniform(0.8, 2, m if name == "a sigma for each row" else 1)
             other = torch.as_tensor(sigma) * torch.from_numpy(spread)  # noise that nobody calibrated
-            one_copy = name == "one copy"
-            noise = OneCopyGaussianNoise(float(other)) if one_copy else GaussianNoise(other.expand(m))
+            noise = GaussianNoise(other.expand(m))
             stated = noise.guarantee(sketch, 0.5, delta=1e-3, coalition=settings["coalition"])
             for claim, used, epsilon in ((name, sigma, settings["epsilon"]), ("guarantee", other, stated.epsilon)):
                 used = np.broadcast_to(np.asarray(used), m) / fault
                 deltas = [
-                    gaussian_delta(distances(sketch, i, gone, used, one_copy), epsilon)
+                    gaussian_delta(distances(sketch, i, gone, used), epsilon)
                     for gone in itertools.combinations(range(n), members)
                     for i in range(n)
                     if i not in gone

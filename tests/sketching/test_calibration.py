@@ -16,7 +16,6 @@ from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
     LaplaceNoise,
-    OneCopyGaussianNoise,
     PolyaNoise,
     StaticCoalition,
     balanced_osnap,
@@ -42,11 +41,7 @@ def single(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILO
     return GaussianNoise.calibrated(sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition, rows=False)
 
 
-def one_copy(sketch, bound=BOUND, coalition=EVERYBODY, delta=DELTA, epsilon=EPSILON):
-    return OneCopyGaussianNoise.calibrated(sketch, bound, epsilon=epsilon, delta=delta, coalition=coalition)
-
-
-KINDS = [rows, single, one_copy]
+KINDS = [rows, single]
 
 
 def written_out_mu(noise, sketch, corrupt=(), bound=BOUND):
@@ -61,14 +56,8 @@ def written_out_mus(noise, sketch, corrupt=(), bound=BOUND):
     honest = [i for i in range(n) if i not in corrupt]
     source = torch.zeros(m, s, n, dtype=torch.float64)
     for c, i in itertools.product(range(s), honest):
-        sigma = (
-            noise.sigma
-            if isinstance(noise, OneCopyGaussianNoise)
-            else float(noise._rows(sketch)[sketch.rows[c, i]])
-        )
+        sigma = float(noise._rows(sketch)[sketch.rows[c, i]])
         source[sketch.rows[c, i], c, i] = float(sketch.signs[c, i]) * sigma / math.sqrt(s)
-    if isinstance(noise, OneCopyGaussianNoise):
-        source = source.sum(1, keepdim=True)
     source = source.flatten(1)
     used = sketch.counts() > 0
     covariance, S = (source @ source.mT)[used][:, used], sketch.dense()[used]
@@ -138,24 +127,9 @@ def test_guarantee_holds_against_a_static_coalition(kind, copies):
     assert promise.exact == (copies == 1)
     if promise.exact:
         assert exact_delta(noise) == pytest.approx(delta, rel=1e-6)
-    if copies == 1 or kind is not one_copy:
-        assert exact_delta(noise) > 0.9 * delta
-        assert exact_delta(type(noise)(0.95 * noise.sigma)) > delta
+    assert exact_delta(noise) > 0.9 * delta
+    assert exact_delta(type(noise)(0.95 * noise.sigma)) > delta
     assert exact_delta(type(noise)(0.15 * noise.sigma)) > delta
-
-
-def test_leverages_that_a_static_coalition_leaves_stay_below_the_matrix_chernoff_bound():
-    """Random coalitions of 40 of 400 clients: none above the bound; without its deviation, nearly all."""
-    sketch, coalition = osnap(400, 4, 2, generator=generator(8)), StaticCoalition(40, share=0.5)
-    bound, leverages = coalition.leverages(sketch, 0.1), sketch.leverages()
-    assert float(leverages.topk(40).values.sum()) * 9 < 10 and (bound < leverages / 0.7).all()
-    over, plain, S = 0, 0, sketch.dense()
-    for seed in range(300):
-        honest = S[:, torch.randperm(400, generator=generator(seed))[40:]]
-        left = sketch.leverages(honest @ honest.mT)
-        over += bool((left > bound).any())
-        plain += bool((left > leverages / 0.9).any())
-    assert over <= 0.05 * 300 < 200 < plain
 
 
 def test_a_coalition_chosen_before_the_sketch_costs_less_and_a_smaller_one_less_still():
@@ -200,9 +174,7 @@ def test_noise_for_each_row_has_the_least_variance_and_one_sigma_a_little_more(s
     least = entry_variance(BOUND, epsilon=EPSILON, delta=DELTA)
     assert least == pytest.approx((2 * BOUND / MU) ** 2)
     torch.testing.assert_close(rows(sketch).variance(sketch), torch.full((sketch.height,), least).double())
-    for kind in (single, one_copy):
-        spread = kind(sketch).variance(sketch)
-        assert least * (1 - 1e-9) <= float(spread.mean()) < 3 * least
+    assert least * (1 - 1e-9) <= float(single(sketch).variance(sketch).mean()) < 3 * least
     assert single(ones(50)).variance(ones(50)).item() == pytest.approx(least)
 
 
@@ -301,10 +273,9 @@ def test_monte_carlo_of_the_released_noise_finds_the_stated_delta(kind):
     """E (1 - e^(epsilon - L))_+ at a loose delta, L the log-likelihood ratio, from what the clients draw."""
     sketch, epsilon, delta, draws = balanced_osnap(12, 4, 2, generator=generator(9)), 1.0, 1e-2, 150_000
     noise = kind(sketch, epsilon=epsilon, delta=delta)
-    i = int((sketch.leverages() - sketch.leverages().max()).abs().argmin()) if kind is one_copy else 0
-    covariance = noise.sigma**2 * sketch.gram() if kind is one_copy else noise.variance(sketch).diag()
-    direction = torch.linalg.solve(covariance, 2 * BOUND * sketch.dense()[:, i])
-    mean = float(direction @ (2 * BOUND * sketch.dense()[:, i]))
+    shift = 2 * BOUND * sketch.dense()[:, 0]
+    direction = shift / noise.variance(sketch)
+    mean = float(direction @ shift)
 
     def z_score(part):
         sums = noise.collect(sketch, torch.zeros(12, draws).double(), noise=SeededNoise(10)) / math.sqrt(2)

@@ -12,7 +12,6 @@ from torchdp.noise import SeededNoise
 from torchdp.sketching import (
     GaussianNoise,
     LaplaceNoise,
-    OneCopyGaussianNoise,
     PolyaNoise,
     Sketch,
     balanced_count_sketch,
@@ -35,7 +34,6 @@ PARTS = torch.tensor([1.0, 1.0, 2.0, 30.0])
 NOISES = [
     GaussianNoise(torch.tensor([1.0, 0.3, 2.0, 0.5])),
     GaussianNoise(0.7),
-    OneCopyGaussianNoise(0.7),
     LaplaceNoise(1.5, PARTS),
     PolyaNoise(0.6, PARTS),
     PolyaNoise(0.999, PARTS),
@@ -79,17 +77,11 @@ def test_the_variance_of_the_release_is_the_stated_one(noise):
         assert abs(float(sums[j].var() / noise.variance(FEW)[j]) - 1.2) > 4 * spread
 
 
-@pytest.mark.parametrize(
-    "noise", [GaussianNoise(0.7), OneCopyGaussianNoise(0.7), LaplaceNoise(1.0, torch.full((5,), 8.0))]
-)
+@pytest.mark.parametrize("noise", [GaussianNoise(0.7), LaplaceNoise(1.0, torch.full((5,), 8.0))])
 def test_rows_of_several_copies_have_the_stated_covariance(noise):
-    """Independent copies: a diagonal; one copy used again: sigma^2 S S^T."""
+    """Independent copies: a diagonal."""
     sketch, columns = osnap(30, 5, 3, generator=generator(4)), 15_000
     covariance = noise.variance(sketch).diag()
-    if isinstance(noise, OneCopyGaussianNoise):
-        covariance = noise.sigma**2 * sketch.gram()
-        assert float(covariance.diagonal().sub(noise.variance(sketch)).abs().max()) < 1e-12
-        assert float((covariance - covariance.diagonal().diag()).abs().max()) > 0.1
     for sums in (repeated(noise, sketch, columns, 5), noise.sample_sum(sketch, columns, generator=generator(6))):
         measured = sums @ sums.mT / columns / sketch.copies
         spread = math.sqrt(6 / columns) * float(covariance.diagonal().max())
@@ -161,9 +153,8 @@ def test_repetitions_are_independent_and_shaped_as_asked():
 
 
 def test_one_client_adds_the_whole_noise():
-    for noise in (GaussianNoise(2.0), OneCopyGaussianNoise(2.0)):
-        drawn = repeated(noise, ones(1), 50_000, 13)[0]
-        assert stats.kstest(drawn / 2, "norm").pvalue > ALPHA
+    drawn = repeated(GaussianNoise(2.0), ones(1), 50_000, 13)[0]
+    assert stats.kstest(drawn / 2, "norm").pvalue > ALPHA
 
 
 def test_dense_copies_of_laplace_noise_share_a_row():
@@ -177,8 +168,8 @@ def test_dense_copies_of_laplace_noise_share_a_row():
 def test_noise_on_a_gpu():
     sketch = balanced_count_sketch(20_000, 10, generator=generator(1, "cuda"))
     parts = torch.full((10,), 2000.0)
-    gaussian = GaussianNoise(torch.full((10,), 0.5)), OneCopyGaussianNoise(0.5)
-    for noise in (*gaussian, LaplaceNoise(1.0, parts), PolyaNoise(0.999, parts)):
+    gaussian = GaussianNoise(torch.full((10,), 0.5))
+    for noise in (gaussian, LaplaceNoise(1.0, parts), PolyaNoise(0.999, parts)):
         zeros = torch.zeros(20_000, 50, device="cuda")
         single = noise.collect(sketch, zeros, noise=SeededNoise(2, "cuda"))
         together = noise.sample_sum(sketch, 50, generator=generator(3, "cuda"))

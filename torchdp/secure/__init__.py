@@ -16,7 +16,6 @@ reads it. Who plays which role where: ``Server`` issues each client's keys, ``cl
 | class | noise | words of a client, to each server |
 |---|---|---|
 | :class:`SecureSketch` | Gaussian, fresh in each of s copies | s d |
-| :class:`OneCopySecureSketch` | Gaussian, one for all copies; a little of each server's | d |
 | :class:`PureSecureSketch` | discrete Laplace, delta = 0 | s d |
 
 Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4; on the grid, the proofs in
@@ -24,7 +23,6 @@ Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4;
 """
 
 from torchdp.secure.frames import FrameError
-from torchdp.secure.one_copy import OneCopySecureSketch
 from torchdp.secure.processes import run_processes, take_part
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
@@ -35,7 +33,6 @@ from torchdp.secure.sums import Words
 __all__ = [
     "FrameError",
     "Links",
-    "OneCopySecureSketch",
     "PureSecureSketch",
     "SecureSketch",
     "Server",

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.noise import Noise
 from torchdp.protocol import Estimate, Tally
 from torchdp.secure.frames import (
     ANALYST,
@@ -90,7 +89,7 @@ class Server:
         sketch, dtype = protocol.sketch, protocol.ring.dtype
         self._sums = torch.zeros(protocol.layout["words"][0], dtype=dtype)
         kept = sketch.clients if protocol.coalition.absent else 0
-        self._words = torch.empty(protocol.words_sent, kept, protocol.columns, dtype=dtype)
+        self._words = torch.empty(protocol.sketch.copies, kept, protocol.columns, dtype=dtype)
         self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
         self._issued = np.zeros((sketch.clients, 2), np.int64)  # first and count of those who share a client's key
         self._rolls: dict[int, Tensor] = {}
@@ -180,7 +179,7 @@ class Server:
             self.protocol.place(self._sums, gone, -self._words[:, gone])
         named, heard = set_digest(self.session, agreed), int(agreed.sum())
         header = sum_header(self.protocol, self.session, self.number, named, heard)
-        return seal(self._links["analyst"], header, self.protocol.published(self._sums, Noise("cpu"))[None])
+        return seal(self._links["analyst"], header, self._sums[None])
 
 
 def check_members(protocol: SecureSums, members: Tensor) -> None:
@@ -224,7 +223,7 @@ def reveal_frames(protocol: SecureSums, session: bytes, frames: Iterable[bytes],
 
 def message_header(protocol: SecureSums, session: bytes, server: int, first: int, count: int) -> Header:
     """The header of the shares of clients first, ..., first + count - 1 for one server."""
-    copies, bits = protocol.words_sent, protocol.bits
+    copies, bits = protocol.sketch.copies, protocol.bits
     return Header(session, Kind.MESSAGE, 0, server, bits, copies, protocol.columns, first, count)
 
 
@@ -246,11 +245,11 @@ def client_frames(
 ) -> list[bytes]:
     """A frame for each server from clients first, first + 1, ..., by the keys that were issued to them.
 
-    shares: (S, words_sent, k, d), of k clients. keys: what each server's ``issue`` returned, server 0's first, for a
+    shares: (S, s, k, d), of k clients. keys: what each server's ``issue`` returned, server 0's first, for a
     range of clients that holds these. Raises ValueError, TypeError.
     """
     checks.instance("protocol", protocol, SecureSums)
-    shape = (protocol.servers, protocol.words_sent, protocol.columns)
+    shape = (protocol.servers, protocol.sketch.copies, protocol.columns)
     if not isinstance(shares, Tensor) or shares.ndim != 4 or (*shares.shape[:2], shares.shape[3]) != shape:
         raise ValueError(f"shares must be a tensor of shape {(*shape[:2], 'k', shape[2])}, as share returns it")
     checks.dense("shares", shares)

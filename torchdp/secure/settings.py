@@ -129,11 +129,6 @@ class Settings(ABC):
         """Whether no sum wraps around in this ring."""
         return self._farthest(ring) * ring.scale < 2.0 ** (self.bits - 1)
 
-    @property
-    def words_sent(self) -> int:
-        """Rows of d words that a client sends to each server: one for each copy."""
-        return self.sketch.copies
-
     @cached_property
     def ring(self) -> Ring:
         """The ring of the words: the finest in which no sum wraps around and noise is drawn without error, unless
@@ -158,8 +153,10 @@ class Settings(ABC):
     @property
     def payload_bytes(self) -> int:
         """Bytes of all words that are sent, ``payload_bytes`` of these sizes."""
-        sketch, sent = self.sketch, self.words_sent
-        return payload_bytes(self.servers, sent, sketch.clients, sketch.height, self.columns, bits=self.bits)
+        sketch = self.sketch
+        return payload_bytes(
+            self.servers, sketch.copies, sketch.clients, sketch.height, self.columns, bits=self.bits
+        )
 
     @cached_property
     def digest(self) -> bytes:
@@ -181,7 +178,7 @@ class Settings(ABC):
 
     def parts(self) -> Iterator[slice]:
         """The clients in parts whose words stay in the cache."""
-        step = max(1, WORDS_AT_ONCE // (self.words_sent * self.columns))
+        step = max(1, WORDS_AT_ONCE // (self.sketch.copies * self.columns))
         for start in range(0, self.sketch.clients, step):
             yield slice(start, min(start + step, self.sketch.clients))
 

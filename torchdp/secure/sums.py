@@ -23,7 +23,7 @@ FIRST_BYTES = 8  # of a client's number
 
 @dataclass(frozen=True, eq=False)
 class Words:
-    """What clients first, first + 1, ... share out: (words_sent, k, d). Who sends matters: each has its own column."""
+    """What clients first, first + 1, ... share out: (s, k, d). Who sends matters: each has its own column."""
 
     first: int
     values: Tensor
@@ -52,7 +52,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
     @property
     def bits_per_user(self) -> int:
         """Bits of one client's shares, to all servers."""
-        return self.servers * self.words_sent * self.columns * self.bits
+        return self.servers * self.sketch.copies * self.columns * self.bits
 
     def within(self, x: Tensor) -> Tensor:
         """x, rows (k, d) of any clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
@@ -127,17 +127,13 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
             yield self.randomize_unchecked(x[part], draws, part.start)
 
     def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
-        """Add these clients' words, or shares of them, (words_sent, k, d), into a server's sums (m, d), in place."""
+        """Add these clients' words, or shares of them, (s, k, d), into a server's sums (m, d), in place."""
         places = self.sketch.rows.to(sums.device)[:, clients].flatten()
         secure_sketch.add_rows(sums, places, words.flatten(0, 1))
 
-    def published(self, sums: Tensor, draws: Draws) -> Tensor:
-        """What a server shows of its sums (m, d): the sums, unless servers add noise of their own."""
-        return sums
-
     def tally(self, messages: Words) -> Tally:
         words = self.ring.checked("messages", checks.instance("messages", messages, Words).values)
-        shape = (self.words_sent, self.columns)
+        shape = (self.sketch.copies, self.columns)
         if words.ndim != 3 or (len(words), words.shape[2]) != shape:
             raise ValueError(
                 f"messages must hold words ({shape[0]}, clients, {shape[1]}), not {tuple(words.shape)}"
@@ -151,8 +147,6 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         sums = torch.zeros(self.layout["words"][0], dtype=self.ring.dtype, device=x.device)
         for words in self.spoken(x, draws):
             self.place(sums, slice(words.first, words.first + words.values.shape[1]), words.values)
-        for _ in range(self.servers):
-            sums = self.published(sums, draws)
         return Tally(len(x), {"words": sums})
 
     def analyse(self, tally: Tally) -> Estimate:
@@ -190,7 +184,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         return messages.first.to_bytes(FIRST_BYTES, "little") + words.tobytes()
 
     def decode(self, data: bytes) -> Words:
-        each = self.words_sent * self.columns * self.bits // 8
+        each = self.sketch.copies * self.columns * self.bits // 8
         checks.instance("data", data, bytes)
         clients, rest = divmod(len(data) - FIRST_BYTES, each)
         first = int.from_bytes(data[:FIRST_BYTES], "little")
@@ -200,5 +194,5 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
                 f"not {len(data)} bytes from client {first} on"
             )
         words = np.frombuffer(data, f"<i{self.bits // 8}", offset=FIRST_BYTES).astype(f"=i{self.bits // 8}")
-        values = torch.from_numpy(words).view(clients, self.words_sent, self.columns).transpose(0, 1)
+        values = torch.from_numpy(words).view(clients, self.sketch.copies, self.columns).transpose(0, 1)
         return Words(first, values.to(self.sketch.device))

@@ -31,7 +31,7 @@ from torchdp.sketching.constructions import (
     osnap,
     rademacher,
 )
-from torchdp.sketching.gaussian_noise import GaussianNoise, OneCopyGaussianNoise, entry_variance
+from torchdp.sketching.gaussian_noise import GaussianNoise, entry_variance
 from torchdp.sketching.pure_noise import LaplaceNoise, PolyaNoise
 from torchdp.sketching.sketch import Sketch
 
@@ -39,7 +39,6 @@ __all__ = [
     "AdaptiveCoalition",
     "GaussianNoise",
     "LaplaceNoise",
-    "OneCopyGaussianNoise",
     "PolyaNoise",
     "Sketch",
     "StaticCoalition",

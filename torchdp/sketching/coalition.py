@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.privacy.root import root
-from torchdp.sketching.losses import Losses, client_losses, copy_losses, worst_loss
+from torchdp.sketching.losses import Losses, copy_losses, worst_loss
 from torchdp.sketching.sketch import Sketch
 
 CHANCE = 2.0**-41  # of delta: what is sure but with less
@@ -54,19 +53,6 @@ class Coalition(ABC):
         """``honest``, but with a chance of at most 2^-41 of delta: (m,), int64. Raises ValueError."""
         return self.honest(sketch, delta)
 
-    def leverages(self, sketch: Sketch, delta: float) -> Tensor:
-        """Upper bounds on S_i^T (S_h S_h^T)^-1 S_i, S_h the honest columns: (n,), float64. Raises ValueError.
-
-        1/h_j with one copy, where S_h S_h^T is diagonal.
-        """
-        if checks.instance("sketch", sketch, Sketch).copies == 1:
-            return 1 / self.honest(sketch, delta)[sketch.rows[0]].double()
-        return self._leverages(sketch, delta)
-
-    @abstractmethod
-    def _leverages(self, sketch: Sketch, delta: float) -> Tensor:
-        """The same, for several copies."""
-
     def shares(self, sketch: Sketch, delta: float) -> Tensor:
         """Among how many the noise of each row is divided, up to one factor: (m,). Raises ValueError."""
         return self.honest(sketch, delta)
@@ -75,10 +61,6 @@ class Coalition(ABC):
         """Of noise N(0, (2 B ratio_j)^2) in each pair of row j, independent copies; ratio: (m,). Raises ValueError."""
         square = row_loss(self.honest(sketch, delta) * ratios(ratio, sketch) ** 2, sketch)
         return worst_loss(square, self.slack(delta), self.exact(sketch))
-
-    def one_copy_losses(self, sketch: Sketch, delta: float) -> Losses:
-        """Of noise N(0, (2 B)^2) that a client uses in all its copies. Raises ValueError."""
-        return worst_loss(float(self.leverages(sketch, delta).max()), self.slack(delta), self.exact(sketch))
 
     @abstractmethod
     def slack(self, delta: float) -> float:
@@ -109,11 +91,6 @@ class AdaptiveCoalition(Coalition):
     def honest(self, sketch: Sketch, delta: float) -> Tensor:
         members, counts = self._members(sketch), sketch.counts()
         return _present(counts, counts - counts.clamp(max=members))
-
-    def _leverages(self, sketch: Sketch, delta: float) -> Tensor:
-        """l_i/(1 - L), L the t' largest leverages together: client k takes at most l_k S S^T from S S^T."""
-        leverages = sketch.leverages()
-        return _thinned(leverages, float(leverages.topk(self._members(sketch)).values.sum()))
 
     def slack(self, delta: float) -> float:
         return 0.0 * checks.non_negative("delta", delta)
@@ -161,34 +138,12 @@ class StaticCoalition(Coalition):
     def surely(self, sketch: Sketch, delta: float) -> Tensor:
         return replace(self, share=CHANCE).honest(sketch, delta)
 
-    def _leverages(self, sketch: Sketch, delta: float) -> Tensor:
-        """l_i/(1 - L): the coalition's part of S S^T is at most L S S^T but with probability share delta.
-
-        L = (1 + u) t'/n, u from the matrix Chernoff bound for sampling without replacement, m (e^u/(1 + u)^(1 + u))^q
-        <= share delta with q = t'/(n max l) (Tropp 2011, Theorem 2.2), or the certain bound where that is smaller.
-        """
-        members, leverages = self._members(sketch), sketch.leverages()
-        certain = float(leverages.topk(members).values.sum())
-        mean, used = members / sketch.clients, int((sketch.counts() > 0).sum())
-        if members == 0 or certain <= mean:
-            return _thinned(leverages, certain)
-        exponent = float(leverages.max()) * math.log(used / self.slack(delta)) / mean
-        u = root(lambda u: exponent + u - (1 + u) * math.log1p(u), 0.0, 4 + 2 * exponent) + 1e-9
-        return _thinned(leverages, min(certain, (1 + u) * mean))
-
     def shares(self, sketch: Sketch, delta: float) -> Tensor:
         return checks.instance("sketch", sketch, Sketch).counts()
 
     def losses(self, sketch: Sketch, ratio: Tensor, delta: float) -> Losses:
         members = self._members(sketch)
         return copy_losses(sketch, members, ratios(ratio, sketch), lambda honest, r: 1 / (honest * r**2))
-
-    def one_copy_losses(self, sketch: Sketch, delta: float) -> Losses:
-        if checks.instance("sketch", sketch, Sketch).copies == 1:
-            one = torch.ones(sketch.height, dtype=torch.float64, device=sketch.device)
-            return self.losses(sketch, one, delta)
-        slack = self.slack(delta) if self._members(sketch) else 0.0
-        return client_losses(self.leverages(sketch, delta), slack, not self._members(sketch))
 
     def slack(self, delta: float) -> float:
         return self.share * checks.fraction("delta", delta)
@@ -230,19 +185,7 @@ _REMEDY = (
 )
 
 
-_ONE_COPY_REMEDY = (
-    "too many corrupt clients for one copy of noise in this sketch, as far as the bound knows: take fewer rows, fewer "
-    "corrupt clients, or noise for each copy (GaussianNoise.calibrated)"
-)
-
-
 def _present(counts: Tensor, honest: Tensor) -> Tensor:
     if ((counts > 0) & (honest <= 0)).any():
         raise ValueError(_REMEDY)
     return honest
-
-
-def _thinned(leverages: Tensor, taken: float) -> Tensor:
-    if taken >= 1:
-        raise ValueError(_ONE_COPY_REMEDY)
-    return leverages / (1 - taken)

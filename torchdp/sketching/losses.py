@@ -30,7 +30,6 @@ from torchdp.sketching.sketch import Sketch
 Array = NDArray[np.float64]
 NEGLIGIBLE = -90.0  # log of the probability of a number of honest pairs that is counted as the worst number
 SAFE = 1e-10  # of a factor: an epsilon found from it, to rounding, is not above the one asked for
-BINS = 4096  # different mu of clients that are told apart
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 
@@ -119,15 +118,6 @@ def copy_losses(sketch: Sketch, corrupt: int, key: Tensor, part: Callable[[Array
         squares.append(s * part(held, float(value)))
         probability.append(size * count / (s * n) * law)
     return Losses(np.concatenate(squares), np.concatenate(probability), s > 1, 0.0, s == 1)
-
-
-def client_losses(squares: Tensor, slack: float, exact: bool) -> Losses:
-    """Of a client that is each column alike: (n,) mu^2, rounded up to one of ``BINS`` values."""
-    values = np.sort(squares.cpu().numpy())
-    ends = np.unique(np.linspace(0, len(values) - 1, BINS).round().astype(int))
-    return Losses(
-        values[ends], np.diff(ends, prepend=-1) / len(values), False, slack, exact and len(values) <= BINS
-    )
 
 
 def gaussian_delta(squares: Array, epsilon: float) -> Array:

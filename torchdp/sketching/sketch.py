@@ -114,53 +114,6 @@ class Sketch:
             0, self.rows, weights
         )
 
-    def gram(self) -> Tensor:
-        """S S^T: (m, m), float64."""
-        m = self.height
-        total = torch.zeros(m, m, dtype=torch.float64, device=self.device)
-        if self._few:
-            for first, second, weight in self._pairs():
-                total.view(-1).index_add_(0, first * m + second, weight)
-            return (total + total.mT) / 2
-        for part in self.parts(m):
-            columns = self.part(part).dense()
-            total.addmm_(columns, columns.mT)
-        return total
-
-    def leverages(self, gram: Tensor | None = None) -> Tensor:
-        """S_i^T (S S^T)^-1 S_i of each client: (n,), float64, on the used rows; ``gram`` in place of S S^T.
-
-        Raises ValueError where the used rows of the gram are linearly dependent.
-        """
-        gram = self.gram() if gram is None else gram
-        used = (self.counts() > 0).nonzero()[:, 0]
-        values, vectors = torch.linalg.eigh(gram[used][:, used])
-        if values[0] <= 1e-9 * values[-1]:
-            raise ValueError("the used rows of the sketch are linearly dependent: take fewer rows or more clients")
-        inverse = torch.zeros_like(gram)
-        inverse[used[:, None], used] = (vectors / values) @ vectors.mT
-        result = torch.zeros(self.clients, dtype=torch.float64, device=self.device)
-        if self._few:
-            for first, second, weight in self._pairs():
-                result += weight * inverse[first, second]
-            return result
-        for part in self.parts(self.height):
-            columns = self.part(part).dense()
-            result[part] = (columns * (inverse @ columns)).sum(0)
-        return result
-
-    @property
-    def _few(self) -> bool:
-        """Whether pairs of nonzeros are less work than the dense columns."""
-        return 16 * self.copies**2 < self.height**2
-
-    def _pairs(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows of two copies and S_ai S_bi, each (n,); a pair of different copies once, with twice the weight."""
-        for a in range(self.copies):
-            for b in range(a, self.copies):
-                weight = (self.signs[a] * self.signs[b]).double() * ((2 - (a == b)) / self.copies)
-                yield self.rows[a], self.rows[b], weight
-
     def parts(self, numbers: int) -> Iterator[slice]:
         """Slices of the clients, so that ``numbers`` numbers for each client fit in one part of the memory."""
         step = rows_at_once(numbers)
