@@ -115,8 +115,8 @@ def randomizer_calls():
         "HadamardResponse",
     ):
         verbs(f"randomizers: {kind}", lambda w, kind=kind: getattr(randomizers, kind)(w.k, 1.0), World.types)
-    for kind, more in (("PrivUnitG", {}), ("PrivUnit", {}), ("DuchiJordanWainwright", {}), ("ProjUnit", {"k": 2})):
-        made = lambda w, kind=kind, more=more: getattr(randomizers, kind)(4, 1.0, **more)  # noqa: E731
+    for kind in ("PrivUnitG", "PrivUnit", "DuchiJordanWainwright"):
+        made = lambda w, kind=kind: getattr(randomizers, kind)(4, 1.0)  # noqa: E731
         verbs(f"randomizers: {kind}", made, World.ball)
 
 

@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.randomizers import DuchiJordanWainwright, PointRelease, PrivUnit, PrivUnitG, ProjUnit
+from torchdp.randomizers import DuchiJordanWainwright, PointRelease, PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
 
 EPSILON, TYPES = 1.0, 100
@@ -76,14 +76,11 @@ def source(n: int, d: int, dtype: torch.dtype) -> Work:
 
 def cases(small: bool) -> Iterator[Case]:
     n = 300 if small else 20_000
-    projected = partial(ProjUnit, k=64)
     for dtype in (torch.float32, torch.float64):
         name = str(dtype)[6:]
         yield Case(f"SeededNoise.normal, {name}", partial(source, n // 10, 256, dtype))
         for kind in (PrivUnitG, PrivUnit, DuchiJordanWainwright, PointRelease):
             yield Case(f"{kind.__name__}.collect, d = 256, {name}", partial(collect, kind, n, 256, dtype))
-        few = 20 if small else 200
-        yield Case(f"ProjUnit.collect, d = 256, {name}", partial(collect, projected, few, 256, dtype))
     for d in (64, 256):
         for kind in (PrivUnitG, PrivUnit):
             yield Case(f"{kind.__name__}, 100 types, d = {d}", partial(of_types, kind, 20 * n * 16 // d, d))

@@ -1,7 +1,7 @@
 """What each randomizer of the ball pays: E ||Y - x||^2 at ||x|| = 1, relative to PrivUnit on the sphere, and by draws.
 
-Papers: Asi, Feldman, Talwar (2022), who prove PrivUnit optimal on the sphere; Asi, Feldman, Nelson, Nguyen, Talwar
-    (2023) for ProjUnit; Edmonds, Nikolov, Ullman (2020), whose local mechanism adds one such message for each user.
+Papers: Asi, Feldman, Talwar (2022), who prove PrivUnit optimal on the sphere; Edmonds, Nikolov, Ullman (2020), whose
+    local mechanism adds one such message for each user.
 Command:  python experiments/randomizers/relative_variance.py
 Expected: PrivUnitG within 0.3 % of PrivUnit at d = 256 and epsilon = 1 (10 % at d = 16, epsilon = 4); hemisphere and
     point release 1.16 times as much at epsilon = 1 and 12 times at epsilon = 8 (d = 256); the published point release
@@ -10,7 +10,7 @@ Expected: PrivUnitG within 0.3 % of PrivUnit at d = 256 and epsilon = 1 (10 % at
 A row that a constructor refuses is left out. The classes lift x to one dimension more, so that all of the ball may be
     sent; their rows contain what that costs on the sphere.
 Output: results/randomizers/relative_variance/relative_variance.csv.
-Artifact: Asi et al. (2022, 2023); Edmonds, Nikolov, Ullman (2020) | variances on the ball
+Artifact: Asi et al. (2022); Edmonds, Nikolov, Ullman (2020) | variances on the ball
 Status: agrees; a published point release is not private above epsilon = 2.58
 Time: 1 minute on one thread; --smoke in 10 to 20 CPU-seconds (d = 16, fewer draws).
 """
@@ -31,7 +31,6 @@ from torchdp.randomizers import (
     PointRelease,
     PrivUnit,
     PrivUnitG,
-    ProjUnit,
 )
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomizers.ball.sphere import CapLaw
@@ -42,8 +41,6 @@ AT_ONCE = 2**20
 KINDS: dict[str, Callable[[int, float], BallRandomizer]] = {
     "PrivUnit": PrivUnit,
     "PrivUnitG": PrivUnitG,
-    "ProjUnit k = max(2, d/16)": lambda d, epsilon: ProjUnit(d, epsilon, k=max(2, d // 16)),
-    "ProjUnit k = d/4": lambda d, epsilon: ProjUnit(d, epsilon, k=d // 4),
     "hemisphere": DuchiJordanWainwright,
     "point release": PointRelease,
     "point release, published": PointRelease.published,

@@ -19,7 +19,6 @@ from torchdp.randomizers import (
     PointRelease,
     PrivUnit,
     PrivUnitG,
-    ProjUnit,
     RandomizedResponse,
     ShiftStrategy,
     StrategyMatrix,
@@ -111,11 +110,6 @@ class TestPrivUnitG(BallContract):
 
 class TestPrivUnit(BallContract):
     protocol = PrivUnit(3, 6.0, 2.0)
-    loss = staticmethod(two_densities)
-
-
-class TestProjUnit(BallContract):
-    protocol = ProjUnit(3, 6.0, 2.0, k=2)
     loss = staticmethod(two_densities)
 
 

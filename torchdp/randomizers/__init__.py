@@ -36,7 +36,6 @@ from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
 from torchdp.randomizers.ball.gaussian_vector import GaussianVector
 from torchdp.randomizers.ball.privunit import PrivUnit
 from torchdp.randomizers.ball.privunitg import PrivUnitG
-from torchdp.randomizers.ball.projunit import ProjUnit
 from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright, PointRelease
 
 __all__ = [
@@ -48,7 +47,6 @@ __all__ = [
     "PointRelease",
     "PrivUnit",
     "PrivUnitG",
-    "ProjUnit",
     "RandomizedResponse",
     "ShiftStrategy",
     "StrategyMatrix",

@@ -128,10 +128,6 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
             raise ValueError(f"messages must have shape (n, {self.dim}), not {tuple(messages.shape)}")
         return messages
 
-    def vectors(self, messages: Tensor) -> Tensor:
-        """Y, the unbiased vector that each message stands for, (*batch, dim): here the message itself. Unchecked."""
-        return messages
-
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.collect_crowd(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
 

@@ -64,20 +64,6 @@ def proxy(law: Law) -> float:
     return max(variance, above, _maximum(lambda x: ratio(-math.exp(x)), low, high, 33))
 
 
-def gauss_rule(values: np.ndarray, weights: np.ndarray, nodes: int) -> Law:
-    """So many nodes, positive weights, the same integrals of polynomials below degree 2 nodes (Lanczos's method)."""
-    basis = np.zeros((nodes + 1, len(values)))
-    basis[0] = np.sqrt(weights / weights.sum())
-    for i in range(nodes):
-        step = values * basis[i]
-        for _ in range(2):  # twice is enough for orthogonality to rounding
-            step -= basis[: i + 1].T @ (basis[: i + 1] @ step)
-        basis[i + 1] = step / np.linalg.norm(step)
-    jacobi = (basis[:nodes] * values) @ basis[:nodes].T
-    found, vectors = np.linalg.eigh(jacobi)
-    return found, weights.sum() * vectors[0] ** 2
-
-
 def _maximum(function: Callable[[float], float], low: float, high: float, points: int) -> float:
     """The largest value on [low, high]: a grid, then Brent's method around its best point."""
     grid = np.linspace(low, high, points)
