@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cyclic import group_algebra
+
 from torchdp import workloads
 from torchdp.factorization import (
     Factorization,
@@ -33,7 +35,6 @@ from torchdp.factorization import (
 from torchdp.factorization.structure.constructive import (
     best_decoder,
     binary_tree,
-    group_algebra,
     normalised_square_root,
 )
 from torchdp.simulate import Experiment, Report

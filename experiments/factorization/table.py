@@ -27,10 +27,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from cyclic import gamma_sign, gamma_sign_triangular
 
 from torchdp import workloads
 from torchdp.factorization import factorize
-from torchdp.factorization.structure.closed_forms import gamma_sign, gamma_sign_triangular
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 from torchdp.workloads import Workload

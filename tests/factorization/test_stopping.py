@@ -18,7 +18,6 @@ from torchdp.factorization import (
     signature_form,
 )
 from torchdp.factorization.solvers import spectrum
-from torchdp.factorization.structure.closed_forms import circulant
 
 
 def one_large_row():
@@ -80,7 +79,6 @@ HALVES = {
     "signature": lambda W: signature_form(W + W.T, tol=1e-5),
     "epochs": lambda W: factorize_epochs(W, 2, tol=1e-5),
     "approximate": lambda W: approximate(W, 0.2, tol=1e-5),
-    "circulant": lambda W: circulant(W[0]),
     "gradient": lambda W: gradient(W, steps=2),
     "low_rank": lambda W: low_rank(W, 4, 9.0, steps=2),
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import checks, workloads
 from torchdp.factorization.factorize import Factorization
-from torchdp.factorization.structure.closed_forms import at_uniform_weights, skew_circulant
+from torchdp.factorization.structure.closed_forms import at_uniform_weights
 
 Device = torch.device | str | None
 
@@ -76,22 +76,6 @@ def normalised_square_root(
     right = A / A.norm(dim=0)
     left = torch.linalg.solve_triangular(right, W.double(), upper=False, left=False)
     return at_uniform_weights(W, left, right, p)
-
-
-def group_algebra(
-    k: int, p: float = math.inf, *, dtype: torch.dtype = torch.float64, device: Device = None
-) -> Factorization:
-    """Prefix sums as (S + 1 1^T) / 2, S with +1 on and below the diagonal and -1 above: S is skew-circulant.
-
-    gamma_2's upper bound is (gamma_2(S) + 1) / 2 (:func:`gamma_sign_triangular`), ln k / pi + 0.981 as k grows.
-    Raises ValueError.
-    Source: Mathias (1993) for the bound; Henzinger, Upadhyay (2025) for the factorization.
-    """
-    W = workloads.prefix(k, dtype=dtype, device=device).dense()
-    S = skew_circulant(torch.ones(k, dtype=torch.float64, device=W.device))
-    one = torch.ones(k, 1, dtype=torch.float64, device=W.device)
-    left, right = torch.cat([S.left, one], 1), torch.cat([S.right, one.mT])
-    return at_uniform_weights(W, left / math.sqrt(2), right / math.sqrt(2), p)
 
 
 def lipschitz_tree(W: Tensor, p: float = math.inf, *, decay: float = 5 / 6) -> Factorization:
