@@ -44,7 +44,6 @@ ELSEWHERE = {  # tests of another name than test_guarantee
     "privacy.sampled_multiplier": "privacy/test_sampling.py::test_the_least_multiplier",
     "shuffle.BitLaw": "shuffle/test_calibrate.py::"
     "test_guarantee_calibrated_protocols_are_private_and_need_their_noise",
-    "shuffle.RoundedGaussianSum": "shuffle/test_sums.py::TestRoundedCurator",
     "sketching.entry_variance": "sketching/test_paper_corollaries.py::"
     "test_corollary_4_7_adds_s3_d_log_times_the_least_variance",
     "training.Plan": "training/test_runs.py::test_steps_that_the_ledger_knows_are_never_drawn_again",

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from torchdp.noise import SeededNoise
-from torchdp.shuffle import CentralGaussianSum, CuratorSums
+from torchdp.privacy import Model, Neighbours, gaussian_guarantee
+from torchdp.shuffle import CentralGaussianSum
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/security.md").read_text()
@@ -159,11 +160,11 @@ def coarse(numbers):
 
 def test_outside_the_promise_low_order_bits_of_floats_tell():
     """1 + noise near 0 keeps to the grid of 1; noise alone is finer (Mironov 2012)."""
-    n, curator, chance = 600_000, CuratorSums(CentralGaussianSum(1, 4.0), 1, 1e-9), {}
-    promise = curator.guarantee
+    n, law, chance, kind = 600_000, CentralGaussianSum(1, 4.0), {}, (Model.CENTRAL, Neighbours.REPLACE_ONE)
+    promise = gaussian_guarantee(law.sigma, 1e-9, 1.0, *kind)
     assert "over real numbers" in str(promise)
     for bit in (False, True):
-        released = curator.release(curator.summary(torch.tensor([[bit]])), SeededNoise(1), (n,))["total"]
+        released = law.noised(torch.full((n,), float(bit)).double(), SeededNoise(1))
         near, grid = coarse(released)
         assert near > 100
         chance[bit] = grid / n

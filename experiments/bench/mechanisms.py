@@ -104,8 +104,6 @@ def of_numbers(x: Tensor) -> Iterator[Entry]:
     bits, law = x > 0, {"users": n, "epsilon": EPSILON, "delta": DELTA, "instances": K}
     for kind in (shuffle.RandomizedResponseSum, shuffle.PoissonSum, shuffle.NegativeBinomialSum):
         yield shuffle.BitSums(kind.calibrated(**law), K, DELTA, EPSILON), bits
-    for kind in (shuffle.CentralGaussianSum, shuffle.RoundedGaussianSum):
-        yield shuffle.CuratorSums(kind.calibrated(**law), K, DELTA), bits
 
 
 def bits_delta(promise: Guarantee) -> float | None:

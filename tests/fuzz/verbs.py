@@ -51,7 +51,6 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
     "NegativeBinomial": ("shuffle.BitSums(shuffle.NegativeBinomialSum(5, 20.0, 0.5), 2, 1e-3)", "bits"),
     "Correlated": ("shuffle.BitSums(shuffle.CorrelatedSum(5, 0.5, 9.0, 0.5), 2, 1e-2)", "bits"),
     "Pure": ("shuffle.BitSums(shuffle.PureSum(5, 1.0, 0.3, 0.1), 2, 0.0)", "bits"),
-    "Curator": ("shuffle.CuratorSums(shuffle.CentralGaussianSum(5, 1.0), 2, 1e-3)", "bits"),
     "SecureSketch": ("secure.SecureSketch(sketching.ones(5), 2, 1.0, 1.0, 1e-5)", "rows"),
     "GramRelease": ("regression.GramRelease(5, 2, 1.0, 1.0, 1e-5)", "rows"),
     "LabelledGram": ("regression.GramRelease(5, 1, 1.0, 1.0, 1e-5, label_bound=1.0)", "rows"),

@@ -10,8 +10,7 @@ from scipy import stats
 
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
-from torchdp.privacy import Arithmetic
-from torchdp.shuffle import CentralGaussianSum, CuratorSums, ExactSum, RoundedGaussianSum, delta_of, epsilon_of
+from torchdp.shuffle import CentralGaussianSum, ExactSum
 
 
 @pytest.mark.parametrize("sigma", [0.3, 2.0, 30.0])
@@ -35,20 +34,3 @@ def test_the_curator_adds_one_normal_number_to_each_sum():
 
 def test_the_exact_sum_has_no_error():
     assert ExactSum(50).rmse == 0
-
-
-def test_rounded_sums_are_the_curator_s_but_for_their_tables():
-    real, law = CentralGaussianSum(50, 3.0), RoundedGaussianSum(50, 3.0)
-    assert 1 < float(law.variance(torch.ones(1)) / real.variance(torch.ones(1))) < 1 + 6e-6
-    steps = law.noised(torch.arange(50), SeededNoise(1)) / law.noise.step
-    assert law.noise.step <= 3 / 128 and torch.equal(steps, steps.round())
-    for epsilon in (0.0, 0.5, 3.0):
-        assert delta_of(real, epsilon, 5) <= delta_of(law, epsilon, 5) <= delta_of(real, epsilon, 5) + 1e-30
-    assert epsilon_of(law, 1e-6, 5) == pytest.approx(epsilon_of(real, 1e-6, 5), rel=1e-9)
-    found = CuratorSums(law, 5, 1e-6).guarantee
-    assert (
-        found.arithmetic is Arithmetic.ROUNDED and not found.exact and found.variation == 5 * law.noise.variation
-    )
-    calibrated = RoundedGaussianSum.calibrated(50, 1.0, 1e-6, 4)
-    assert calibrated.sigma == pytest.approx(CentralGaussianSum.calibrated(50, 1.0, 1e-6, 4).sigma, rel=1e-9)
-    assert CuratorSums(calibrated, 4, 1e-6).guarantee.epsilon == pytest.approx(1)

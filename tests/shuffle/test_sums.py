@@ -7,22 +7,18 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from contract import Contract, MessageContract, Unbiased
+from contract import MessageContract, Unbiased
 from laws import generator, shifted
 from scipy import stats
 
 from torchdp.noise import SeededNoise
 from torchdp.shuffle import (
     BitSums,
-    CentralGaussianSum,
     CorrelatedSum,
-    CuratorSums,
-    ExactSum,
     NegativeBinomialSum,
     PoissonSum,
     PureSum,
     RandomizedResponseSum,
-    RoundedGaussianSum,
     ShuffledMessages,
 )
 
@@ -70,8 +66,6 @@ class SumsContract:
 
     def released(self, row, seed, times):
         """Totals where the first user holds this bit: as many instances as releases, some at a time."""
-        if isinstance(self.protocol, CuratorSums):
-            return super().released(row, seed, times)
         noise, found = SeededNoise(seed), []
         for start in range(0, times, AT_ONCE):
             many = dataclasses.replace(self.protocol, instances=min(AT_ONCE, times - start))
@@ -162,21 +156,6 @@ class TestPure(SumsContract, Unbiased, MessageContract):
     def test_a_wrong_constant_breaks_the_guarantee(self):
         loss = self.loss(dataclasses.replace(self.protocol, law=self.less))
         assert loss > self.loss(self.protocol) * 1.05 and loss > 0.85 * self.bound(self.protocol)
-
-
-class TestCurator(SumsContract, Unbiased, Contract):
-    protocol = CuratorSums(CentralGaussianSum(N, 3.0), 2, DELTA)
-    less = CentralGaussianSum(N, 2.9)
-
-    def loss(self, protocol):
-        """The two sums are (1, 1) apart: the likelihood ratio passes e^epsilon at one place between them."""
-        m, epsilon = math.sqrt(2) / protocol.law.sigma, self.protocol.guarantee.epsilon
-        return stats.norm.sf(epsilon / m - m / 2) - math.exp(epsilon) * stats.norm.sf(epsilon / m + m / 2)
-
-
-class TestRoundedCurator(TestCurator):
-    protocol = CuratorSums(RoundedGaussianSum(N, 3.0), 2, DELTA)
-    less = RoundedGaussianSum(N, 2.9)
 
 
 LAWS = [
@@ -270,11 +249,6 @@ def test_no_messages_at_all_are_an_answer_too():
     for law, value in zip(LAWS[1:], ([-3.0] * 2, [-2.25] * 2, [0.0] * 2, [0.0] * 2), strict=True):
         sums = BitSums(law, 2, DELTA)
         assert sums.analyse(sums.tally(bag(5, [], []))).value.tolist() == pytest.approx(value)
-
-
-def test_no_privacy_is_said_to_be_none():
-    exact = CuratorSums(ExactSum(N), 2, DELTA)
-    assert exact.guarantee.epsilon == math.inf and torch.equal(exact.estimate(X).value, X.sum(0).double())
 
 
 def test_calibrated_sums_state_their_target():

@@ -1,5 +1,6 @@
 """Kernel density estimation by a trusted curator: what shuffled densities are measured against."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,7 +12,7 @@ from torchdp.density.density import Density
 from torchdp.density.family import Features
 from torchdp.density.means import OfFeatures, moved
 from torchdp.draws import Draws
-from torchdp.privacy import Guarantee, gaussian_sigma
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, Tally
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
@@ -38,8 +39,7 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
 
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
-        if not checks.instance("law", self.law, CuratorSum).takes_numbers:
-            raise TypeError(f"law must add up numbers, such as CentralGaussianSum, not {type(self.law).__name__}")
+        checks.instance("law", self.law, CuratorSum)
         object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
 
     @staticmethod
@@ -60,7 +60,8 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
     @cached_property
     def guarantee(self) -> Guarantee:
         if self.sums is None:
-            return self.law.promise(self.delta, 1.0, self.instances)
+            central, replace_one = Model.CENTRAL, Neighbours.REPLACE_ONE
+            return Guarantee(math.inf, self.delta, central, replace_one, True, "no noise, no promise")
         return released_guarantee(self.sums.sigma / self.sums.sensitivity, self.delta, self.sums.size)
 
     @property

@@ -17,8 +17,7 @@ tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``
 | :class:`BoundedSum` | the same, more | D symmetric, without a floor: a curator's error at large epsilon |
 | :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, hidden by pairs that cancel |
 | :class:`PureSum` | more | the same at delta = 0 |
-| :class:`RoundedGaussianSum` | a curator's, in ``CuratorSums`` | N(0, sigma^2), rounded: private to the last bit |
-| :class:`CentralGaussianSum`, :class:`ExactSum` | references: a curator's, in ``CuratorSums`` | N(0, sigma^2); none |
+| :class:`CentralGaussianSum`, :class:`ExactSum` | references: a curator's | N(0, sigma^2); none |
 
 Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances from exact dominating pairs (Ghazi
 et al. 2020; Cheu et al. 2019), composed on a grid that is rounded up (Doroshenko et al. 2022, Algorithm 1), or from how
@@ -32,9 +31,9 @@ from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.laws import BitLaw, ShuffledMessages
 from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
 from torchdp.shuffle.pure import PureSum
-from torchdp.shuffle.references import CentralGaussianSum, ExactSum, RoundedGaussianSum
+from torchdp.shuffle.references import CentralGaussianSum, ExactSum
 from torchdp.shuffle.response import RandomizedResponseSum
-from torchdp.shuffle.sums import BitSums, CuratorSums
+from torchdp.shuffle.sums import BitSums
 
 __all__ = [
     "BitLaw",
@@ -42,13 +41,11 @@ __all__ = [
     "BoundedSum",
     "CentralGaussianSum",
     "CorrelatedSum",
-    "CuratorSums",
     "ExactSum",
     "NegativeBinomialSum",
     "PoissonSum",
     "PureSum",
     "RandomizedResponseSum",
-    "RoundedGaussianSum",
     "ShuffledMessages",
     "delta_of",
     "epsilon_of",

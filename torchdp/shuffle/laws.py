@@ -83,7 +83,7 @@ class ShuffledMessages:
 class BitLaw(ABC):
     """How the number S of ones among n users is released in one instance, and what that costs.
 
-    users: n >= 1, public. Neighbours replace one user's bits. ``BitSums`` and ``CuratorSums`` make protocols of laws;
+    users: n >= 1, public. Neighbours replace one user's bits. ``BitSums`` makes a protocol of one;
     ``delta_of`` and ``epsilon_of`` say what a law guarantees over many instances. Raises ValueError.
     """
 

@@ -1,9 +1,7 @@
 """What shuffled sums are measured against: a trusted curator, and no privacy at all."""
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -11,12 +9,10 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
 from torchdp.privacy.accounting import Profile
 from torchdp.privacy.composition import gaussian_profile
-from torchdp.privacy.gaussian import ROUNDED, rounded_guarantee
 from torchdp.protocol.records import Limits, farthest
-from torchdp.rounded import RoundedNormal
 from torchdp.shuffle.laws import BitLaw
 from torchdp.shuffle.search import Target
 
@@ -38,20 +34,28 @@ class CuratorSum(BitLaw):
         noise = farthest(self.rmse)
         return Limits(-noise, n + noise)
 
-    @abstractmethod
-    def promise(self, delta: float, distance: float, sums: int) -> Guarantee:
-        """At delta, where so many sums move by ``distance`` in l_2 norm. Raises ValueError."""
-
 
 @dataclass(frozen=True)
-class GaussianSum(CuratorSum):
-    """S + N(0, sigma^2), or a function of it."""
+class CentralGaussianSum(CuratorSum):
+    """S + N(0, sigma^2). Raises ValueError.
+
+    Guarantees: its exact dominating pair N(1, sigma^2), N(0, sigma^2), which is its own swap.
+    Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006); Balle, Wang (2018), Theorem 8.
+    """
 
     sigma: float
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "sigma", checks.positive("sigma", self.sigma))
+
+    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
+        """S + N(0, sigma^2)."""
+        return ones + self.sigma * draws.normal(tuple(ones.shape))
+
+    def variance(self, ones: Tensor) -> Tensor:
+        """sigma^2."""
+        return torch.full_like(ones, self.sigma**2, dtype=torch.float64)
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         self.present(absent)
@@ -63,7 +67,8 @@ class GaussianSum(CuratorSum):
     def flipped_epsilon(self, delta: float, instances: int, absent: int = 0) -> float:
         if self.flipped_delta(0.0, instances, absent) <= delta:
             return 0.0
-        return self.promise(delta, math.sqrt(instances), instances).epsilon
+        kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
+        return gaussian_guarantee(self.sigma, delta, math.sqrt(instances), *kind).epsilon
 
     def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
         """Exact: sums of numbers in [0, 1] move by sqrt(change) in l_2 norm."""
@@ -71,75 +76,10 @@ class GaussianSum(CuratorSum):
             return math.erf(math.sqrt(change) / (2 * math.sqrt(2) * self.sigma))
         return math.exp(gaussian_log_delta(self.sigma, epsilon, math.sqrt(change)))
 
-
-@dataclass(frozen=True)
-class CentralGaussianSum(GaussianSum):
-    """S + N(0, sigma^2). Raises ValueError.
-
-    Guarantees: its exact dominating pair N(1, sigma^2), N(0, sigma^2), which is its own swap.
-    Source: Dwork, Kenthapadi, McSherry, Mironov, Naor (2006); Balle, Wang (2018), Theorem 8.
-    """
-
-    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
-        """S + N(0, sigma^2)."""
-        return ones + self.sigma * draws.normal(tuple(ones.shape))
-
-    def variance(self, ones: Tensor) -> Tensor:
-        """sigma^2."""
-        return torch.full_like(ones, self.sigma**2, dtype=torch.float64)
-
-    def promise(self, delta: float, distance: float, sums: int) -> Guarantee:
-        return gaussian_guarantee(self.sigma, delta, distance, Model.CENTRAL, Neighbours.REPLACE_ONE)
-
     @classmethod
     def least(cls, target: Target) -> Self:
         target, move = target.positive_delta(cls), min(target.change, target.flips)
         return cls(target.users, gaussian_sigma(target.epsilon, target.delta, math.sqrt(move)))
-
-
-@dataclass(frozen=True)
-class RoundedGaussianSum(GaussianSum):
-    """S + N(0, sigma^2), rounded to steps of at most sigma/128: of bits, not of numbers. sigma: up to 2^28.
-
-    Raises ValueError.
-
-    Guarantees: of what leaves, that of ``CentralGaussianSum``, of which it is a function, within ``noise.variation``
-        for each sum; delta pays for it.
-    Source: Balle, Wang (2018), Theorem 8.
-    """
-
-    takes_numbers: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.validated(self, "noise")  # a sigma that no table holds
-
-    @cached_property
-    def noise(self) -> RoundedNormal:
-        """Of each sum."""
-        return RoundedNormal.fine(self.sigma)
-
-    def noised(self, ones: Tensor, draws: Draws) -> Tensor:
-        """S + R."""
-        return self.noise.added(ones.double(), draws)
-
-    def variance(self, ones: Tensor) -> Tensor:
-        """Of R: at most 1 + 6e-6 times sigma^2."""
-        return torch.full_like(ones, self.noise.variance, dtype=torch.float64)
-
-    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
-        """Of the real mechanism, and for the tables of all sums."""
-        real = super().moved_delta(epsilon, instances, change, absent)
-        return min(1.0, real + (1 + math.exp(min(epsilon, 700.0))) * instances * self.noise.variation)
-
-    def promise(self, delta: float, distance: float, sums: int) -> Guarantee:
-        kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
-        return rounded_guarantee(self.sigma, delta, distance, sums * self.noise.variation, *kind)
-
-    @classmethod
-    def least(cls, target: Target) -> Self:
-        target, move = target.positive_delta(cls), min(target.change, target.flips)
-        return cls(target.users, gaussian_sigma(target.epsilon, target.delta * ROUNDED, math.sqrt(move)))
 
 
 @dataclass(frozen=True)
@@ -156,6 +96,3 @@ class ExactSum(CuratorSum):
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         raise ValueError("ExactSum is not private; take it as a reference for the error only")
-
-    def promise(self, delta: float, distance: float, sums: int) -> Guarantee:
-        return Guarantee(math.inf, delta, Model.CENTRAL, Neighbours.REPLACE_ONE, True, "no noise, no promise")

@@ -1,6 +1,5 @@
-"""Protocols of bit sums: users' messages through a shuffler, or a curator's release."""
+"""Protocols of bit sums: users' messages through a shuffler; what a curator's release shares with them."""
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +11,10 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Protocol, Tally
+from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Tally
 from torchdp.protocol.protocol import S
 from torchdp.shuffle.accounting import promise
-from torchdp.shuffle.laws import BitLaw, MessageLaw, ShuffledMessages
+from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.references import CuratorSum
 from torchdp.threads import on_host
 
@@ -136,69 +135,13 @@ class Curated(CuratorProtocol[S]):
         return x
 
 
-class OfBits(Protocol[Tensor]):
-    """How many users hold a one in each instance? x: (n, instances) bool; a summary: ones (instances,)."""
-
-    law: BitLaw
-    instances: int
-
-    def summary(self, x: Tensor) -> Tensor:
-        return x.sum(0)
-
-    def exact(self, summary: Tensor) -> Tensor:
-        return self._users(summary)
-
-    def predicted_mse(self, summary: Tensor) -> Tensor:
-        return self.law.variance(self._users(summary))
-
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        checks.instance("objective", objective, Objective)
-        return self.law.spread(torch.tensor([0, checks.integer("n", n, 1)], dtype=torch.int64), n).max()
-
-    def _bits(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
-        if checks.dense("x", x).dtype != torch.bool:
-            raise TypeError(f"x must be a boolean tensor, not {x.dtype}; call (x == 1) on zeros and ones")
-        if x.ndim != 2 or x.shape[1] != self.instances:
-            raise ValueError(f"x must have shape (n, {self.instances}), bits of each user, not {tuple(x.shape)}")
-        return x
-
-    def _users(self, summary: Tensor) -> Tensor:
-        """Numbers of ones, which need not be whole, float64. Raises TypeError, ValueError."""
-        ones = checks.floating("summary", summary).double()
-        if ones.shape != (self.instances,) or not 0 <= float(ones.min()) <= float(ones.max()) <= self.law.users:
-            raise ValueError(
-                f"summary must be ({self.instances},) numbers of users with a one, 0 to {self.law.users}, "
-                f"not of shape {tuple(ones.shape)}"
-            )
-        return ones
-
-    def validate_summary(self, summary: Tensor) -> Tensor:
-        """``summary``, whole numbers of ones, (instances,) int64. Raises TypeError, ValueError."""
-        if not isinstance(summary, Tensor):
-            raise TypeError(f"summary must be a torch.Tensor of integers, not {type(summary).__name__}")
-        checks.dense("summary", summary)
-        if summary.is_floating_point() or summary.is_complex() or summary.dtype == torch.bool:
-            raise TypeError(f"summary must be an integer tensor, how many hold a one, not {summary.dtype}")
-        if summary.shape != (self.instances,):
-            raise ValueError(f"summary must have shape ({self.instances},), not {tuple(summary.shape)}")
-        if not 0 <= int(summary.min()) <= int(summary.max()) <= self.law.users:
-            raise ValueError(f"summary must lie in [0, {self.law.users}], the number of users; it does not")
-        return summary.to(torch.int64)
-
-    def _estimate(self, tally: Tally) -> Estimate:
-        value = self.law.decode(tally["total"], tally.n)
-        error = self.law.spread(value.clamp(0, tally.n), tally.n).sqrt()
-        return Estimate(value, error, tally.n, limits=(0.0, float(tally.n)))
-
-
 @dataclass(frozen=True)
-class BitSums(OfBits, Shuffled[Tensor]):
+class BitSums(Shuffled[Tensor]):
     """How many of ``law.users`` users hold a one in each of ``instances`` instances, through a shuffler.
 
-    law: such as ``PoissonSum``. delta, epsilon: at which the guarantee is stated; without epsilon the smallest that is
-    certified. absent: so many users may send nothing, or collude; a tally of fewer users than the rest is refused.
+    x: (n, instances) bool; a summary: ones (instances,). law: such as ``PoissonSum``. delta, epsilon: at which the
+    guarantee is stated; without epsilon the smallest that is certified. absent: so many users may send nothing, or
+    collude; a tally of fewer users than the rest is refused.
     Raises TypeError, ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing all bits of one user, as ``delta_of`` certifies it.
@@ -246,39 +189,52 @@ class BitSums(OfBits, Shuffled[Tensor]):
         return Tally(self.law.users, {"total": self.law.noised(summary.expand(*shape, -1), draws)})
 
     def analyse(self, tally: Tally) -> Estimate:
-        return self._estimate(self.whole(tally))
+        tally = self.whole(tally)
+        value = self.law.decode(tally["total"], tally.n)
+        error = self.law.spread(value.clamp(0, tally.n), tally.n).sqrt()
+        return Estimate(value, error, tally.n, limits=(0.0, float(tally.n)))
 
+    def summary(self, x: Tensor) -> Tensor:
+        return x.sum(0)
 
-@dataclass(frozen=True)
-class CuratorSums(OfBits, Curated[Tensor]):
-    """The same question, answered by a trusted curator who sees every bit.
+    def exact(self, summary: Tensor) -> Tensor:
+        return self._users(summary)
 
-    law: ``RoundedGaussianSum``, whose guarantee speaks of what leaves, ``CentralGaussianSum``, or ``ExactSum`` for no
-    privacy at all. delta: at which the guarantee is stated. Raises TypeError, ValueError.
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        return self.law.variance(self._users(summary))
 
-    Guarantees: that of Gaussian noise at l_2 sensitivity sqrt(instances), exactly, for replacing one user's bits.
-    Source: Balle, Wang (2018), Theorem 8.
-    """
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        checks.instance("objective", objective, Objective)
+        return self.law.spread(torch.tensor([0, checks.integer("n", n, 1)], dtype=torch.int64), n).max()
 
-    law: CuratorSum
-    instances: int
-    delta: float
+    def _bits(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
+        if checks.dense("x", x).dtype != torch.bool:
+            raise TypeError(f"x must be a boolean tensor, not {x.dtype}; call (x == 1) on zeros and ones")
+        if x.ndim != 2 or x.shape[1] != self.instances:
+            raise ValueError(f"x must have shape (n, {self.instances}), bits of each user, not {tuple(x.shape)}")
+        return x
 
-    def __post_init__(self) -> None:
-        checks.instance("law", self.law, CuratorSum)
-        object.__setattr__(self, "instances", checks.integer("instances", self.instances, 1))
-        object.__setattr__(self, "delta", checks.below_one("delta", self.delta))
+    def _users(self, summary: Tensor) -> Tensor:
+        """Numbers of ones, which need not be whole, float64. Raises TypeError, ValueError."""
+        ones = checks.floating("summary", summary).double()
+        if ones.shape != (self.instances,) or not 0 <= float(ones.min()) <= float(ones.max()) <= self.law.users:
+            raise ValueError(
+                f"summary must be ({self.instances},) numbers of users with a one, 0 to {self.law.users}, "
+                f"not of shape {tuple(ones.shape)}"
+            )
+        return ones
 
-    @cached_property
-    def guarantee(self) -> Guarantee:
-        return self.law.promise(self.delta, math.sqrt(self.instances), self.instances)
-
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (law.users, instances) bool. Raises TypeError, ValueError."""
-        return self.everybody(self._bits(x))
-
-    def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        return Tally(self.law.users, {"total": self.law.noised(summary.expand(*shape, -1), draws)})
-
-    def analyse(self, tally: Tally) -> Estimate:
-        return self._estimate(self.check(tally))
+    def validate_summary(self, summary: Tensor) -> Tensor:
+        """``summary``, whole numbers of ones, (instances,) int64. Raises TypeError, ValueError."""
+        if not isinstance(summary, Tensor):
+            raise TypeError(f"summary must be a torch.Tensor of integers, not {type(summary).__name__}")
+        checks.dense("summary", summary)
+        if summary.is_floating_point() or summary.is_complex() or summary.dtype == torch.bool:
+            raise TypeError(f"summary must be an integer tensor, how many hold a one, not {summary.dtype}")
+        if summary.shape != (self.instances,):
+            raise ValueError(f"summary must have shape ({self.instances},), not {tuple(summary.shape)}")
+        if not 0 <= int(summary.min()) <= int(summary.max()) <= self.law.users:
+            raise ValueError(f"summary must lie in [0, {self.law.users}], the number of users; it does not")
+        return summary.to(torch.int64)
