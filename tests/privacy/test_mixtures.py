@@ -71,6 +71,18 @@ def test_guarantee_never_below_the_truth():
     assert len(ratios) > 6 and np.median(ratios) < 1.6
 
 
+def test_guarantee_removing_a_user_shows_more_than_adding_one():
+    """Of mixtures of any means, also opposite ones; not where the ratio's logarithm is concave: a control."""
+    rng, z = np.random.default_rng(3), np.linspace(-9, 9, 4001)
+    for case in range(30):
+        m = rng.standard_normal((1 + case % 3, 1 + case % 3)) * 10 ** rng.uniform(-1, 0.5)
+        removed, added = truth(m @ m.T, (0.0, 0.1, 1.0, 3.0)[case % 4])
+        assert removed >= added * (1 - 2e-3) - 1e-7
+    weight, ratio = np.exp(-z * z / 2) / np.exp(-z * z / 2).sum(), 1 / np.cosh(z)
+    ratio /= weight @ ratio
+    assert weight @ np.maximum(1 - 1.1 * ratio, 0) > 1.1 * (weight @ np.maximum(ratio - 1.1, 0))
+
+
 @pytest.mark.parametrize("epsilon", [0.2, 1.0])
 @pytest.mark.parametrize(
     "one",

@@ -28,7 +28,7 @@ class Words(nn.Module):
         super().__init__()
         self.table, self.inner = nn.Embedding(300, 64, padding_idx=padding), nn.Linear(64, 64)
         self.norm, self.drop = nn.LayerNorm(64), nn.Dropout(rate)
-        self.last = self.table if tied else nn.Linear(64, 80)
+        self.last = self.table if tied else nn.Linear(64, 80, bias=False)
 
     def forward(self, words):
         h = self.table(words)
@@ -72,12 +72,6 @@ class Frozen(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 80))
         self[0].weight.requires_grad_(False)
-
-
-class Unused(nn.Linear):
-    def __init__(self):
-        super().__init__(96, 64)
-        self.idle = nn.Linear(64, 64)
 
 
 def convolutions():
@@ -155,14 +149,14 @@ CASES = {  # module, inputs, the route
     "turned": (lambda: nn.ConvTranspose2d(4, 3, 3), draw(4, 5, 5), "factors"),
     "by name": (Pair, {"left": draw(96), "right": draw(96).flip(0)}, "factors"),
     "frozen": (Frozen, draw(96), "factors"),
-    "unused": (Unused, draw(96), "factors"),
     "norm of the weight": (lambda: Also(lambda w, x: w.norm()), draw(96), "factors"),
     "product beside": (lambda: Also(lambda w, x: x @ w.mT), draw(96), "factors"),
     "size of the weight": (lambda: Also(lambda w, x: w.shape[0]), draw(96), "factors"),
     "written over by what follows": (lambda: Calls(lambda f, x: f(x).relu_()), draw(96), "factors"),
     "standardised weight": (lambda: Calls(lambda f, x: F.linear(x, f.weight / f.weight.norm(), f.bias)), draw(96),
                             "factors"),
-    "parts of a weight": (lambda: Calls(lambda f, x: F.linear(x, f.weight.chunk(2)[1])), draw(96), "factors"),
+    "parts of a weight": (lambda: Calls(lambda f, x: F.linear(x, f.weight.chunk(2)[1], f.bias[32:])), draw(96),
+                          "factors"),
     "layer norm": (normed(nn.LayerNorm(8)), draw(3), "factors"),
     "rms norm": (normed(nn.RMSNorm(8)), draw(5, 3), "factors"),
     "group norm": (normed(nn.GroupNorm(2, 8), 1), draw(3), "factors"),

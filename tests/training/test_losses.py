@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum
-from torchdp.training.clipping import Clipper
+from torchdp.training.clipping import ROUTES, Clipper
 
 N, BOUND = 24, 0.7
 X = torch.randn(N, 8, generator=keyed_generator(b"losses"))
@@ -22,7 +22,7 @@ class Headed(nn.Module):
     def __init__(self, width=16):
         super().__init__()
         self.body, self.head = nn.Linear(8, width), nn.Linear(width, 3)
-        self.temperature, self.criterion = nn.Parameter(torch.ones(())), Centres(width)
+        self.temperature = nn.Parameter(torch.ones(()))
 
     def forward(self, x):
         return torch.relu(self.body(x))
@@ -73,6 +73,12 @@ def headed(width=16):
     return lambda: Headed(width)
 
 
+def centred():
+    net = nn.Linear(8, 3)
+    net.criterion = Centres()
+    return net
+
+
 def penalised(net):
     return lambda out, y: F.cross_entropy(out, y) + 10 * sum(p.square().sum() for p in net.parameters())
 
@@ -99,7 +105,7 @@ def plain(net):
 SERVED = {
     "head in the loss": (headed(), by_head),
     "head in the loss, wide": (headed(600), by_head),
-    "loss with parameters, of the module": (headed(), lambda net: net.criterion),
+    "loss with parameters, of the module": (centred, lambda net: net.criterion),
     "penalty": (linear, penalised),
     "penalty on a list of parameters": (linear, penalised_list),
     "class weights, none": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS, reduction="none")),
@@ -148,6 +154,110 @@ def test_the_loss_is_of_one_example_and_reaches_what_it_reaches(name):
         assert error(clip_and_sum(net, loss, X, Y, BOUND, at_once=at_once), brute(net, loss, X, Y)) < 5e-5
 
 
+class Idle(nn.Linear):
+    """A layer is used by nothing, as the pooler of BERT where the words' own outputs are."""
+
+    def __init__(self):
+        super().__init__(8, 3)
+        self.idle = nn.Linear(3, 3)
+
+
+class Experts(nn.Module):
+    """Each example is one expert's; the last one has none."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(8, 3) for _ in range(3))
+
+    def forward(self, x):
+        return torch.cat([self.experts[int(row[0] > 0)](row[None]) for row in x])
+
+
+UNREACHED = {"idle": (Idle, ROUTES, "idle"), "experts": (Experts, ("loop",), "experts.2")}
+
+
+@pytest.mark.parametrize(("name", "route"), [(name, route) for name in UNREACHED for route in UNREACHED[name][1]])
+def test_a_parameter_that_no_example_reaches_is_refused_by_name_or_accepted_by_name(name, route):
+    make, _, idle = UNREACHED[name]
+    net, x = make(), torch.linspace(-2, 2, N)[:, None] * X.abs()
+    options, message = {"routes": (route,)}, rf"reaches, {idle}.weight, {idle}.bias, .*requires_grad_\(False\)"
+    for at_once in (256, 5):
+        with pytest.raises(ValueError, match=message):
+            clip_and_sum(net, F.cross_entropy, x, Y, BOUND, at_once=at_once, **options)
+    expected = brute(net, F.cross_entropy, x, Y)
+    for named in ((idle,), (f"{idle}.weight", f"{idle}.bias")):
+        assert error(clip_and_sum(net, F.cross_entropy, x, Y, BOUND, unused=named, **options), expected) < 5e-5
+    sums = Clipper(net, F.cross_entropy, unused=[idle])
+    assert sums(x[:0], Y[:0], BOUND)[0].shape == expected.shape
+    net.get_submodule(idle).requires_grad_(False)
+    assert clip_and_sum(net, F.cross_entropy, x, Y, BOUND, **options).any()
+
+
+def test_parameters_are_looked_for_in_the_first_batch_that_has_examples():
+    sums = Clipper(Idle(), F.cross_entropy)
+    sums(X[:0], Y[:0], BOUND)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"reaches, idle\.weight"):
+            sums(X, Y, BOUND)
+
+
+def table(out, y):
+    """A mean that class weights divide, by hand."""
+    return (F.cross_entropy(out, y, reduction="none") * WEIGHTS[y]).sum() / WEIGHTS[y].sum()
+
+
+class Inner(nn.Linear):
+    """Its call has the loss in it, of labels among its inputs."""
+
+    def __init__(self, loss, reads=False):
+        super().__init__(8, 3)
+        self.inner, self.reads = loss, reads
+
+    def forward(self, x, labels):
+        if self.reads and float(x.detach().sum()) == 51.7:  # vmap does not serve this, nor do factors
+            return {"loss": x.sum()}
+        out = super().forward(x)
+        return {"loss": self.inner(out, labels), "logits": out}
+
+
+INSIDE = {
+    "weights": lambda out, y: F.cross_entropy(out, y, WEIGHTS),
+    "weights by hand": table,
+    "contrastive": lambda out, y: F.cross_entropy(out @ out.mT, torch.arange(len(out))),
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("name", INSIDE)
+def test_guarantee_a_loss_inside_of_the_module_that_is_not_of_one_example_is_refused_on_every_route(name, route):
+    net, given = Inner(INSIDE[name], route == "loop"), {"x": X, "labels": Y}
+    routes = ROUTES[ROUTES.index(route) :]
+    for at_once in (256, 5):
+        with pytest.raises(ValueError, match=MEANS):
+            clip_and_sum(net, lambda out, y: out["loss"], given, Y, BOUND, routes=routes, at_once=at_once)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_loss_inside_of_the_module_is_each_example_s_own_mean_on_every_route(route):
+    words = X[:, :6].reshape(N, 2, 3).mT @ torch.ones(2, 8)  # three words of each
+    labels = torch.where(torch.arange(3) <= (Y % 3)[:, None], Y[:, None], -100)
+    for loss in (
+        lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),
+        lambda out, y: F.cross_entropy(out.mT, y),
+    ):
+        net, total = Inner(loss, route == "loop"), lambda out, y: out["loss"]
+        given = {"x": words, "labels": labels}
+        sums = Clipper(net, total, routes=(route,))
+        assert error(sums(given, Y, BOUND)[0], brute(net, total, given, Y)) < 5e-5
+
+
+def test_weights_that_cancel_are_seen_in_one_row():
+    """Of one example alone w loss / w is its loss: rows that come one by one have no mean to be compared with."""
+    for rows in (slice(1), slice(5)):
+        with pytest.raises(ValueError, match=MEANS):
+            clip_and_sum(linear(), nn.CrossEntropyLoss(WEIGHTS), X[rows], Y[rows], BOUND, at_once=1)
+
+
 def foreign(net):
     temperature = nn.Parameter(torch.ones(()))
     return lambda out, y: F.cross_entropy(out / temperature, y)
@@ -189,7 +299,7 @@ def test_guarantee_a_loss_that_is_not_of_one_example_is_refused_with_the_cure(na
 
 def test_class_weights_are_refused_in_whatever_batch_they_first_differ():
     """A batch of one class has no weighted mean: the next one has."""
-    net, loss = linear(), nn.CrossEntropyLoss(WEIGHTS)
+    net, loss = linear(), table
     same = torch.zeros(N, dtype=torch.int64)
     assert error(clip_and_sum(net, loss, X, same, BOUND), brute(net, loss, X, same)) < 5e-5
     for at_once in (256, 6):

@@ -1,10 +1,19 @@
 """A mixture of normal distributions told apart from noise alone, without sampling.
 
 Q = N(0, I), P = the mean over bins i of N(m_i, I), G_ij = <m_i, m_j>. Under Q the ratio P/Q is
-L = mean_i W_i, W_i = exp(u_i - G_ii/2), u of N(0, G). The divergences of P from Q,
-E (L - e^epsilon)^+, and of Q from P, E (1 - e^epsilon L)^+, are means of convex functions F of L.
-Four steps bound both from above.
+L = mean_i W_i, W_i = exp(u_i - G_ii/2), u of N(0, G). Of the divergences of P from Q,
+E (L - t)^+, and of Q from P, E (1 - t L)^+, t = e^epsilon, the first is the larger one, and four
+steps bound it from above; F(L) = (L - t)^+ is convex and rises.
 
+0. *Removal dominates.* log L is a convex function of a normal vector. By Ehrhard's inequality L has
+   the distribution of e^g(Z), Z of N(0, 1), g convex and nondecreasing. Where g never reaches
+   -epsilon, or epsilon is 0, the claim is plain. Else let g(a) = -epsilon, g(b) = epsilon, h the line
+   through both points, s its slope, M = E e^h(Z). g >= h outside of [a, b], g <= h inside. So
+   E (L - t)^+ - E (1 - t L)^+ is at least what it is for e^h, plus max(1 - M, 0), as E L = 1, t >= 1.
+   Reflected at (a + b)/2 the first term for e^h is larger exactly where M >= 1. For M = e^-m < 1 and
+   C(k) = E (e^{s Z - s^2/2} - k)^+, which is E (1 - k e^{s Z - s^2/2})^+, the whole is
+   M C(t/M) + 1 - M - C(t M): 0 at t = 1, and its slope in t is M Pr(Z > A) - Pr(Z > A + 2 m / s) >= 0,
+   A = (epsilon - m)/s + s/2, since Pr(Z > A + d) <= e^{-d A - d^2/2} Pr(Z > A).
 1. *Comparison.* E F(L) is no smaller for a covariance G' >= G, entry by entry: along G + s (G' - G)
    its derivative is sum_ij (G' - G)_ij E[W_i W_j F''(L)] / (2 bins^2) >= 0.
 2. *Revealing.* P is the mean, over the rotations of a circle of bins, of mixtures of some of them:
@@ -15,15 +24,15 @@ Four steps bound both from above.
 4. *Atoms.* Lognormal factors become atoms: a number goes to one of those beside it, with its mean
    kept, which raises E F. So does v, to multiples of ``step``, in each bin. Given the normals, the
    mean of W_i is then W_i at least and e^slack W_i at most, slack = step^2 / 8 sum_k decay^2k, by
-   Hoeffding's lemma for each move. So E F(L) rises where F rises, and E F(e^-slack L) is no less
-   than before where F falls. What leaves a grid is lost: of E L, and of Q, at most LOST e^slack, by
-   the exponential moments of v, whose normals and moves act as the variance shared + 2 slack.
+   Hoeffding's lemma for each move. So E F(L) rises. What leaves a grid is lost: of E L, and of Q, at
+   most LOST e^slack, by the exponential moments of v, whose normals and moves act as the variance
+   shared + 2 slack.
 
 E (c - L)^+ <= E (c - L - tau Z)^+, Z normal: the mean of a function that is (c - x)^+ on one period,
 begun FALLEN tau below 0, and no less beyond it: a Fourier series that tau ends, in E e^{zL}, a
-product of matrices. E (L - c)^+ = E (c - L)^+ + E L - c. And for any r > 0
-E (c - L)^+ <= e^{rc - 1} E e^{-rL} / r, which is sharp where c is small.
-Source: Kahane (1985), convexity inequality, for 1; Hoeffding (1963), for 4; the rest: here.
+product of matrices. E (L - c)^+ = E (c - L)^+ + E L - c.
+Source: Ehrhard (1983), for 0; Kahane (1985), convexity inequality, for 1; Hoeffding (1963), for 4; the
+rest: here.
 """
 
 import math
@@ -42,8 +51,6 @@ LOST = 1e-12  # of E L, about, where grids end, in all bins
 FALLEN = 8.0  # deviations of a normal: 6e-16 lie beyond
 FINEST, COARSEST, SLACK = 0.02, 0.25, 0.01  # steps; slack over epsilon
 SMOOTH, SHARE, TERMS = 16.0, 0.01, 2**12  # deviations of L over tau; tau over e^epsilon - 1 at least; most terms
-FEW = 16  # bins
-RATES = np.geomspace(1.0, 1e7, 29)  # r
 LARGEST, WORK = 80.0, 4e10  # of an entry of G'; multiplications of an evaluation, beyond which none is made
 LONGEST, TRIED = 128, 5  # bins of a run; comparisons for each size of G_ii
 SIZES, MOST_SHARED = (0.2, 2.0), 1.5  # of G_ii; the shared part over it
@@ -184,13 +191,12 @@ def compared_delta(one: Comparison, epsilon: float) -> float:
 
 @dataclass(frozen=True)
 class _Ratio:
-    """L = a factor times R, R of mean 1 or so: E e^{zR} at z = 2 pi i k / period and z = -r; what is not lost.
+    """L = a factor times R, R of mean 1 or so: E e^{zR} at z = 2 pi i k / period; what is not lost.
 
-    waves: (terms + 1,), of R + tau Z; falls: as many as RATES; mass, mean: of R. rounding: of each of these, at most.
+    waves: (terms + 1,), of R + tau Z; mass, mean: of R. rounding: of each of these, at most.
     """
 
     waves: np.ndarray
-    falls: np.ndarray
     mass: float
     mean: float
     tau: float
@@ -208,30 +214,26 @@ class _Ratio:
         fine = math.sqrt(8 * SLACK * min(max(epsilon, 0.05), 1.0) / max(one.moves, 1e-9))
         step = max(min([COARSEST, fine, *parts]), FINEST)
         tau = max(deviation / SMOOTH, SHARE * (t - 1))
-        if one.bins <= FEW:  # Q from P may be what counts, at c = 1 / t
-            tau = min(tau, 1 / (8 * t))
         period = t * math.exp(3 * math.sqrt(one.common)) * (1 + 3 * min(1.0, 10 * deviation)) + 2 * FALLEN * tau
         tau = max(tau, FALLEN * period / (2 * math.pi * TERMS))
         waves = 2 * math.pi / period * np.arange(math.ceil(FALLEN / tau * period / (2 * math.pi)) + 1)
-        made = _transform(one, np.r_[1j * waves, -RATES], step, reach)
+        made = _transform(one, 1j * waves, step, reach)
         if made is None:
             return None
         values, mass, mean, rounding = made
-        smooth = values[: len(waves)] * np.exp(-((tau * waves) ** 2) / 2)
+        smooth = values * np.exp(-((tau * waves) ** 2) / 2)
         factors = _atoms(one.common, max(min(COARSEST, math.sqrt(one.common) / 8), 1e-9), reach)
         slack = step**2 / 8 * one.moves
         rounding += 8 * EPS * waves[-1]
-        return cls(smooth, values[len(waves) :].real, mass, mean, tau, period, factors, slack, rounding)
+        return cls(smooth, mass, mean, tau, period, factors, slack, rounding)
 
     def delta(self, epsilon: float) -> float:
-        """The larger divergence's bound."""
+        """A bound on E (L - t)^+, the larger divergence."""
         (x, p), t = self.factors, math.exp(epsilon)
-        nothing, x, p = float(p[x == 0].sum()), x[x > 0], p[x > 0]
+        x, p = x[x > 0], p[x > 0]
         above = x * (self.put(t / x) + self.mean + self.rounding) - t * (self.mass - self.rounding)
         removed = float(p @ np.maximum(above, 0.0))
-        fallen = x * math.exp(epsilon - self.slack) * self.put(math.exp(self.slack - epsilon) / x)
-        added = nothing + float(p @ np.minimum(fallen, 1.0))
-        return min(max(removed, added) * (1 + 1e-12) + LOST * math.exp(self.slack), 1.0)
+        return min(removed * (1 + 1e-12) + LOST * math.exp(self.slack), 1.0)
 
     def put(self, c: np.ndarray) -> np.ndarray:
         """At least E (c - R)^+ of what is not lost, for each c > 0."""
@@ -241,9 +243,7 @@ class _Ratio:
         terms = np.exp(-s * start) * (size / s - (1 - np.exp(-s * size)) / s**2) * self.waves[1:]
         size = size[:, 0]
         series = (size**2 / 2 * self.mass + 2 * terms.real.sum(1)) / self.period + np.maximum(c - most, 0.0)
-        series = np.maximum(series, 0.0) + self.rounding * (4 * size + self.period)
-        falls = np.log(np.maximum(self.falls + self.rounding, 0.0)) - np.log(RATES) - 1
-        return np.minimum(series, np.exp(np.minimum(RATES * c[:, None] + falls, 99.0)).min(1))
+        return np.maximum(series, 0.0) + self.rounding * (4 * size + self.period)
 
 
 def _transform(

@@ -40,7 +40,7 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     if passes.captured(lost):
         raise Untaken("the loss holds parameters by themselves, which nothing stands in for")
     forms: dict[str, Form] = {name: Rows(flat(g)) for name, g in rows.items()}
-    return Gradients(forms, lost.detach(), _compared(passes, lost.detach(), tensors, structure, y))
+    return Gradients(forms, lost.detach(), _compared(passes, lost.detach(), tensors, structure, x, y))
 
 
 def by_loop(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
@@ -53,30 +53,29 @@ def by_loop(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
         total = total.sum()
         if not i:
             passes.captured(total)
-        g = [torch.zeros_like(p) for p in own]
-        if total.requires_grad:
-            g = list(torch.autograd.grad(total, own, materialize_grads=True))
-        forms: dict[str, Form] = {
-            name: Rows(flat(part[None])) for name, part in zip(passes.leaves, g, strict=True)
-        }
+        g = torch.autograd.grad(total, own, allow_unused=True) if total.requires_grad else [None] * len(own)
+        pairs = zip(passes.leaves, g, strict=True)
+        forms: dict[str, Form] = {name: Rows(flat(part[None])) for name, part in pairs if part is not None}
         leaves, spec = tree_flatten(output)
         lost.append(total.detach()[None])
         several.append([leaf.detach() for leaf in leaves if isinstance(leaf, Tensor)])
         found = None
         if i == len(y) - 1 and all([t.shape for t in each] == [t.shape for t in several[0]] for each in several):
             tensors = [torch.stack(side) for side in zip(*several, strict=True)]
-            found = _compared(passes, torch.cat(lost), tensors, [leaves, spec], y)
+            found = _compared(passes, torch.cat(lost), tensors, [leaves, spec], x, y)
         yield Gradients(forms, lost[-1], found)
 
 
 def _compared(
-    passes: Passes, lost: Tensor, tensors: list[Tensor], structure: list[Any], y: Tensor
+    passes: Passes, lost: Tensor, tensors: list[Tensor], structure: list[Any], x: Inputs, y: Tensor
 ) -> Tensor | None:
     """As ``mixes``, of outputs (n, 1, ...) of examples alone; None where they have no row for each example."""
+    if len(y) > 1 and any(t.ndim == 1 and t.is_floating_point() for t in tensors):
+        return passes.mixes_inside(x, y)  # one number of an example: its loss, or a part of it
     several = len(tensors) > 1  # of which one may have the examples along another dimension
-    fits = [t.ndim == 1 or (t.shape[1] == 1 and not (several and t.ndim > 3 and t.shape[2] == 1)) for t in tensors]
+    fits = [t.ndim > 1 and (t.shape[1] == 1 and not (several and t.ndim > 3 and t.shape[2] == 1)) for t in tensors]
     if len(y) < 2 or not tensors or not all(fits):
         return None
-    tensors = [t.flatten(0, 1) if t.ndim > 1 else t for t in tensors]
+    tensors = [t.flatten(0, 1) for t in tensors]
     leaves, spec = structure
     return passes.mixes(lost, tensors, leaves, spec, y)

@@ -66,9 +66,7 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, found: Gradients, record: Rec
             form = found.forms.get(name)
             off = float((each - (0.0 if form is None else form.pick(part).whole())).double().norm())
             if not off <= tolerance * size:
-                raise Untaken(
-                    f"{name} has another gradient than for an example alone, by {off / size:.1g} of its norm"
-                )
+                raise Untaken(f"{name} has another gradient than for an example alone, by {off:.1g} of {size:.1g}")
     return True
 
 

@@ -15,6 +15,7 @@ from torchdp.training.batched import by_factors
 from torchdp.training.factors import Rows
 from torchdp.training.per_example import (
     DRAWS,
+    FEW,
     REMEMBERS,
     Both,
     Gradients,
@@ -35,7 +36,6 @@ PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 ROUTES = ("factors", "vmap", "loop")
 CHECKED = "examples are apart as far as was checked: each new program of operations, by three examples alone"
 APART = "each example alone, by construction"
-LOOK = 13  # examples that a route is tried on first; few numbers of a network are multiples of it
 MEMORY = 2**28
 
 
@@ -46,7 +46,12 @@ class Clipper:
     """
 
     def __init__(
-        self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], *, routes: Sequence[str] = ROUTES
+        self,
+        module: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        *,
+        routes: Sequence[str] = ROUTES,
+        unused: Sequence[str] = (),
     ) -> None:
         checks.function("loss", loss)
         self.module, self.loss = checks.instance("module", module, nn.Module), loss
@@ -54,6 +59,7 @@ class Clipper:
         self.routes = tuple(routes)
         if not routes or isinstance(routes, str) or [name for name in ROUTES if name in routes] != list(routes):
             raise ValueError(f"routes must be some of {ROUTES}, in this order, not {routes!r}")
+        self._unused = _unused(self.module, unused)
         self._known: dict[object, Known] = {}
         self._last: Known | None = None
 
@@ -91,22 +97,28 @@ class Clipper:
             fresh = fresh and len(targets) > 0
             if fresh:
                 with _masks(seed or 0, targets.device):
-                    before = passes.value(*first)
+                    before, reached = passes.value(*first)
             sums, lost = Sums(), []
             for x, y in _pieces(inputs, targets, at_once, memory, known, fresh):
                 for found in taken(passes, x, y):
                     sums.add(found.forms, bound)
+                    if fresh:
+                        rest = {name: form for name, form in found.forms.items() if name not in reached}
+                        reached += [name for name, form in rest.items() if bool(form.norms().any())]
                     lost.append(found.losses)
                     wrong.append((found.mixes, MEANS))
             if fresh:
                 with _masks(seed or 0, targets.device):
-                    after = passes.value(*first)
+                    after = passes.value(*first)[0]
                 other = (after - before).abs() > 1e-4 * (after.abs() + before.abs())
                 wrong.insert(
                     0, (other, f"{REMEMBERS}the first one alone had another loss after the call than before")
                 )
+            if fresh and self._last is None:
+                _all_reached([name for name in parameters if name not in {*reached, *self._unused}])
         total = _unless(sums.flat(parameters), wrong)
-        self._known[key] = self._last = known
+        if len(targets):
+            self._known[key] = self._last = known
         return total, torch.cat(lost).mean() if lost else torch.tensor(math.nan, dtype=torch.float32)
 
 
@@ -134,6 +146,7 @@ def clip_and_sum(
     memory: int = MEMORY,
     dropout: torch.Generator | None = None,
     routes: Sequence[str] = ROUTES,
+    unused: Sequence[str] = (),
 ) -> Tensor:
     """sum_i g_i min(1, bound / ||g_i||), g_i the gradient of loss(module(x_i), y_i) in all trainable parameters.
 
@@ -156,15 +169,17 @@ def clip_and_sum(
             the whole batch; of a layer's gradients sum_t b_t a_t^T only the inputs a_t and the gradients b_t in its
             outputs are made, where these are less. "vmap": each example's whole gradient. "loop": one example after
             another, also of recurrent cells and Python that reads numbers.
+        unused: names of parameters, or of modules that hold them, that no example need reach: an expert that is chosen
+            by few examples. Any other that none reaches is refused: in training it would be moved by noise alone.
 
     Returns one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
     :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| is no
     normal number (2^126 bounds in float32). Of a module that ``fully_shard`` has cut, every process calls this, for
     the sum of its own examples, and has all parameters for the time of the call.
     The dtype is the parameters', at least float32. Raises TypeError, ValueError: also on batch normalisation in
-    training mode; where a call sets or writes a registered buffer, which is named; where the first example alone has
-    another loss after the call than before. On a GPU, which the host does not wait for, the sum is NaN where a
-    comparison fails.
+    training mode; where a call sets or writes a registered buffer, which is named, as is a parameter that no example
+    reaches; where the first example alone has another loss after the call than before. On a GPU, which the host does
+    not wait for, the sum is NaN where a comparison fails.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum, where
     each example's gradient is a function of that example, and module and loss remember none: what Python code keeps
@@ -179,7 +194,7 @@ def clip_and_sum(
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
     Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """
-    sums = Clipper(module, loss, routes=routes)
+    sums = Clipper(module, loss, routes=routes, unused=unused)
     return sums(inputs, targets, bound, at_once=at_once, memory=memory, dropout=dropout)[0]
 
 
@@ -226,7 +241,7 @@ def _pieces(
     """Some examples at a time: few at first, by which it is known what an example takes; none for none."""
     start = 0
     while start < len(targets):
-        step = min(at_once, LOOK) if fresh and not start else max(1, min(at_once, memory // max(known.each, 1)))
+        step = min(at_once, FEW) if fresh and not start else max(1, min(at_once, memory // max(known.each, 1)))
         part = slice(start, start + step)
         yield pick(inputs, part), targets[part]
         start += step
@@ -276,6 +291,26 @@ def _trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor
                 "module, as module.loss = loss, or call loss.requires_grad_(False)"
             )
     return parameters
+
+
+def _unused(module: nn.Module, unused: Sequence[str]) -> list[str]:
+    """The parameters that have one of these names, or are in a module that has. Raises TypeError, ValueError."""
+    found = []
+    for name in checks.each_of("unused", unused, str):
+        own = [place for place, _ in module.named_parameters() if f"{place}.".startswith(f"{name}.")]
+        if not own:
+            raise ValueError(f"unused must name parameters of module, or modules that hold them, not {name!r}")
+        found += own
+    return found
+
+
+def _all_reached(missing: Sequence[str]) -> None:
+    if missing:
+        more = f" and {len(missing) - 3} more" * (len(missing) > 3)
+        raise ValueError(
+            f"module has parameters that no example's loss reaches, {', '.join(missing[:3])}{more}, which noise alone "
+            "would move: call requires_grad_(False) on them, or name them in unused= where later examples reach them"
+        )
 
 
 def _named(inputs: Inputs, targets: Tensor) -> dict[str, Tensor]:

@@ -15,10 +15,14 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from torchdp import checks
 from torchdp.training.factors import Form
+from torchdp.training.record import Means, Still
 
 Inputs = Tensor | Mapping[str, Tensor]
 DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
 NOTHING = torch.empty(0)
+# Examples that a route is tried on first, and that are compared with the loss of them together; few numbers of a
+# network are multiples of it.
+FEW = 13
 REMEMBERS = "module and loss must not remember the examples, which could move later sums: "
 
 
@@ -28,9 +32,7 @@ class Gradients:
 
     forms: dict[str, Form]
     losses: Tensor
-    mixes: (
-        Tensor | None
-    )  # whether the loss of them together is neither the mean, nor the sum, nor the list of theirs
+    mixes: Tensor | None  # whether the loss of them together is neither the mean, the sum nor the list of theirs
 
 
 class Both(nn.Module):
@@ -106,11 +108,11 @@ class Passes:
                 raise ValueError(_changed(place))
         return found
 
-    def plain(self, x: Any, y: Any, known: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Any]:
-        """On the module's own parameters: nothing stands in for them but for shards, or for the ``known``."""
+    def plain(self, x: Any, y: Any) -> tuple[Tensor, Any]:
+        """On the module's own parameters: nothing stands in for them but for shards."""
         buffers = {place: value.clone() for place, value in self.buffers.items()}
         with self.kept(buffers):
-            return self.call(self.own() if known is None else known, x, y, buffers=buffers)
+            return self.call(self.own(), x, y, buffers=buffers)
 
     def own(self) -> Mapping[str, Tensor]:
         """What stands in for the module's parameters: nothing, but for shards."""
@@ -144,14 +146,18 @@ class Passes:
         wide = _wide(x) if isinstance(x, Tensor) else {name: _wide(value) for name, value in x.items()}
         return other, wide, _wide(y)
 
-    def value(self, x: Inputs, y: Tensor) -> Tensor:
-        """The loss of one example, (1, ...), alone. Its draws, if any, are from torch's generator."""
-        total = self.plain(x, y)[0].sum()
+    def value(self, x: Inputs, y: Tensor) -> tuple[Tensor, list[str]]:
+        """The loss of one example, (1, ...), alone, and the parameters that it reaches. Raises ValueError.
+
+        Its draws, if any, are from torch's generator.
+        """
+        with Means(1):
+            total = self.plain(x, y)[0].sum()
         if not total.requires_grad:
             raise ValueError(
                 "loss depends on no trainable parameter of module: it is detached, or not the module's"
             )
-        return total.detach()
+        return total.detach(), self.captured(total)
 
     def captured(self, total: Tensor) -> list[str]:
         """Parameters of the module that the loss reaches past the module. Raises ValueError for one of another."""
@@ -184,13 +190,31 @@ class Passes:
             return None
         floats = [t[places] for t in tensors if t.is_floating_point()]
         eps = max(torch.finfo(t.dtype).eps for t in (alone, found, *floats))
-        alone, found = alone[places].double(), found.double()
-        off = found.sum() - torch.stack([alone.mean(), alone.sum()])
-        if found.ndim and len(found) == len(y):
-            off = found.reshape(len(y), -1).sum(1) - alone
-            off = off.abs().amax()[None]
         rounding = sum(torch.linalg.vector_norm(t, math.inf).double() for t in floats)
-        return off.abs().amin() > eps**0.5 * alone.abs().mean() + 8 * eps * rounding
+        return _neither(alone[places], found, eps, 8 * eps * rounding)
+
+    def mixes_inside(self, x: Inputs, y: Tensor) -> Tensor | None:
+        """As ``mixes``, of a loss in the module's own call, of a few examples and without dropout."""
+        n = min(len(y), FEW)
+        try:
+            with torch.no_grad(), Still():
+                with Means(n):
+                    found = self.plain(pick(x, slice(n)), y[:n])[0]
+                each = [self.plain(pick(x, slice(i, i + 1)), y[i : i + 1])[0].sum() for i in range(n)]
+        except Exception:  # a module that takes one example alone
+            return None
+        alone = torch.stack(each)
+        dtype = torch.bfloat16 if self.halves(x) else alone.dtype
+        return _neither(alone, found, torch.finfo(dtype).eps, 0.0)
+
+
+def _neither(alone: Tensor, found: Tensor, eps: float, more: Tensor | float) -> Tensor:
+    """Whether ``found`` is neither the mean, nor the sum, nor the list of losses ``alone``, (n,), up to rounding."""
+    alone, found = alone.double(), found.double()
+    off = found.sum() - torch.stack([alone.mean(), alone.sum()])
+    if found.ndim and len(found) == len(alone):
+        off = (found.reshape(len(alone), -1).sum(1) - alone).abs().amax()[None]
+    return off.abs().amin() > eps**0.5 * alone.abs().mean() + more
 
 
 @contextmanager

@@ -36,16 +36,16 @@ class Plan(Mechanism):
         ledger: str | Path | None = None,
         at_once: int | None = None,
         routes: Sequence[str] = ROUTES,
+        unused: Sequence[str] = (),
     ) -> Run:
         """A run of this plan, spent once.
 
         noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
         file that does not exist yet; it is told of each step before its gradient is. module: in a group of processes
         a copy in each, or cut by ``fully_shard``; see :class:`Run`. at_once: examples whose gradients are in memory
-        together, None for :func:`clip_and_sum`'s own number. routes: to each user's gradient, as
-        there. Raises TypeError, ValueError.
+        together, None for :func:`clip_and_sum`'s own number. routes, unused: as there. Raises TypeError, ValueError.
         """
-        return Run(self, module, loss, source(noise), ledger=ledger, at_once=at_once, routes=routes)
+        return Run(self, module, loss, source(noise), ledger=ledger, at_once=at_once, routes=routes, unused=unused)
 
     def resume(
         self,
@@ -57,6 +57,7 @@ class Plan(Mechanism):
         ledger: str | Path | None = None,
         at_once: int | None = None,
         routes: Sequence[str] = ROUTES,
+        unused: Sequence[str] = (),
     ) -> Run:
         """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may not have been seen.
 
@@ -74,7 +75,9 @@ class Plan(Mechanism):
                 "sum: pass step= of a state_dict() that was kept at each step, or the run's ledger="
             )
         step = 0 if step is None else step
-        return Run(self, module, loss, secret, step=step, ledger=ledger, at_once=at_once, routes=routes)
+        return Run(
+            self, module, loss, secret, step=step, ledger=ledger, at_once=at_once, routes=routes, unused=unused
+        )
 
     def save(self, path: str | Path) -> None:
         """Into a file that :meth:`load` reads, to the last digit. Raises TypeError where the strategy is one's own."""

@@ -63,6 +63,36 @@ def named(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, An
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
+def own_means(n: int, call: dict[str, Any]) -> Tensor:
+    """Each of n examples' mean cross entropy over what it has itself, as the loss of that example alone is: (n,)."""
+    target = call["target"]
+    each = F.cross_entropy(**call | {"reduction": "none"}).reshape(n, -1)
+    kept = torch.full_like(each, True, dtype=torch.bool)
+    if not target.is_floating_point():
+        kept = (target != call.get("ignore_index", -100)).reshape(n, -1)
+    return each.sum(1) / kept.sum(1)
+
+
+class Means(TorchFunctionMode):
+    """Of n examples' cross entropies the mean of each one's own mean. Raises ValueError where weights cancel."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in (F.cross_entropy, F.nll_loss):
+            return func(*args, **kwargs or {})
+        call = named(ENTROPY if func is F.cross_entropy else ENTROPY[:7], args, kwargs or {})
+        mean, weighted = call.get("reduction", "mean") == "mean", call.get("weight") is not None
+        if mean and weighted and call["target"].numel() == 1:  # of one example alone w loss / w
+            raise ValueError(MEANS)
+        own = mean and not weighted and func is F.cross_entropy and call["input"].ndim > 1
+        return own_means(self.n, call).mean() if own and len(call["input"]) % self.n == 0 else func(**call)
+
+
 class Still(TorchFunctionMode):
     """Dropout is off, whatever flags say."""
 
@@ -202,15 +232,10 @@ class Record(TorchFunctionMode):
 
     def _own_means(self, call: dict[str, Any]) -> Tensor:
         """The sum of each example's mean over what it has itself, as the loss of that example alone is."""
-        target, weight = call["target"], call.get("weight")
-        if weight is not None:
+        if call.get("weight") is not None:
             raise ValueError(MEANS)
-        each = F.cross_entropy(**call | {"reduction": "none"}).reshape(self.n, -1)
-        kept = torch.full_like(each, True, dtype=torch.bool)
-        if not target.is_floating_point():
-            kept = (target != call.get("ignore_index", -100)).reshape(self.n, -1)
         self.reduced += 1
-        return (each.sum(1) / kept.sum(1)).sum()
+        return own_means(self.n, call).sum()
 
     def _refuse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What reads data for Python, or mixes examples by its name."""

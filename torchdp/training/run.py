@@ -66,10 +66,11 @@ class Run(Steps):
         ledger: str | Path | None = None,
         at_once: int | None = None,
         routes: Sequence[str] = ROUTES,
+        unused: Sequence[str] = (),
     ) -> None:
         self.module, self.loss = module, loss
         reshard(checks.instance("module", module, nn.Module))
-        self._clipper = Clipper(module, loss, routes=routes)
+        self._clipper = Clipper(module, loss, routes=routes, unused=unused)
         self._options = {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
