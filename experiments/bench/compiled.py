@@ -1,9 +1,10 @@
 """What the launchers of all fused kernels compile, without a GPU: prints a JSON line for each launch.
 
-``python experiments/bench/compiled.py cuda 90 [first]`` (``cuda 80``, ``hip gfx942``) calls every launcher on tensors
-of the CPU, compiles what it would launch, with its own tile, its own warps and what Triton knows of its arguments, for
-that target, and disassembles it; with ``first``, one form of each kernel. Nothing is run. Needs Triton, whose package
-brings NVIDIA's tools.
+``python experiments/bench/compiled.py cuda 90 [first | tiles]`` (``cuda 80``, ``hip gfx942``) calls every launcher on
+tensors of the CPU, compiles what it would launch, with its own tile, its own warps and what Triton knows of its
+arguments, for that target, and disassembles it; with ``first``, one form of each kernel; with ``tiles``, every form
+with each other size of tiles among which ``torchdp doctor`` chooses. Nothing is run. Needs Triton, whose package brings
+NVIDIA's tools. What does not compile is a line with its error.
 """
 
 import json
@@ -12,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -203,36 +204,64 @@ class Target:
         return self.target
 
 
-def compiled(target: Target, first: bool = False) -> Iterator[tuple[Work, dict[str, Any], Any]]:
-    """Every launch of every call: the kernel's work, what the launcher asked for, the compiled kernel.
+def settings(tiles: bool) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """A package and the sizes of its tiles: the committed ones of all packages (""), or each other choice."""
+    if not tiles:
+        yield "", {}
+        return
+    from torchdp.cli.examine import products
+    from torchdp.kernels.dispatch.every import KERNELS
 
-    first: the first form of each kernel alone.
+    for kernel in {each.package: each for each in reversed(KERNELS)}.values():
+        committed = kernel.tiles(torch.device("cpu"))
+        for sizes in products(kernel):
+            if sizes != committed:
+                kernel.set_tiles(torch.device("cpu"), sizes)
+                yield kernel.package, sizes
+        kernel.set_tiles(torch.device("cpu"), committed)
+
+
+def compiled(target: Target, which: str = "") -> Iterator[tuple[Work, dict[str, Any], Any]]:
+    """Every launch of every call: the kernel's work, what the launcher asked for, the compiled kernel or an error.
+
+    which: "first", the first form of each kernel alone; "tiles", sizes of tiles that are not the committed ones.
     """
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
     made: list[tuple[Any, dict[str, Any], Any]] = []
     seen: set[str] = set()
+    only = ""  # this package alone
 
     def record(self: Any, grid: Any) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            name = f"{self.fn.__module__.split('.')[-2]}.{self.fn.__name__}"
-            skip = first and name in seen
+            package = self.fn.__module__.removesuffix(".fused")
+            name = f"{package.rpartition('.')[2]}.{self.fn.__name__}"
+            skip = (which == "first" and name in seen) or only not in ("", package)
             seen.add(name)
-            made.append((name, options, None if skip else self.run(*arguments, grid=grid, warmup=True, **options)))
+            binary = None
+            if not skip:
+                try:
+                    binary = self.run(*arguments, grid=grid, warmup=True, **options)
+                except Exception as error:
+                    binary = error
+            made.append((name, options, binary))
 
         return launch
 
     driver.set_active(target)  # type: ignore[arg-type]
     JITFunction.__getitem__ = record  # type: ignore[method-assign,assignment]
-    for launch in launches():
-        made.clear()
-        launch.call()
-        if len(made) != len(launch.works):
-            raise RuntimeError(f"{launch.name} launches {len(made)} kernels, not {len(launch.works)}")
-        for work, (name, options, binary) in zip(launch.works, made, strict=True):
-            if binary is not None:
-                yield work, {"kernel": name, "call": launch.name, "options": options}, binary
+    for package, sizes in settings(which == "tiles"):
+        only = package
+        chosen = "".join(f"; {name} {size}" for name, size in sizes.items())
+        for launch in launches():
+            made.clear()
+            launch.call()
+            if len(made) != len(launch.works):
+                raise RuntimeError(f"{launch.name} launches {len(made)} kernels, not {len(launch.works)}")
+            for work, (name, options, binary) in zip(launch.works, made, strict=True):
+                if binary is not None:
+                    yield work, {"kernel": name, "call": launch.name + chosen, "options": options}, binary
 
 
 def tool(name: str, path: str) -> str:
@@ -252,14 +281,18 @@ def usage(binary: Any) -> dict[str, Any]:
         return {**{name: int(number) for name, number in found.items()}, "sass": tool("nvdisasm", path)}
 
 
-def main(backend: str, architecture: str, first: str = "") -> None:
+def main(backend: str, architecture: str, which: str = "") -> None:
     os.environ.pop("TRITON_INTERPRET", None)
     if backend == "hip":
         torch.version.hip = "static"  # type: ignore[assignment]
-    for work, asked, binary in compiled(Target(backend, architecture), bool(first)):
-        found = usage(binary) if backend == "cuda" else {"bytes": len(binary.asm["hsaco"])}
-        facts = {"warps": binary.metadata.num_warps, "shared": binary.metadata.shared}
-        print(json.dumps({**asked, "work": asdict(work), **facts, **found}), flush=True)
+    for work, asked, binary in compiled(Target(backend, architecture), which):
+        found = {**asked, "work": asdict(work)}
+        if isinstance(binary, Exception):
+            found["error"] = f"{type(binary).__name__}: {binary}"[-500:]
+        else:
+            found |= {"warps": binary.metadata.num_warps, "shared": binary.metadata.shared}
+            found |= usage(binary) if backend == "cuda" else {"bytes": len(binary.asm["hsaco"])}
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
