@@ -156,3 +156,7 @@ def answered(form: Callable[..., Tensor | None], arguments: Iterable[Any], optio
     found = form(*each, **options)
     changed = torch.cat([t.flatten() for t in each[0]]) if isinstance(each[0], tuple) else each[0]
     return changed if found is None else found
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/first_day.py --help")
