@@ -79,7 +79,7 @@ def steps(device: str, folder: Path) -> Iterator[Step]:
     for paper, (script, planned) in PAPERS.items():
         smoke = () if real else ("--smoke",)
         place = str(folder / script.removesuffix(".py"))
-        yield Step(f"paper: {paper}", measured("experiment", script, place, *smoke), planned if real else 60)
+        yield Step(f"paper: {paper}", measured("paper", script, place, *smoke), planned if real else 60)
     yield Step("sweep of 1e9 users", measured("sweep", str(10**9), "1000" if real else "20"), 15)
     yield Step(
         "training step", measured("training", *(("4000", "7") if real else ("64", "3"))), 20 if real else 30

@@ -144,7 +144,7 @@ def bench(device: torch.device, name: str, *options: str) -> Iterator[Row]:
             }
 
 
-def experiment(device: torch.device, script: str, folder: str, *smoke: str) -> Iterator[Row]:
+def paper(device: torch.device, script: str, folder: str, *smoke: str) -> Iterator[Row]:
     """A script, on the device and at the same time on the CPU: seconds, and how much of their tables is alike.
 
     With --smoke and without a GPU the first is on the device that is not there, which has no numbers.
@@ -260,7 +260,7 @@ def training(device: torch.device, width: str, depth: str) -> Iterator[Row]:
         del noise, step
 
 
-STEPS = {each.__name__: each for each in (facts, parity, bounds, doctor, bench, experiment, sweep, training)}
+STEPS = {each.__name__: each for each in (facts, parity, bounds, doctor, bench, paper, sweep, training)}
 
 
 def main(step: str, device: str, *given: str) -> None:
