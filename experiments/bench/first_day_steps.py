@@ -27,9 +27,10 @@ Row = dict[str, Any]
 
 
 def seconds(call: Callable[[], object], device: torch.device, rounds: int = 7) -> float:
-    """The median."""
+    """The median; the first call's for no rounds."""
+    begun = time.perf_counter()
     call()
-    spent = []
+    spent = [] if rounds else [time.perf_counter() - begun]
     for _ in range(rounds):
         if device.type == "cuda":
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -70,8 +71,8 @@ def parity(device: torch.device, package: str) -> Iterator[Row]:
         for number, (kernel, *given) in enumerate(forms.every()[package]):
             begun, agrees, said = time.perf_counter(), False, ""
             try:
-                found = forms.answered(lambda *a, k=kernel, **o: k(device, *a, **o), *given)
-                agrees = kernel.case.agrees(found, forms.answered(kernel.plain, *given))
+                found = forms.answered(kernel, lambda *a, k=kernel, **o: k(device, *a, **o), *given)
+                agrees = kernel.case.agrees(found, forms.answered(kernel, kernel.plain, *given))
             except RuntimeError as error:
                 said = str(error)[:300]
             spent = time.perf_counter() - begun
@@ -93,7 +94,7 @@ def bounds(device: torch.device, many: str) -> Iterator[Row]:
             if any(row["call"] != launch.name for row in rows):
                 raise RuntimeError(f"static_kernels.txt has no row for {launch.name}: write it anew")
             least = sum(total / float(row["e9/s"]) / 1e9 for total, row in zip(launch.totals, rows, strict=True))
-            spent = seconds(launch.call, device, 7 if device.type == "cuda" else 1)
+            spent = seconds(launch.call, device, 7 if device.type == "cuda" else 0)
             name = f"{rows[0]['kernel'].partition('.')[0]}, {launch.name}"
             yield {"launch": name, "seconds": spent, "least": least, "of the bound": least / spent}
 

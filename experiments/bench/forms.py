@@ -13,6 +13,7 @@ from torch import Tensor
 from torchdp.kernels import (
     chacha,
     correlated_noise,
+    guided_draws,
     normals,
     privunit,
     privunitg,
@@ -102,6 +103,11 @@ def noise(
     return correlated_noise.ADD, (changed, total, now, key(), step, 3)
 
 
+def guided(size: int, kind: torch.dtype, bits: int, times: int = 0, first: int = 0) -> tuple:
+    parts, cells = trials.guide(torch.empty(size, dtype=kind), 2**bits)
+    return guided_draws.FILL, (torch.arange(first, first + size), parts, cells, times)
+
+
 def every() -> dict[str, list[Form]]:
     """By package, on torch's default device."""
     calls = {
@@ -140,6 +146,10 @@ def every() -> dict[str, list[Form]]:
             *(noise(0), noise(3, size=48), noise(2, alias=True, dtype=LONG)),
             *(noise(0, 4), noise(0, 1, step=2**31 + 5), noise(2, draws=3), noise(1, 4, slots=(2, 4))),
         ],
+        "guided_draws": [
+            *(guided(70, torch.int16, 16), guided(5000, torch.int16, 16, 37), guided(1, torch.int16, 16)),
+            *(guided(2048, torch.int32, 20), guided(3001, torch.int32, 20, 900, 2**40)),
+        ],
         "normals": [
             (normals.DRAWS, (3, 1, 5, width, dtype, 2, torch.get_default_device()))
             for width in (1, 3, 4, 16, 17, 64, 70, 128)
@@ -149,12 +159,16 @@ def every() -> dict[str, list[Form]]:
     return {package: [(*call, {})[:3] for call in some] for package, some in calls.items()}
 
 
-def answered(form: Callable[..., Tensor | None], arguments: Iterable[Any], options: dict[str, Any]) -> Tensor:
-    """What a form returns or has changed, of arguments that are copied."""
+def answered(
+    kernel: Kernel, form: Callable[..., Tensor | None], arguments: Iterable[Any], options: dict[str, Any]
+) -> Tensor:
+    """What a form returns or has changed, or both, of arguments that are copied."""
     each = [tuple(t.clone() for t in a) if isinstance(a, tuple) else a for a in arguments]
     each = [t.clone() if isinstance(t, torch.Tensor) and t.is_contiguous() else t for t in each]
     found = form(*each, **options)
     changed = torch.cat([t.flatten() for t in each[0]]) if isinstance(each[0], tuple) else each[0]
+    if found is not None and kernel.case.returns:
+        return torch.cat([changed, found])
     return changed if found is None else found
 
 

@@ -16,7 +16,7 @@ from torchdp.kernels.dispatch import Kernel, Untried, launches
 
 CPU, BITS = torch.device("cpu"), torch.int64
 ROOT = Path(__file__).parents[2]
-INTERPRETED = ("response_counts", "normals", "rounded_features")  # in no time
+INTERPRETED = ("response_counts", "normals", "rounded_features", "guided_draws")  # in no time
 
 
 def script(name):
@@ -48,8 +48,8 @@ def fresh(kernel):
 
 def right(kernel, call):
     _, *given = call
-    found = FORMS.answered(lambda *some, **named: kernel(CPU, *some, **named), *given)
-    return kernel.case.agrees(found, FORMS.answered(kernel.plain, *given))
+    found = FORMS.answered(kernel, lambda *some, **named: kernel(CPU, *some, **named), *given)
+    return kernel.case.agrees(found, FORMS.answered(kernel, kernel.plain, *given))
 
 
 @pytest.mark.parametrize("package", PACES)
