@@ -12,6 +12,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
+from torchdp.kernels import guided_draws
+from torchdp.kernels.guided_draws import OPEN
 from torchdp.kernels.inversion import Table, discrete_normal, rounded_normal
 from torchdp.kernels.inversion.tables import WIDEST as ONE_TABLE
 
@@ -20,7 +22,6 @@ AT_ONCE_THERE = 2**24  # on a GPU, where each part costs launches and a wait
 SHORT, LONG = (16, 16), (32, 20)  # bits of a draw's first part, and those of them that choose a cell of the guide
 MANY = 2048  # thresholds from which on the first part is LONG: 1 cell in 32 is open at most
 FINE = 256  # steps of sigma where the step is free
-OPEN = -(2**15)  # a cell of the guide that holds a threshold
 LOWEST = -(2**63)
 WIDEST = 2.0**28  # steps of sigma
 PAIR = 2.0**20  # steps of sigma in two pieces; beyond, four or five with small tables
@@ -144,19 +145,11 @@ class Guide:
         size = min(step, len(out) + -len(out) % 64)
         words = torch.empty(size * self.bits // 64, dtype=torch.int64, device=out.device)
         parts = words.view(torch.int16 if self.bits == 16 else torch.int32)
-        index = torch.empty(size, dtype=torch.int32, device=out.device)
-        shift, mask = self.bits - (len(self.cells).bit_length() - 1), len(self.cells) - 1
         places, begun = [], []
         for start in range(0, len(out), step):
             some = out[start : start + step]
-            count = len(some)
-            draws.fill(words[: -(-count * self.bits // 64)])
-            cell = index[:count].copy_(parts[:count])
-            found = self.cells.index_select(
-                0, (cell.bitwise_right_shift_(shift) if shift else cell).bitwise_and_(mask)
-            )
-            where = (found == OPEN).nonzero()[:, 0]
-            some.add_(found, alpha=times) if times else some.copy_(found)
+            draws.fill(words[: -(-len(some) * self.bits // 64)])
+            where = guided_draws.fill(some, parts[: len(some)], self.cells, times)
             places.append(where + start)
             begun.append(parts[where])
         if len(out):

@@ -1,9 +1,10 @@
 """What the launchers of all fused kernels compile, without a GPU: prints a JSON line for each launch.
 
-``python experiments/bench/compiled.py cuda 90 [first]`` (``cuda 80``, ``hip gfx942``) calls every launcher on tensors
-of the CPU, compiles what it would launch, with its own tile, its own warps and what Triton knows of its arguments, for
-that target, and disassembles it; with ``first``, one form of each kernel. Nothing is run. Needs Triton, whose package
-brings NVIDIA's tools.
+``python experiments/bench/compiled.py cuda 90 [first | tiles]`` (``cuda 80``, ``hip gfx942``) calls every launcher on
+tensors of the CPU, compiles what it would launch, with its own tile, its own warps and what Triton knows of its
+arguments, for that target, and disassembles it; with ``first``, one form of each kernel; with ``tiles``, every form
+with each other size of tiles among which ``torchdp doctor`` chooses. Nothing is run. Needs Triton, whose package brings
+NVIDIA's tools. What does not compile is a line with its error.
 """
 
 import json
@@ -12,12 +13,15 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from torchdp.randomness import keyed_generator
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Launch:
-    """One call of a launcher, and the work of each kernel it launches, in their order."""
+    """One call of a launcher, the work of each kernel it launches, in their order, and the units of the whole call."""
 
     name: str
     call: Callable[[], object]
     works: tuple[Work, ...]
+    totals: tuple[float, ...]
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform numbers on a GPU, where they are timed; zeros on a CPU."""
+    if torch.get_default_device().type == "cpu":
+        return torch.zeros(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype).uniform_(generator=keyed_generator(b"launches"))
 
 
 def counters(bits: int) -> float:
@@ -52,46 +64,51 @@ def counters(bits: int) -> float:
     return sum(1 - (1 - 2.0 ** (-4 * j)) ** bits for j in range(14))
 
 
-def words() -> Iterator[Launch]:
+def words(many: float) -> Iterator[Launch]:
     from torchdp.kernels.chacha import fused as chacha
     from torchdp.kernels.normals import fused as normals
 
-    key, cpu = torch.zeros(8, dtype=torch.int32), torch.device("cpu")
-    yield Launch(
-        "key stream", lambda: chacha.keystream(key, 0, 10**6), (Work("word", 16 * chacha.BLOCKS, (10,), 4),)
-    )
+    key, device, n = torch.zeros(8, dtype=torch.int32), torch.get_default_device(), int(10**6 * many)
+    work = Work("word", 16 * chacha.BLOCKS, (10,), 4)
+    yield Launch("key stream", lambda: chacha.keystream(key, 0, n), (work,), (16 * n,))
     for width, dtype in ((64, torch.float32), (64, torch.float64), (63, torch.float32), (63, torch.float64)):
         work = Work("normal", 4 * normals.BLOCK, bytes=dtype.itemsize)
         yield Launch(
             f"width {width}, {bits_of(dtype)}",
-            lambda w=width, t=dtype: normals.draws(1, 0, 10**5, w, t, 0, cpu),
+            lambda w=width, t=dtype: normals.draws(1, 0, n // 10, w, t, 0, device),
             (work,),
+            (n // 10 * width,),
         )
 
 
-def reports() -> Iterator[Launch]:
+def reports(many: float) -> Iterator[Launch]:
     from torchdp.kernels.response_counts import fused as response
     from torchdp.kernels.unary_counts import fused as unary
 
+    n = int(10**6 * many)
     for k, dtype in ((16, torch.int64), (1024, torch.int64), (100_000, torch.int64), (256, torch.uint8)):
-        x = torch.zeros(10**6, dtype=dtype)
+        x = (torch.arange(n) % k).to(dtype)
         work = Work("user", 100 * 2 * response.PAIRS, (100,), x.itemsize)
         yield Launch(
-            f"k = {k}, {bits_of(dtype)}", lambda x=x, k=k: response.counts(x, k, 2**63 // (k + 1), 1), (work,)
+            f"k = {k}, {bits_of(dtype)}",
+            lambda x=x, k=k: response.counts(x, k, 2**63 // (k + 1), 1),
+            (work,),
+            (n,),
         )
-    x = torch.zeros(10**6, dtype=torch.int64)
+    x = torch.arange(n) % 1024
     word = Work("bit", 100 * 32 * unary.WORDS, (100, counters(32 * unary.WORDS)))
     own = Work("user", 100 * unary.USERS, (100, counters(unary.USERS), counters(unary.USERS)), 8)
-    yield Launch("k = 1024, int64", lambda: unary.tally(x, 1024, 0.5, 0.25, 1), (word, own))
+    yield Launch("k = 1024, int64", lambda: unary.tally(x, 1024, 0.5, 0.25, 1), (word, own), (1024 * n, n))
 
 
-def vectors() -> Iterator[Launch]:
+def vectors(many: float) -> Iterator[Launch]:
     from torchdp.kernels.privunit import fused as privunit
     from torchdp.kernels.privunitg import fused as privunitg
 
-    users, counts = 1024, torch.full((64,), 1024)
+    users, each = 1024, int(1024 * many)  # of a program; of each point
+    counts, n = torch.full((64,), each), 64 * each
     for dtype in (torch.float32, torch.float64):
-        points, rows = torch.zeros(64, 64, dtype=dtype), privunitg.MOST_ROWS
+        points, rows = values(64, 64, dtype=dtype) / 8, privunitg.MOST_ROWS
         tiles = users / rows
         trips = (tiles / privunitg.STEPS, privunitg.STEPS)
         normals = Work("normal", users * privunitg.TILE / rows * 4, trips)
@@ -100,15 +117,17 @@ def vectors() -> Iterator[Launch]:
             f"d = 64, {bits_of(dtype)}",
             lambda p=points, law=law: privunitg.sums(p, counts, 1, 0, **law),
             (normals, Work("user", users, (tiles,))),
+            (64 * n, n),
         )
-    draws = torch.zeros(2**16)
+    draws = values(n)
     for dtype, width in ((torch.float32, 64), (torch.float64, 64), (torch.float32, 1024), (torch.float32, 63)):
-        points, tiles = torch.zeros(64, width, dtype=dtype), users * -(-width // 4) / privunit.TILE
+        points, tiles = values(64, width, dtype=dtype) / width, users * -(-width // 4) / privunit.TILE
         work = Work("normal", users * width, (tiles / privunit.STEPS, privunit.STEPS), 24 / width)
         yield Launch(
             f"d = {width}, {bits_of(dtype)}",
             lambda p=points: privunit.sums(p, counts, draws, draws, draws, 1, 0, radius=1.0, mean=0.5),
             (work,),
+            (width * n,),
         )
 
 
@@ -116,13 +135,14 @@ def bits_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def features() -> Iterator[Launch]:
+def features(many: float) -> Iterator[Launch]:
     from torchdp.kernels.rounded_features import fused as features
     from torchdp.kernels.secure_sketch import fused as sketch
 
     for width, waves, classes in ((768, 1, 10), (77, 2, 100)):
-        x, w, phases = torch.zeros(4096, width), torch.zeros(width, 768), torch.zeros(waves, 768)
-        labels, tile = torch.zeros(4096, dtype=torch.int64), features.BLOCK_N * features.BLOCK_I
+        n = int(4096 * many)
+        x, w, phases = values(n, width), values(width, 768), values(waves, 768)
+        labels, tile = torch.arange(n) % classes, features.BLOCK_N * features.BLOCK_I
         depth, kinds = -(-width // features.BLOCK_D), -(-classes // 16)
         loops = (depth, kinds) if waves == 1 else (depth, waves, kinds)
         work = Work("feature", tile, loops, 4 * width / 768, 3 * width)
@@ -130,33 +150,37 @@ def features() -> Iterator[Launch]:
             f"d = {width}, {waves} waves",
             lambda a=(x, w, phases, labels, classes): features.rounded_counts(*a, 1, 0, 1),
             (work,),
+            (768 * n,),
         )
         yield Launch(
             f"d = {width}, {waves} waves",
             lambda a=(x, w, phases, labels, classes): features.positive_counts(*a),
             (work,),
+            (768 * n,),
         )
-    rows, signs = torch.zeros(2, 10**4, dtype=torch.int64), torch.zeros(2, 10**4, dtype=torch.int8)
-    units, key = torch.zeros(1000, dtype=torch.float64), torch.zeros(8, dtype=torch.int32)
+    n = int(10**4 * many)
+    rows, signs = torch.arange(2 * n).view(2, n) * 37 % 1000, torch.ones(2, n, dtype=torch.int8)
+    units, key = torch.ones(1000, dtype=torch.float64), torch.zeros(8, dtype=torch.int32)
     for ring, real, servers in (
         (torch.int32, torch.float32, 3),
         (torch.int64, torch.float64, 3),
         (torch.int64, torch.float32, 2),
     ):
-        sums, values = torch.zeros(servers, 1000, 128, dtype=ring), torch.zeros(10**4, 128, dtype=real)
-        work = Work("entry", sketch.ENTRIES, (10,) * servers, values.itemsize / 2 + 9 / 128)
+        sums, held = torch.zeros(servers, 1000, 128, dtype=ring), values(n, 128, dtype=real)
+        work = Work("entry", sketch.ENTRIES, (10,) * servers, held.itemsize / 2 + 9 / 128)
         yield Launch(
             f"{servers} servers, {bits_of(ring)}, {bits_of(real)}",
-            lambda a=(sums, values): sketch.add(*a, rows, signs, units, key, 0, 1024.0),
+            lambda a=(sums, held): sketch.add(*a, rows, signs, units, key, 0, 1024.0),
             (work,),
+            (256 * n,),
         )
 
 
-def steps() -> Iterator[Launch]:
+def steps(many: float) -> Iterator[Launch]:
     from torchdp.kernels.correlated_noise import Step
     from torchdp.kernels.correlated_noise import fused as correlated
 
-    key, numbers = torch.zeros(8, dtype=torch.int32), torch.ones(5, dtype=torch.float64)
+    key, numbers, n = torch.zeros(8, dtype=torch.int32), torch.ones(5, dtype=torch.float64), int(10**6 * many)
     for running, kept, dtype, earlier in (
         (0, 0, torch.float32, 0),
         (4, 0, torch.float32, 0),
@@ -164,8 +188,8 @@ def steps() -> Iterator[Launch]:
         (0, 31, torch.float32, 0),
         (4, 0, torch.float32, 3),
     ):
-        total, state = torch.zeros(10**6, dtype=dtype), torch.zeros(running + kept, 10**6, dtype=dtype)
-        gains, lags = torch.zeros(running + kept, dtype=dtype), torch.zeros(1 + earlier, dtype=torch.int32)
+        total, state = values(n, dtype=dtype), values(running + kept, n, dtype=dtype)
+        gains, lags = values(running + kept, dtype=dtype) / 2, torch.zeros(1 + earlier, dtype=torch.int32)
         now = Step(gains, gains[:running], numbers[: earlier + 2], lags, (5 if kept else -1, -1))
         moved = dtype.itemsize * (2 + 2 * running + (kept + 1 if kept else 0))
         loop = (earlier, 10, 0, 10) if earlier else (kept // 4, kept % 4) if kept else ()
@@ -176,12 +200,14 @@ def steps() -> Iterator[Launch]:
             f"{name}, {bits_of(dtype)}",
             lambda a=((total, state), total, now, key): correlated.add(*a, 3, 0),
             (work,),
+            (n,),
         )
 
 
-def launches() -> Iterator[Launch]:
+def launches(many: float = 1) -> Iterator[Launch]:
+    """On torch's default device; many: times the number of users, rows and numbers."""
     for room in (words, reports, vectors, features, steps):
-        yield from room()
+        yield from room(many)
 
 
 class Target:
@@ -203,36 +229,64 @@ class Target:
         return self.target
 
 
-def compiled(target: Target, first: bool = False) -> Iterator[tuple[Work, dict[str, Any], Any]]:
-    """Every launch of every call: the kernel's work, what the launcher asked for, the compiled kernel.
+def settings(tiles: bool) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """A package and the sizes of its tiles: the committed ones of all packages (""), or each other choice."""
+    if not tiles:
+        yield "", {}
+        return
+    from torchdp.cli.examine import products
+    from torchdp.kernels.dispatch.every import KERNELS
 
-    first: the first form of each kernel alone.
+    for kernel in {each.package: each for each in reversed(KERNELS)}.values():
+        committed = kernel.tiles(torch.device("cpu"))
+        for sizes in products(kernel):
+            if sizes != committed:
+                kernel.set_tiles(torch.device("cpu"), sizes)
+                yield kernel.package, sizes
+        kernel.set_tiles(torch.device("cpu"), committed)
+
+
+def compiled(target: Target, which: str = "") -> Iterator[tuple[Work, dict[str, Any], Any]]:
+    """Every launch of every call: the kernel's work, what the launcher asked for, the compiled kernel or an error.
+
+    which: "first", the first form of each kernel alone; "tiles", sizes of tiles that are not the committed ones.
     """
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
     made: list[tuple[Any, dict[str, Any], Any]] = []
     seen: set[str] = set()
+    only = ""  # this package alone
 
     def record(self: Any, grid: Any) -> Callable[..., None]:
         def launch(*arguments: Any, **options: Any) -> None:
-            name = f"{self.fn.__module__.split('.')[-2]}.{self.fn.__name__}"
-            skip = first and name in seen
+            package = self.fn.__module__.removesuffix(".fused")
+            name = f"{package.rpartition('.')[2]}.{self.fn.__name__}"
+            skip = (which == "first" and name in seen) or only not in ("", package)
             seen.add(name)
-            made.append((name, options, None if skip else self.run(*arguments, grid=grid, warmup=True, **options)))
+            binary = None
+            if not skip:
+                try:
+                    binary = self.run(*arguments, grid=grid, warmup=True, **options)
+                except Exception as error:
+                    binary = error
+            made.append((name, options, binary))
 
         return launch
 
     driver.set_active(target)  # type: ignore[arg-type]
     JITFunction.__getitem__ = record  # type: ignore[method-assign,assignment]
-    for launch in launches():
-        made.clear()
-        launch.call()
-        if len(made) != len(launch.works):
-            raise RuntimeError(f"{launch.name} launches {len(made)} kernels, not {len(launch.works)}")
-        for work, (name, options, binary) in zip(launch.works, made, strict=True):
-            if binary is not None:
-                yield work, {"kernel": name, "call": launch.name, "options": options}, binary
+    for package, sizes in settings(which == "tiles"):
+        only = package
+        chosen = "".join(f"; {name} {size}" for name, size in sizes.items())
+        for launch in launches():
+            made.clear()
+            launch.call()
+            if len(made) != len(launch.works):
+                raise RuntimeError(f"{launch.name} launches {len(made)} kernels, not {len(launch.works)}")
+            for work, (name, options, binary) in zip(launch.works, made, strict=True):
+                if binary is not None:
+                    yield work, {"kernel": name, "call": launch.name + chosen, "options": options}, binary
 
 
 def tool(name: str, path: str) -> str:
@@ -252,14 +306,18 @@ def usage(binary: Any) -> dict[str, Any]:
         return {**{name: int(number) for name, number in found.items()}, "sass": tool("nvdisasm", path)}
 
 
-def main(backend: str, architecture: str, first: str = "") -> None:
+def main(backend: str, architecture: str, which: str = "") -> None:
     os.environ.pop("TRITON_INTERPRET", None)
     if backend == "hip":
         torch.version.hip = "static"  # type: ignore[assignment]
-    for work, asked, binary in compiled(Target(backend, architecture), bool(first)):
-        found = usage(binary) if backend == "cuda" else {"bytes": len(binary.asm["hsaco"])}
-        facts = {"warps": binary.metadata.num_warps, "shared": binary.metadata.shared}
-        print(json.dumps({**asked, "work": asdict(work), **facts, **found}), flush=True)
+    for work, asked, binary in compiled(Target(backend, architecture), which):
+        found = {**asked, "work": asdict(work)}
+        if isinstance(binary, Exception):
+            found["error"] = f"{type(binary).__name__}: {binary}"[-500:]
+        else:
+            found |= {"warps": binary.metadata.num_warps, "shared": binary.metadata.shared}
+            found |= usage(binary) if backend == "cuda" else {"bytes": len(binary.asm["hsaco"])}
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """All benches, one command, one table for each kind of machine; fails where a ratio fell by more than 20 %.
 
 Command:  python experiments/bench/run.py [--quick] [--only oracles vectors] [--before CHECKOUT] [--keep]
+    The gate, on a machine that does nothing else, weekly and before a release: python3 run.py bench
 What: every case of every bench beside its floors (a copy, a matrix product, the random numbers alone) and its peers
     (numpy, published packages; named as absent where they are not installed), each bench in a fresh process, in turns,
     processor time of one thread (on a GPU the wall's, synchronised). times: how many times as long as the other takes.
@@ -138,6 +139,8 @@ def measure(config: Config, report: Report) -> None:
             rows.append(row)
             report.row("table", **{name: row.get(name) for name in COLUMNS})
     committed = read_table(path) if path.exists() and not config.small else []
+    if not {row["bench"] for row in rows} <= {row["bench"] for row in committed} and not config.small:
+        report.say(f"{path.name} lacks some of these benches: nothing to compare them with; --keep writes it")
     lost = fallen(rows, committed, lambda bench, cases: measured(bench, config, HERE.parents[1], cases))
     report.write("table", [{name: row.get(name) for name in COLUMNS} for row in rows])
     if config.keep:

@@ -7,17 +7,24 @@ What:     every launcher is called as its rooms call it (compiled.py); what it w
           subroutines), and divided by the throughputs of a multiprocessor: an upper bound of the speed, no measurement.
           A GPU meets it only where warps hide all latency.
 Command:  python experiments/bench/static_kernels.py [--write]
+          python experiments/bench/static_kernels.py --triton 3.4.0 3.5.1 3.6.0 3.7.0 3.9.0 --targets 80 90 100 --write
+          python experiments/bench/static_kernels.py --which tiles --triton 3.6.0 3.9.0 --targets 80 90 --write
 Expected: no stack and no spill, and the numbers of static_kernels.txt, which --write writes.
+          --triton: every launch compiled by each version, which pip installs without its dependencies into a folder of
+          its own beside the table; static_versions.txt. --which tiles: the same with all other sizes of tiles that
+          torchdp doctor may choose; static_tiles.txt. The command ends with 1 where one fails or spills.
 Output:   results/bench/static_kernels/kernels.csv, a row for each launch and GPU. Beside the resources: instructions
           for a unit of work (of one thread: int, fp32, fp64), bytes; 1e9 units a second at most; what binds,
-          and of memory bandwidth the share that is used then; the instructions that write to memory.
+          and of memory bandwidth the share that is used then; the instructions that write to memory. With --triton
+          versions.csv: registers, bytes of stack and of spills, instructions of integers and all (of one thread, for
+          a unit; "-" where this version's loops are others), of sm_100 without a roofline.
 Peaks:    H100 SXM: 132 multiprocessors at 1.98 GHz, 3.35 TB/s, tf32 494.7e12 (NVIDIA H100 datasheet, 2023: 33.5 TFLOPS
           of FP64, 66.9 of FP32). A100 SXM: 108 at 1.41 GHz, 2.039 TB/s, tf32 156e12 (NVIDIA A100 80GB datasheet, 2021).
           Results a clock of one multiprocessor: CUDA C++ Programming Guide, "Throughput of Native Arithmetic
           Instructions".
 Artifact: - | registers, spills, occupancy, roofline of every kernel
 Status: compiled; on a GPU not yet measured
-Time:     two CPU-minutes; --smoke half a minute. On the CPU, whatever --device says.
+Time:     two CPU-minutes, a minute for each version and GPU; --smoke half a minute. On the CPU, whatever --device says.
 """
 
 import json
@@ -26,10 +33,11 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torchdp.simulate import Experiment, Report
 
@@ -37,6 +45,7 @@ HERE = Path(__file__).resolve().parent
 COLUMNS = (
     "gpu kernel call warps registers stack shared warps_per_sm unit int fp32 fp64 bytes e9/s bound memory writes"
 )
+SHOWN = ("registers", "stack", "spilled", "int", "all")  # of each version
 
 
 @dataclass(frozen=True)
@@ -157,6 +166,8 @@ def occupancy(gpu: Gpu, warps: int, registers: int, shared: int) -> int:
 
 
 def row(gpu: str, found: dict[str, Any]) -> dict[str, Any]:
+    if "error" in found:
+        raise RuntimeError(f"{found['kernel']}, {found['call']}: {found['error']}")
     code, work, model = Code.read(found["sass"]), found["work"], GPUS[gpu]
     turns = counted(code, work, 32 * found["warps"])
     spent = roof(model, turns, work)
@@ -187,43 +198,121 @@ def writes(code: Code) -> str:
     return ", ".join(f"{name} x{number}" for name, number in sorted(found.items()))
 
 
-def launched(backend: str, architecture: str, first: bool = False) -> list[dict[str, Any]]:
-    """What compiled.py prints, in a process of its own: here Triton's interpreter may be at work."""
+def spilled(sass: str) -> int:
+    """Bytes that a thread writes to its stack."""
+    return sum(
+        int((re.findall(r"\.(64|128)", name) or ["32"])[0]) // 8 for name in re.findall(r"\bSTL[.\w]*", sass)
+    )
+
+
+def resources(version: str, gpu: str, found: dict[str, Any]) -> dict[str, Any]:
+    """A row for one version of Triton; the error of what does not compile."""
+    cells = {"triton": version, "gpu": f"sm_{gpu}", "kernel": found["kernel"], "call": found["call"]}
+    cells |= {"unit": found["work"]["unit"], "error": found.get("error", "")}
+    if cells["error"]:
+        return cells | dict.fromkeys(SHOWN, "fails")
+    cells |= {"registers": found["REG"], "stack": found["STACK"], "spilled": spilled(found["sass"])}
+    try:
+        turns = counted(Code.read(found["sass"]), found["work"], 32 * found["warps"])
+    except RuntimeError:  # a version that merges or unrolls loops
+        return cells | {"int": "-", "all": "-"}
+    return cells | {"int": round(turns["int"] + turns["imad"], 1), "all": round(turns["issue"], 1)}
+
+
+def launched(backend: str, architecture: str, which: str = "", triton: Path | None = None) -> list[dict[str, Any]]:
+    """What compiled.py prints, in a process of its own: here Triton's interpreter may be at work.
+
+    triton: a folder with another version than the installed one.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(HERE / "compiled.py"), backend, architecture, *(["first"] if first else [])]
+    if triton is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(triton), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, str(HERE / "compiled.py"), backend, architecture, *[which] * bool(which)]
     child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if child.returncode:
         raise RuntimeError(child.stderr[-3000:])
     return [json.loads(line) for line in child.stdout.splitlines()]
 
 
+def installed(version: str, folder: Path) -> Path:
+    """A folder with this version of Triton, for PYTHONPATH."""
+    here = folder / f"triton-{version}"
+    if not here.exists():
+        part = here.with_suffix(".part")
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(part)]
+        subprocess.run([*pip, f"triton=={version}"], check=True)
+        part.rename(here)
+    return here
+
+
 @dataclass(frozen=True)
 class Config:
     targets: tuple[str, ...] = ("90", "80")
-    first: bool = False  # one form of each kernel
-    write: bool = False  # static_kernels.txt, too
+    triton: tuple[str, ...] = ()  # versions; none: the installed one
+    which: Literal["", "first", "tiles"] = ""  # one form of each kernel, or other tiles
+    write: bool = False  # the committed table, too
+
+
+def versions(config: Config, report: Report) -> None:
+    """Every launch by every version; raises SystemExit where one fails or spills."""
+    rows: list[dict[str, Any]] = []
+    for version in config.triton:
+        folder = installed(version, report.folder)
+        for target in config.targets:
+            for found in launched("cuda", target, config.which, folder):
+                rows.append(resources(version, target, found))
+                report.row("versions", **rows[-1])
+    failed = [row for row in rows if row["error"]]
+    full = [row for row in rows if not row["error"] and row["stack"] + row["spilled"]]
+    said = f"{len(rows)} launches, {len(failed)} do not compile, {len(full)} spill"
+    report.say("\n".join([said, *map(str, failed + full)]))
+    if config.write:
+        name = "static_tiles.txt" if config.which == "tiles" else "static_versions.txt"
+        command = f"--triton {' '.join(config.triton)} --targets {' '.join(config.targets)}"
+        command = f"--which {config.which} {command}" if config.which else command
+        head = f"# python experiments/bench/static_kernels.py {command} --write: {said}"
+        (HERE / name).write_text("\n".join([head, *beside(rows, config.triton), ""]))
+    if failed or full:
+        raise SystemExit(1)
+
+
+def beside(rows: Sequence[dict[str, Any]], versions: Sequence[str]) -> list[str]:
+    """A line for each launch: of each version its registers, integer and all instructions."""
+    lines: dict[tuple[str, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        lines.setdefault((row["gpu"], row["kernel"], row["call"]), {})[row["triton"]] = row
+    table = [["gpu", "kernel", "call", "unit", *(f"{name} {version}" for name in SHOWN for version in versions)]]
+    for place, found in lines.items():
+        cells = [str(found[version][name]) for name in SHOWN for version in versions]
+        table.append([*place, found[versions[0]]["unit"], *cells])
+    return aligned(table)
+
+
+def aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)).rstrip() for line in table
+    ]
 
 
 def measure(config: Config, report: Report) -> None:
     if find_spec("triton") is None:
         report.say("Triton is not installed: nothing to compile")
         return
-    rows = [row(target, found) for target in config.targets for found in launched("cuda", target, config.first)]
+    if config.triton:
+        return versions(config, report)
+    rows = [row(target, found) for target in config.targets for found in launched("cuda", target, config.which)]
     for cells in rows:
         report.row("kernels", **cells)
     if config.write:
         import triton
 
         table = [COLUMNS.split(), *([str(cell) for cell in cells.values()] for cells in rows)]
-        wide = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(line, wide, strict=True)).rstrip() for line in table
-        ]
         head = f"# python experiments/bench/static_kernels.py --write; Triton {triton.__version__} and its ptxas"
-        (HERE / "static_kernels.txt").write_text("\n".join([head, *lines, ""]))
+        (HERE / "static_kernels.txt").write_text("\n".join([head, *aligned(table), ""]))
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(targets=("90",), first=True))
+EXPERIMENT = Experiment(measure, Config(), Config(targets=("90",), which="first"))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

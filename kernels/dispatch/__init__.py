@@ -203,6 +203,8 @@ class Kernel:
             returned = form(*arguments, **options)
         if returned is None and isinstance(arguments[0], tuple):
             return torch.cat([each.flatten() for each in arguments[0]])
+        if self.case.returns:
+            return torch.cat([arguments[0], returned])
         return arguments[0] if returned is None else returned
 
     def failed(self, device: torch.device, error: Exception) -> str:

@@ -29,8 +29,9 @@ class Case:
 
     like: the calls of a trial, in the form of the given one. few: constants of fused.py that no machine code depends
     on, so low in a trial that few numbers pass every loop twice. tolerance: of real numbers, as a share of the largest;
-    slips: in all, of integers that rounding decides. tiles: constants of fused.py and the values among which ``torchdp
-    doctor`` chooses; all kernels of a package share them.
+    slips: in all, of integers that rounding decides. returns: what changes its first argument returns more.
+    tiles: constants of fused.py and the values among which ``torchdp doctor`` chooses; all kernels of a package share
+    them.
     """
 
     arguments: Callable[[torch.device, int], Call]
@@ -40,6 +41,7 @@ class Case:
     like: Callable[..., list[Call]]
     tolerance: float = 0.0
     slips: int = 0
+    returns: bool = False
     tiles: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     few: Mapping[str, int] = field(default_factory=dict)
 
@@ -230,4 +232,21 @@ CORRELATED_NOISE = Case(
     trials.correlated_noise,
     tolerance=1e-6,
     tiles={"NUMBERS": (256, 512, 1024)},
+)
+
+
+def _guided(device: torch.device, n: int) -> Call:
+    parts, cells = trials.guide(torch.empty(n, dtype=torch.int16, device=device), 2**16)
+    return (torch.empty(n, dtype=torch.int64, device=device), parts, cells, 0), {}
+
+
+GUIDED_DRAWS = Case(
+    # first bits are read twice, integers of 64 bits written
+    _guided,
+    lambda n: Work(bytes=12 * n),
+    2**27,
+    2**20,
+    trials.guided_draws,
+    returns=True,
+    tiles={"DRAWS": (1024, 2048, 4096)},
 )

@@ -3,6 +3,7 @@
 from torchdp.kernels import (
     chacha,
     correlated_noise,
+    guided_draws,
     normals,
     privunit,
     privunitg,
@@ -24,4 +25,5 @@ KERNELS: tuple[Kernel, ...] = (
     rounded_features.POSITIVE,
     secure_sketch.ADD,
     correlated_noise.ADD,
+    guided_draws.FILL,
 )

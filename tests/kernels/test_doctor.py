@@ -212,7 +212,7 @@ def test_the_later_kernels_of_a_package_keep_the_tiles_of_the_first(monkeypatch)
     tuned = []
     monkeypatch.setattr(examine, "fused", lambda kernel, device, most, tune: tuned.append((kernel, tune)))
     doctor.examined(list(KERNELS), GPU, CEILINGS)
-    assert len({kernel.package for kernel, _ in tuned}) == sum(tune for _, tune in tuned) == 9
+    assert len({kernel.package for kernel, _ in tuned}) == sum(tune for _, tune in tuned) == 10
 
 
 def test_verdicts_are_kept_beside_those_of_other_kernels(tmp_path, monkeypatch):

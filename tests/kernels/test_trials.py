@@ -11,110 +11,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchdp.kernels import (
-    chacha,
-    correlated_noise,
-    dispatch,
-    normals,
-    privunit,
-    privunitg,
-    response_counts,
-    rounded_features,
-    secure_sketch,
-    unary_counts,
-)
-from torchdp.kernels.dispatch import Kernel, Untried, launches, trials
+from torchdp.kernels import dispatch
+from torchdp.kernels.dispatch import Kernel, Untried, launches
 
-CPU, KEY, BITS = torch.device("cpu"), torch.arange(3, 11, dtype=torch.int32), torch.int64
+CPU, BITS = torch.device("cpu"), torch.int64
 ROOT = Path(__file__).parents[2]
-INTERPRETED = ("response_counts", "normals", "rounded_features")  # in no time
-SHORT, LONG = torch.float32, torch.float64
-wave = trials.wave
+INTERPRETED = ("response_counts", "normals", "rounded_features", "guided_draws")  # in no time
 
 
-def reports(k, dtype=BITS, key=5, first=0, step=1):
-    x = (torch.arange(300) % k).to(dtype)[::step]
-    return response_counts.COUNTS, (x, k, 2**63 // (k + 3), key, first)
+def script(name):
+    """One under experiments/bench, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "experiments" / "bench" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def bits(k, lost=0.3, off=0.2, first=0):
-    return unary_counts.TALLY, (torch.arange(40) % k, k, lost, off, -5, first)
-
-
-def vectors(kernel, width, users, dtype=SHORT):
-    points, counts, law = wave(CPU, len(users), width).to(dtype) / width, torch.tensor(users), {"radius": 1.0}
-    if kernel is privunit.SUMS:
-        return kernel, (points, counts, *wave(CPU, 3, sum(users)) / 2, 3, 2**40), law | {"mean": 0.5}
-    return kernel, (points, counts, 3, 2**40), law | {"threshold": 0.7, "upper": 0.6, "survival": 0.242}
-
-
-def features(kernel, d, count, classes, *drawn, users=40):
-    x, frequencies = ((wave(CPU, *shape) * 8).floor().to(SHORT) for shape in ((users, d), (d, 70)))
-    phases = wave(CPU, count, 70).to(SHORT)
-    return kernel, (x, frequencies, phases, torch.arange(users) % classes, classes, *drawn)
-
-
-def sketch(servers, columns, copies=2, ring=BITS, real=SHORT, clients=5, first=0):
-    place = torch.arange(copies * clients).view(copies, clients)
-    sums, values = torch.zeros(servers, 6, columns, dtype=ring), wave(CPU, clients, columns).to(real)
-    call = sums, values, place % 6, (place % 2 * 2 - 1).to(torch.int8), torch.ones(6, dtype=LONG), KEY, first, 8.0
-    return secure_sketch.ADD, call
-
-
-def noise(running, kept=0, dtype=SHORT, draws=1, size=40, step=9, alias=False, slots=None):
-    memory = running + kept
-    total, state, rates = (wave(CPU, *shape).to(dtype) for shape in ((size,), (memory, size), (memory,)))
-    numbers = torch.tensor([0.8, 1.7, -0.6, 0.3][: draws + 1], dtype=LONG)
-    lags = torch.tensor([0, 2, 4][:draws], dtype=torch.int32)
-    changed = total if alias else torch.zeros_like(total), state
-    now = correlated_noise.Step(
-        rates, rates[:running] / 3, numbers, lags, slots or (memory - 1 if kept else -1, -1)
-    )
-    return correlated_noise.ADD, (changed, total, now, KEY, step, 3)
-
-
-CALLS = {
-    "chacha": [(chacha.KEYSTREAM, (KEY, 2**40, 5, 2**31 + 1, 2))],
-    "response_counts": [
-        *(reports(2), reports(40, torch.uint8), reports(1024, torch.int32), reports(1500), reports(70_000)),
-        *(reports(16, first=7), reports(1500, step=2), reports(1500, step=16), reports(300, torch.uint8)),
-        reports(3, key=2**64 - 5, first=2**40),
-    ],
-    "unary_counts": [bits(2), bits(5, 0.0, 0.25, 9), bits(17), bits(100, 0.5)],
-    "privunit": [
-        *(
-            vectors(privunit.SUMS, *each)
-            for each in ((1, [3]), (3, [1, 1]), (4, [40]), (16, [3, 0, 2]), (17, [70]))
-        ),
-        *(vectors(privunit.SUMS, *each) for each in ((48, [9, 8]), (70, [40], LONG))),
-    ],
-    "privunitg": [
-        *(
-            vectors(privunitg.SUMS, *each)
-            for each in ((1, [3]), (5, [1, 1]), (16, [70]), (48, [70]), (33, [9, 8]))
-        ),
-        vectors(privunitg.SUMS, 70, [70], LONG),
-    ],
-    "rounded_features": [
-        features(rounded_features.ROUNDED, 5, 1, 2, 3, 0, 1),
-        features(rounded_features.ROUNDED, 64, 2, 17, 3, 2**40, 3),
-        features(rounded_features.ROUNDED, 1, 3, 1, 2**63 - 1, 7, 1),
-        features(rounded_features.POSITIVE, 5, 1, 2),
-        features(rounded_features.POSITIVE, 33, 3, 16, users=48),
-    ],
-    "secure_sketch": [
-        *(sketch(2, 1, 1), sketch(3, 7), sketch(2, 16, 1, torch.int32, LONG, 16), sketch(2, 48, first=11)),
-    ],
-    "correlated_noise": [
-        *(noise(0), noise(3, size=48), noise(2, alias=True, dtype=LONG)),
-        *(noise(0, 4), noise(0, 1, step=2**31 + 5), noise(2, draws=3), noise(1, 4, slots=(2, 4))),
-    ],
-    "normals": [
-        (normals.DRAWS, (3, 1, 5, width, dtype, 2, CPU))
-        for width in (1, 3, 4, 16, 17, 64, 70, 128)
-        for dtype in (SHORT, LONG)
-    ],
-}
+FORMS = script("forms")
+CALLS = FORMS.every()
 PACES = [pytest.param(name, marks=() if name in INTERPRETED else pytest.mark.slow) for name in CALLS]
 
 
@@ -132,19 +46,10 @@ def fresh(kernel):
     return Kernel(kernel.package, kernel.name.partition(".")[2], kernel.plain, kernel.case)
 
 
-def answered(form, arguments, options):
-    """What a form returns or has changed, of arguments that are copied."""
-    each = [tuple(t.clone() for t in a) if isinstance(a, tuple) else a for a in arguments]
-    each = [t.clone() if isinstance(t, torch.Tensor) and t.is_contiguous() else t for t in each]
-    found = form(*each, **options)
-    changed = torch.cat([t.flatten() for t in each[0]]) if isinstance(each[0], tuple) else each[0]
-    return changed if found is None else found
-
-
 def right(kernel, call):
-    _, arguments, options = (*call, {})[:3]
-    found = answered(lambda *some, **named: kernel(CPU, *some, **named), arguments, options)
-    return kernel.case.agrees(found, answered(kernel.plain, arguments, options))
+    _, *given = call
+    found = FORMS.answered(kernel, lambda *some, **named: kernel(CPU, *some, **named), *given)
+    return kernel.case.agrees(found, FORMS.answered(kernel, kernel.plain, *given))
 
 
 @pytest.mark.parametrize("package", PACES)
@@ -191,9 +96,7 @@ def test_a_form_holds_all_that_chooses_machine_code():
 
 def planted():
     """Those of machine code in the list of mutations: (package, number of the call, name, text, what stands there)."""
-    spec = importlib.util.spec_from_file_location("mutations", ROOT / "experiments" / "bench" / "mutations.py")
-    mutations = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mutations)
+    mutations = script("mutations")
     for fault in mutations.read(mutations.FAULTS.read_text()):
         *_, package, file = fault.file.split("/")
         if file == "fused.py":

@@ -1,0 +1,16 @@
+"""Draws from a table of integers by a guide: the first bits of each decide nearly all of them."""
+
+from torch import Tensor
+
+from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.guided_draws import reference
+from torchdp.kernels.guided_draws.reference import OPEN
+
+__all__ = ["OPEN", "fill"]
+
+FILL = Kernel(__name__, "fill", reference.fill, cases.GUIDED_DRAWS)
+
+
+def fill(out: Tensor, parts: Tensor, cells: Tensor, times: int = 0) -> Tensor:
+    """Arguments and result of reference.fill, the same integers on every device."""
+    return FILL(out.device, out, parts, cells, times)
