@@ -1,9 +1,10 @@
-"""Error against the number of users: both protocols and randomized response, predicted and measured.
+"""Error and coverage against the number of users: both protocols and randomized response, predicted and measured.
 
 Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11 and Corollary 7 (the paper has no experiments).
 Command:  torchdp sweep experiments/pairwise/error_vs_n.py
 Expected: measured / predicted MSE within 1 +- 0.05 (10,000 trials, standard error about 0.015) for the means; for
     auc, a ratio, wherever the error is below 0.05. Slopes near -1/2 for large n, near -1 where n is small.
+    Coverage of 95 % intervals, beside the error in the same table: XXX.
 Data: fixed histograms (Zipf, or a discretised normal), so the error is that of the privacy noise alone.
 Artifact: Ghazi et al. (2023) | Lemma 11, Corollary 7
 Status: agrees
@@ -69,19 +70,20 @@ def users(name: str, types: int, n: int) -> Tensor:
 
 
 def make_trial(config: dict[str, Any]) -> Trial:
-    """Squared error of one private estimate."""
+    """Of one private estimate: its squared error, whether its 95 % interval holds the truth, and its error."""
     question = statistic(config["statistic"], config["types"])
     kind = PROTOCOLS[config["protocol"]]
     protocol = kind(question, config["epsilon"])
     counts = users(config["statistic"], config["types"], config["n"])
-    truth = question.exact(counts)
+    truth = float(question.exact(counts))
 
-    def sample(generator: torch.Generator, size: int) -> Tensor:
+    def sample(generator: torch.Generator, size: int) -> dict[str, Tensor]:
         there = kind(question.to(generator.device), config["epsilon"])
         drawn = there.sample_estimate(counts, generator=generator, sample_shape=(size,))
-        return (drawn.value - float(truth)).square()
+        error, (low, high) = drawn.value - truth, drawn.interval()
+        return {"squared error": error.square(), "coverage": (low <= truth) & (truth <= high), "bias": error}
 
-    return Trial(sample, {"predicted_mse": float(protocol.predicted_mse(counts)), "truth": float(truth)})
+    return Trial(sample, {"predicted_mse": float(protocol.predicted_mse(counts)), "truth": truth})
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:

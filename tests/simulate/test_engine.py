@@ -72,6 +72,16 @@ def test_non_finite_samples_name_the_block(bad):
         (lambda g, size: torch.rand(size, 1), ValueError, r"not \(10, 1\) \(block 0"),
         (lambda g, size: torch.rand(()), ValueError, r"not \(\) \(block 0"),
         (lambda g, size: 1.0, TypeError, r"not float \(block 0"),
+        (lambda g, size: {}, TypeError, r"a mapping or a named tuple of such, not dict \(block 0"),
+        (lambda g, size: {1: torch.rand(size)}, TypeError, "not dict"),
+        (lambda g, size: (torch.rand(size), torch.rand(size)), TypeError, "not tuple"),
+        (lambda g, size: {"a": torch.rand(size), "b": 1.0}, TypeError, "b of a trial must be .* not float"),
+        (lambda g, size: {"a": torch.rand(size), "b": torch.rand(2)}, ValueError, r"b of a trial .* \(10,\), not"),
+        (
+            lambda g, size: {"a": torch.rand(size), "b": torch.rand(size) / 0},
+            ValueError,
+            "samples in block 0 .*: b: samples holds NaN",
+        ),
         (lambda g, size: torch.zeros(size, dtype=torch.complex64), TypeError, "block 0.*real"),
         (
             lambda g, size: torch.full((size,), 1e300, dtype=torch.float64) * torch.arange(size),

@@ -115,6 +115,19 @@ def test_interval_covers_at_its_level_and_the_check_has_power():
     assert p_value(0.98) < 1e-6
 
 
+@pytest.mark.parametrize(("hits", "count"), [(0, 5), (5, 5), (1, 40), (190, 200), (99_000, 100_000)])
+def test_a_share_has_the_exact_binomial_interval(hits, count):
+    """Whatever the blocks; the chance of as many hits or more is half of the rest at the lower end."""
+    drawn = torch.arange(count) < hits
+    moments = merge(*(Moments.of(part) for part in drawn.split([2, count - 2])))
+    assert moments.share and not merge(moments, Moments.of(torch.rand(3))).share
+    assert (moments.mean, moments.count) == (pytest.approx(hits / count), count)
+    for level in (0.5, 0.95):
+        exact = stats.binomtest(hits, count).proportion_ci(level, method="exact")
+        assert moments.interval(level) == pytest.approx((exact.low, exact.high), rel=1e-9)
+    assert Moments.of(drawn[:0]).interval() == (0, 1)
+
+
 def test_merging_something_else_is_refused():
     with pytest.raises(TypeError, match="b must be a Moments, not float"):
         merge(Moments(), 1.0)

@@ -13,7 +13,8 @@ from torchdp.simulate.plots import write_csv
 
 def row(n: int, name: str, mse: float, predicted: float | None = None) -> Row:
     facts = {} if predicted is None else {"predicted_mse": predicted}
-    return Row({"n": n, "name": name}, Moments(400, mse, 400 * mse**2, 0.0, 3 * mse), 1.5, facts, 1, 100)
+    metrics = {"value": Moments(400, mse, 400 * mse**2, 0.0, 3 * mse)}
+    return Row({"n": n, "name": name}, metrics, 1.5, facts, 1, 100)
 
 
 ROWS = [row(n, name, c / n, 1.02 * c / n) for name, c in (("a", 1.0), ("b", 5.0)) for n in (1000, 10, 100)]
@@ -33,7 +34,7 @@ def test_figure_is_a_png_of_the_stated_size(tmp_path):
 
 def test_single_points_missing_predictions_and_one_sample_are_drawn(tmp_path):
     rows = [row(10, str(i), 1.0) for i in range(9)]
-    rows.append(replace(rows[0], config={"n": 20, "name": "x"}, moments=Moments(1, 1.0, 0.0, 1.0, 1.0)))
+    rows.append(replace(rows[0], config={"n": 20, "name": "x"}, metrics={"value": Moments(1, 1.0, 0.0, 1.0, 1.0)}))
     error_curves(rows, path=tmp_path / "figure.png", **LABELS)
     assert (tmp_path / "figure.png").stat().st_size > 1000
 
@@ -78,9 +79,7 @@ def test_csv_refuses_ambiguous_columns(tmp_path):
 
 def test_csv_says_which_rows_failed(tmp_path):
     path = tmp_path / "table.csv"
-    write_csv(
-        [replace(ROWS[0], moments=Moments(), error="ValueError: no"), replace(ROWS[1], code="trial a")], path
-    )
+    write_csv([replace(ROWS[0], metrics={}, error="ValueError: no"), replace(ROWS[1], code="trial a")], path)
     first, second = csv.DictReader(path.open())
     assert (first["trials"], first["mse"], first["error"]) == ("0", "", "ValueError: no")
     assert (second["code"], second["error"]) == ("trial a", "") and float(second["mse"]) > 0

@@ -21,10 +21,14 @@ from torchdp.simulate.store import Record, append, decode, encode, load
 CONFIG = {"n": 100, "eps": 0.1, "name": "é\n", "list": [1, None, True]}
 
 
+def numbers(samples: torch.Tensor) -> dict[str, Moments]:
+    return {"z": Moments.of(samples), "a share": Moments.of(samples > 0.5), "none": Moments()}
+
+
 def record(block: int) -> Record:
     samples = torch.rand(50, generator=torch.Generator().manual_seed(block), dtype=torch.float64)
     return Record(
-        3, CONFIG, block, 50, Moments.of(samples), {"predicted_mse": 1 / 3}, 0.25, "cpu", "trial a, torch 2.13.0"
+        3, CONFIG, block, 50, numbers(samples), {"predicted_mse": 1 / 3}, 0.25, "cpu", "trial a, torch 2.13.0"
     )
 
 
@@ -45,6 +49,7 @@ def test_round_trip_is_exact(tmp_path):
     path = tmp_path / "folder" / "store.jsonl"
     records = filled(path)
     assert quiet_load(path) == records
+    assert [list(each.metrics) for each in quiet_load(path)] == 4 * [["z", "a share", "none"]]
     lines = path.read_bytes().splitlines()
     assert len(lines) == 4
     assert json.loads(lines[0])["config"] == CONFIG  # plain JSON lines for any other reader
@@ -52,14 +57,16 @@ def test_round_trip_is_exact(tmp_path):
 
 def test_extreme_floats_round_trip():
     for value in (5e-324, 1e308, -0.0, 0.1 + 0.2, 2.0**-1074 * 3):
-        item = replace(record(0), moments=Moments(2, value, abs(value), -abs(value), abs(value)), seconds=1e-9)
+        item = replace(
+            record(0), metrics={"x": Moments(2, value, abs(value), -abs(value), abs(value))}, seconds=1e-9
+        )
         assert decode(encode(item)) == item
 
 
 def test_non_finite_moments_are_never_written(tmp_path):
     path = tmp_path / "store.jsonl"
     with pytest.raises(ValueError, match="JSON"):
-        append(path, replace(record(0), moments=Moments(0)))
+        append(path, replace(record(0), metrics={"x": Moments(1)}))
     assert not path.exists()
 
 
@@ -110,7 +117,7 @@ def test_damaged_lines_are_counted_and_reported(tmp_path):
 
 
 def test_another_format_is_skipped():
-    assert decode(encode(record(0)).replace(b"torchdp.simulate.store/3", b"torchdp.simulate/1")) is None
+    assert decode(encode(record(0)).replace(b"torchdp.simulate.store/4", b"torchdp.simulate/1")) is None
 
 
 def test_equal_duplicates_are_idempotent_first_wins(tmp_path):
@@ -124,7 +131,7 @@ def test_equal_duplicates_are_idempotent_first_wins(tmp_path):
 def test_duplicates_with_other_moments_are_refused(tmp_path):
     path = tmp_path / "store.jsonl"
     append(path, record(0))
-    append(path, replace(record(0), moments=record(1).moments, device="cuda (X)"))
+    append(path, replace(record(0), metrics=record(1).metrics, device="cuda (X)"))
     with pytest.raises(
         ValueError, match=r"store\.jsonl holds block 0 of seed 3.*different moments.*cpu.*cuda \(X\)"
     ):
@@ -133,9 +140,9 @@ def test_duplicates_with_other_moments_are_refused(tmp_path):
 
 def test_other_seeds_block_sizes_lengths_and_code_are_not_duplicates(tmp_path):
     path = tmp_path / "store.jsonl"
-    shorter = replace(record(1).moments, count=7)
+    shorter = {**record(1).metrics, "z": replace(record(1).moments, count=7)}
     items = [record(0), replace(record(0), seed=4), replace(record(0), block_size=60)]
-    items += [replace(record(0), moments=shorter), replace(record(0), config={"n": 100})]
+    items += [replace(record(0), metrics=shorter), replace(record(0), config={"n": 100})]
     items += [replace(record(1), code="trial b, torch 2.13.0")]
     for item in items:
         append(path, item)

@@ -137,7 +137,7 @@ def test_more_trials_extend_a_sweep(tmp_path):
     longer = sweep(make_trial, GRID[:1], store=path, trials=520, seed=7, block_size=100)
     fresh = sweep(make_trial, GRID[:1], store=tmp_path / "b.jsonl", trials=520, seed=7, block_size=100)
     assert results(longer) == results(fresh) == results(read(path))  # the short third block was replaced
-    assert results(sweep(never, GRID[:1], store=path, **SETTINGS))[0][1].count == 250
+    assert sweep(never, GRID[:1], store=path, **SETTINGS)[0].moments.count == 250
 
 
 def test_target_stops_each_config_at_the_same_boundary(tmp_path):

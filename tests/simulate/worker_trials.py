@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchdp.simulate import Row, Trial
+from torchdp.simulate.blocks import Samples
 from torchdp.simulate.streams import block_generator
 
 done: Counter[int] = Counter()  # blocks of each process
@@ -27,16 +28,28 @@ def make_trial(config: dict[str, Any]) -> Trial:
     return Trial(sample, {"predicted_mse": 1 / config["n"]})
 
 
+def several(config: dict[str, Any]) -> Trial:
+    """What ``make_trial`` draws, with two numbers more and a median."""
+    one = make_trial(config)
+
+    def sample(generator: torch.Generator, size: int) -> dict[str, torch.Tensor]:
+        error = one.sample(generator, size)
+        assert isinstance(error, torch.Tensor)
+        return {"squared error": error, "coverage": error < 4 / config["n"], "bias": error.sqrt()}
+
+    return Trial(sample, one.facts, [0.5])
+
+
 def before_block(config: dict[str, Any], index: int, act) -> Trial:
     """``make_trial`` that calls ``act`` before one block of this configuration."""
     trial = make_trial(config)
 
-    def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+    def sample(generator: torch.Generator, size: int) -> Samples:
         if generator.initial_seed() == block_generator(7, config, index).initial_seed():
             act()
         return trial.sample(generator, size)
 
-    return Trial(sample, trial.facts)
+    return Trial(sample, trial.facts, trial.quantiles)
 
 
 def kill_this_process() -> None:
@@ -61,7 +74,7 @@ def never(config: dict[str, Any]) -> Trial:
 
 def results(rows: list[Row]) -> list[tuple[Any, ...]]:
     """Everything but the wall time and the code."""
-    return [(str(row.config), row.moments, str(row.facts), row.seed, row.block_size, row.error) for row in rows]
+    return [(str(row.config), row.metrics, str(row.facts), row.seed, row.block_size, row.error) for row in rows]
 
 
 def block_lines(store: Path) -> list[bytes]:
@@ -94,13 +107,13 @@ def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Tri
     """``make_trial`` that takes its time and leaves its process number in ``folder``; it hangs after ``most``."""
     trial = make_trial(config)
 
-    def sample(generator: torch.Generator, size: int) -> torch.Tensor:
+    def sample(generator: torch.Generator, size: int) -> Samples:
         (folder / f"{os.getpid()}.pid").touch()
         done[os.getpid()] += 1
         time.sleep(seconds if done[os.getpid()] <= most else PATIENCE)
         return trial.sample(generator, size)
 
-    return Trial(sample, trial.facts)
+    return Trial(sample, trial.facts, trial.quantiles)
 
 
 for same in (dying, failing, hanging, late_first_block, never, slow):

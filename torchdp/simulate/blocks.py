@@ -1,21 +1,28 @@
 """The unit of work: a block of samples, and the order in which blocks count."""
 
 import gc
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from torchdp.checks import integer, positive
-from torchdp.simulate.moments import Moments, merge
+from torchdp.checks import each_of, fraction, integer, positive
+from torchdp.simulate.moments import Measured, Moments, merge_all, same_numbers
 from torchdp.simulate.streams import block_generator, canonical
 
 MANY = 10**15  # trials, where no number is set
-Sampler = Callable[[torch.Generator, int], Tensor]
-"""``sampler(generator, size)``: ``size`` independent samples, shape (size,), drawn from ``generator`` alone."""
+PLAIN = "value"  # the name of a number that has none
+TAIL = 10  # samples of a block that should lie on each side of a quantile
+Samples = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
+Sampler = Callable[[torch.Generator, int], Samples]
+"""``sampler(generator, size)``: ``size`` independent samples, shape (size,), drawn from ``generator`` alone.
+
+Of one number, or of several: a mapping or a named tuple of tensors (size,), bool where a share is asked for.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,27 +42,18 @@ class Block:
         return block_generator(self.seed, self.config, self.index, device)
 
 
-class Finished(Protocol):
-    """What a finished block leaves; ``seconds`` is the wall time inside it."""
-
-    @property
-    def moments(self) -> Moments: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-
 @dataclass(frozen=True)
-class Part:
-    """The moments of one block, and the seconds it took."""
+class Part(Measured):
+    """The moments of one block, and the wall time inside it."""
 
-    moments: Moments
+    metrics: Mapping[str, Moments]
     seconds: float
 
 
-def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
+def run_block(trial: Sampler, block: Block, device: torch.device, quantiles: Sequence[float] = ()) -> Part:
     """What ``trial`` gives in one block. Out of memory, it is tried once more, with all caches emptied.
 
+    quantiles: of these ranks, as metrics of one sample, of the numbers that are no shares.
     Raises TypeError, ValueError, MemoryError that name the block.
     """
     start = time.perf_counter()
@@ -67,22 +65,60 @@ def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
         samples = None
     if samples is None:  # outside the handler, whose traceback keeps the trial's tensors
         samples = _again(trial, block, device)
-    if not isinstance(samples, Tensor):
-        raise TypeError(f"trial must return a torch.Tensor, not {type(samples).__name__} ({block})")
-    if samples.shape != (block.size,):
-        raise ValueError(f"trial must return shape ({block.size},), not {tuple(samples.shape)} ({block})")
-    try:
-        moments = Moments.of(samples)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"trial returned unusable samples in {block}: {error}") from error
-    return Part(moments, time.perf_counter() - start)
+    metrics: dict[str, Moments] = {}
+    for name, values in _named(samples, block).items():
+        try:
+            metrics[name] = Moments.of(values)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"trial returned unusable samples in {block}: {name}: {error}") from error
+        for rank in () if metrics[name].share else quantiles:
+            metrics[f"{name}_q{rank}"] = _quantile(values, rank)
+    return Part(metrics, time.perf_counter() - start)
+
+
+def _named(samples: object, block: Block) -> dict[str, Tensor]:
+    """The samples of each number, by name. Raises TypeError, ValueError."""
+    given = {PLAIN: samples} if isinstance(samples, Tensor) else getattr(samples, "_asdict", lambda: samples)()
+    if not isinstance(given, Mapping) or not given or not all(isinstance(name, str) for name in given):
+        raise TypeError(
+            "trial must return a torch.Tensor, or a mapping or a named tuple of such, "
+            f"not {type(samples).__name__} ({block})"
+        )
+    for name, values in given.items():
+        if not isinstance(values, Tensor):
+            raise TypeError(f"{name} of a trial must be a torch.Tensor, not {type(values).__name__} ({block})")
+        if values.shape != (block.size,):
+            shape = tuple(values.shape)
+            raise ValueError(f"{name} of a trial must have shape ({block.size},), not {shape} ({block})")
+    return dict(given)
+
+
+def _quantile(values: Tensor, rank: float) -> Moments:
+    """A block's order statistic as one sample; none where a shorter last block has too few for it."""
+    if len(values) < _least(rank):
+        return Moments()
+    return Moments.of(values.double().kthvalue(math.ceil(rank * len(values))).values)
+
+
+def ranks(quantiles: Sequence[float], block_size: int) -> tuple[float, ...]:
+    """Ranks of quantiles that blocks of this size have enough samples for. Raises TypeError, ValueError."""
+    found = tuple(fraction("each of quantiles", rank) for rank in each_of("quantiles", quantiles, float))
+    for rank in found:
+        if block_size < (needed := _least(rank)):
+            raise ValueError(f"quantile {rank:g} needs a block_size of at least {needed}, not {block_size}")
+    return found
+
+
+def _least(rank: float) -> int:
+    """Samples in a block that say something about this quantile."""
+    return math.ceil(TAIL / min(rank, 1 - rank) - 1e-6)
 
 
 def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _again(trial: Sampler, block: Block, device: torch.device) -> Tensor:
+def _again(trial: Sampler, block: Block, device: torch.device) -> Samples:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -102,14 +138,14 @@ def block_sizes(trials: int, block_size: int) -> Iterator[tuple[int, int]]:
         yield block, min(block_size, trials - start)
 
 
-F = TypeVar("F", bound=Finished)
+F = TypeVar("F", bound=Measured)
 
 
-class Gathering(Generic[F]):
+class Gathering(Measured, Generic[F]):
     """The blocks of one configuration: handed out in order, taken back in any order, merged in order.
 
     It ends at the first boundary that reaches the target, or with the last block. Blocks beyond that boundary,
-    which somebody may have run ahead, are not merged. moments, blocks and seconds: of the merged ones;
+    which somebody may have run ahead, are not merged. metrics, blocks and seconds: of the merged ones;
     left: at most so many blocks are still to be handed out.
     """
 
@@ -121,7 +157,7 @@ class Gathering(Generic[F]):
         known: Mapping[tuple[int, int], F],
         shard: tuple[int, int] = (0, 1),
     ) -> None:
-        self.moments = Moments()
+        self.metrics: Mapping[str, Moments] = {}
         self.blocks = 0
         self.seconds = 0.0
         stored = sum(
@@ -136,6 +172,9 @@ class Gathering(Generic[F]):
         self._given: set[tuple[int, int]] = set()  # handed out, not back
         own, of = shard
         self._out = (key for key in block_sizes(trials, block_size) if key[0] % of == own and key not in known)
+        self._known: Mapping[str, Moments] = {}  # of a block that is there
+        for found in known.values():
+            self.check(found)
         self._merge()
 
     def hand_out(self) -> tuple[int, int] | None:
@@ -146,8 +185,14 @@ class Gathering(Generic[F]):
         self._given.add(key)
         return key
 
+    def check(self, found: F) -> None:
+        """Raises ValueError where a block measures other numbers than those before it."""
+        self._known = self._known or found.metrics
+        same_numbers(self._known, found.metrics)
+
     def take_back(self, index: int, size: int, found: F) -> None:
         """Merges ``found`` as soon as all blocks before it are there; once."""
+        self.check(found)
         self._given.discard((index, size))
         if self._next is not None and index >= self._next[0]:
             self._back[index, size] = found
@@ -178,7 +223,7 @@ class Gathering(Generic[F]):
     def _merge(self) -> None:
         while self._next in self._back:
             found = self._back.pop(self._next)
-            self.moments = merge(self.moments, found.moments)
+            self.metrics = merge_all(self.metrics, found.metrics)
             self.blocks, self.seconds = self.blocks + 1, self.seconds + found.seconds
             self._next = None if self.reached else next(self._due, None)
 

@@ -14,7 +14,7 @@ from typing import Any
 from torchdp.simulate.blocks import Asked, Block, Gathering
 from torchdp.simulate.claims import Claims
 from torchdp.simulate.engine import progress_bar
-from torchdp.simulate.moments import Moments
+from torchdp.simulate.moments import Measured, Moments
 from torchdp.simulate.store import Failure, Reader, Record, Run, RunKey, Start, append
 from torchdp.simulate.streams import canonical, digest
 from torchdp.simulate.workers import Jobs
@@ -23,15 +23,15 @@ PAUSE = 0.2  # seconds between looks at a store whose last blocks others run
 
 
 @dataclass(frozen=True)
-class Row:
-    """One configuration with its merged moments.
+class Row(Measured):
+    """One configuration with the merged moments of each number by name; ``moments``: of the first.
 
     seconds: wall time of all its blocks, whoever ran them. code: what made every one of them; see ``code_of``.
     error: what ended it early, None where nothing did.
     """
 
     config: dict[str, Any]
-    moments: Moments
+    metrics: Mapping[str, Moments]
     seconds: float
     facts: dict[str, Any]
     seed: int
@@ -80,7 +80,7 @@ class ConfigRun:
 
     def row(self) -> Row:
         facts, error = (self.facts or [{}])[0], self.error[0] if self.error else None
-        return Row(self.config, self.blocks.moments, self.blocks.seconds, facts, *self.key[1:], error)
+        return Row(self.config, self.blocks.metrics, self.blocks.seconds, facts, *self.key[1:], error)
 
 
 def runs_of(
@@ -252,6 +252,7 @@ class Work(Jobs[Job]):
         run = self._runs[job.run]
         try:
             same_facts(run.config, [*run.facts, record.facts])
+            run.blocks.check(record)
         except ValueError as error:
             if not self.failed(job, error):
                 raise

@@ -11,20 +11,21 @@ from tqdm.auto import tqdm
 
 from torchdp.checks import function
 from torchdp.simulate.blocks import Asked, Block, Gathering, Part, Sampler, run_block
-from torchdp.simulate.moments import Moments
+from torchdp.simulate.moments import Measured, Moments
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.workers import Jobs, Where, answers
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Measured):
     """What :func:`run` found.
 
-    moments: of all the samples; blocks: how many of them count; seconds: wall time inside those blocks;
+    metrics: the moments of each number by its name, "value" where it has none, ``moments`` those of the first;
+    blocks: how many of them count; seconds: wall time inside those blocks;
     reached_target: whether the target was met, None where none was set.
     """
 
-    moments: Moments
+    metrics: Mapping[str, Moments]
     blocks: int
     seconds: float
     reached_target: bool | None
@@ -52,7 +53,8 @@ def run(
     of ``devices`` has one thread, this process may have more (OMP_NUM_THREADS).
 
     Args:
-        trial: ``trial(generator, size)`` returns (size,) independent samples, for example squared errors.
+        trial: ``trial(generator, size)`` returns (size,) independent samples, for example squared errors, or a mapping
+            or named tuple of such by name: the first is what the target is about; the mean of a bool one is a share.
         trials: how many samples, >= 1; None: as many as the target needs.
         seed: run seed, >= 0.
         config: what tells this stream from that of another configuration; see ``streams.canonical``.
@@ -95,7 +97,7 @@ def run(
             if blocks.finished:
                 break
     met = None if target_relative_ci is None else blocks.reached
-    return Result(blocks.moments, blocks.blocks, blocks.seconds, met)
+    return Result(blocks.metrics, blocks.blocks, blocks.seconds, met)
 
 
 def progress_bar(total: int | None, progress: bool | None) -> tqdm:

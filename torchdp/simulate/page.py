@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdp import checks
 from torchdp.simulate.config_runs import Row
-from torchdp.simulate.plots import curves, measured, ratios
+from torchdp.simulate.plots import curves, means, measured, others, ratios
 from torchdp.simulate.progress import Progress, Status, digest_of, status
 from torchdp.simulate.streams import canonical
 from torchdp.text import shown
@@ -116,6 +116,10 @@ def _figures(page: Page, rows: Sequence[Row]) -> None:
     for names, part in _views(rows):
         figure = curves(part, **names, word=word)
         page.figure(figure, f"Root mean squared error against {word(names['x'])}. Bars: 95 % intervals.")
+        for name in others(part):
+            if all(name in row.metrics and row.metrics[name].share for row in part):
+                drawn = means(part, name, **names, word=word)
+                page.figure(drawn, f"{word(name)} against {word(names['x'])}. Bars: exact 95 % intervals.")
     if any(row.facts.get("predicted_mse", 0) > 0 for row in rows):
         page.heading("Measured over predicted squared error")
         page.figure(ratios(rows, ""), "Each configuration of the table below, in its order. Bars: 95 % intervals.")
@@ -170,19 +174,25 @@ def _positive(value: object) -> bool:
 def _table(page: Page, progress: Sequence[Progress]) -> None:
     page.heading("All configurations")
     keys = list(dict.fromkeys(key for each in progress for key in each.row.config))
-    columns = [*map(word, keys), "trials", "RMSE", "low", "high", "predicted", "ratio", "z", "state"]
-    page.table(columns, [_cells(each, keys) for each in progress])
+    more = others([each.row for each in progress])
+    columns = [*map(word, [*keys, "trials", "RMSE", "low", "high", "predicted", "ratio", "z", *more]), "state"]
+    page.table(columns, [_cells(each, keys, more) for each in progress])
     page.say("RMSE: root of the mean of the samples; low, high: its 95 % interval; ratio: of squared errors.")
+    if more:
+        page.say("Other numbers: mean and 95 % interval, exact binomial where samples are true or false.")
 
 
-def _cells(each: Progress, keys: Sequence[str]) -> list[object]:
+def _cells(each: Progress, keys: Sequence[str], more: Sequence[str]) -> list[object]:
     known = [each.row.config.get(key, "") for key in keys]
     found = {"mse_low": math.nan} | measured(each.row)
     found["mse_low"] = max(found["mse_low"], 0.0)
     squares = [found.get(name, math.nan) for name in ("mse", "mse_low", "mse_high", "predicted_mse")]
     roots = [math.sqrt(value) if value >= 0 else math.nan for value in squares]
-    others = [found.get(name, math.nan) for name in ("ratio", "z")]
-    return [*(v if isinstance(v, str | int | float) else str(v) for v in known), found["trials"], *roots, *others,
+    beside = [found.get(name, math.nan) for name in ("ratio", "z")]
+    for name in more:
+        parts = [found.get(each, math.nan) for each in (name, f"{name}_low", f"{name}_high")]
+        beside.append("{:.4g} ({:.4g} to {:.4g})".format(*parts) if name in found else "")
+    return [*(v if isinstance(v, str | int | float) else str(v) for v in known), found["trials"], *roots, *beside,
             each.state]  # fmt: skip
 
 

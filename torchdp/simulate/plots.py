@@ -150,11 +150,34 @@ def _draw(axes: "Axes", group: "pandas.DataFrame", label: str, place: int) -> No
     if len(group) > 1:
         label += f", slope {np.polyfit(np.log(at), np.log(rmse), 1)[0]:.2f}"
     bars = np.abs(np.sqrt(group[["low", "high"]].to_numpy().T) - rmse)  # (2, points): below, above
-    colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
-    style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 4, "capsize": 3, "linewidth": 1}
+    style = _style(place)
     axes.errorbar(at, rmse, yerr=np.where(np.isfinite(bars), bars, 0.0), label=label, **style)
     known = group.dropna(subset="predicted")
-    axes.plot(known["x"], np.sqrt(known["predicted"]), "--", color=colour, linewidth=1.5, alpha=0.7)
+    axes.plot(known["x"], np.sqrt(known["predicted"]), "--", color=style["color"], linewidth=1.5, alpha=0.7)
+
+
+def _style(place: int) -> dict[str, Any]:
+    colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
+    return {"color": colour, "marker": marker, "markersize": 4, "capsize": 3, "linewidth": 1}
+
+
+def means(
+    rows: Sequence[Row], name: str, *, x: str, lines: str | None, title: str, word: Callable[[str], str] = str
+) -> "Figure":
+    """The mean of one number, such as a coverage, against ``config[x]`` with its interval, as :func:`curves`."""
+    figure, (axes,) = subplots(size=(7, 4.5))
+    named = [str(row.config[lines]) if lines else "measured" for row in rows]
+    for place, line in enumerate(dict.fromkeys(named)):
+        group = [row for row, each in zip(rows, named, strict=True) if each == line]
+        at, mean, low, high = np.array(
+            sorted((r.config[x], r.metrics[name].mean, *r.metrics[name].interval()) for r in group)
+        ).T
+        bars = np.abs(np.stack([low, high]) - mean)
+        axes.errorbar(at, mean, yerr=bars, label=_verbatim(line), **_style(place))
+    axes.grid(True, linewidth=0.3, alpha=0.5)
+    axes.legend(title=word(lines) if lines else None, fontsize="small")
+    axes.set(xscale="log", xlabel=_verbatim(word(x)), ylabel=_verbatim(word(name)), title=_verbatim(title))
+    return figure
 
 
 def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
@@ -162,7 +185,8 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
 
     mse = mean of the samples with its 95 % interval mse_low, mse_high; rmse = sqrt(mse);
     ratio = mse / predicted_mse; z = (mse - predicted_mse) / standard error. Empty cells where there is no
-    prediction. code: what made the row; error: why it ended early, empty where it did not.
+    prediction. code: what made the row; error: why it ended early, empty where it did not. That is of the first number;
+    of each other one its mean, by its name, with its interval, as coverage, coverage_low, coverage_high.
 
     Raises:
         ValueError: a configuration key has the name of a measured column.
@@ -170,9 +194,10 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     """
     checks.path("path", path)
     keys = list(dict.fromkeys(key for row in checks.each_of("rows", rows, Row) for key in row.config))
-    if clash := sorted(set(keys) & set(_MEASURED)):
+    named = [*_MEASURED, *dict.fromkeys(name for row in rows for name in measured(row) if name not in _MEASURED)]
+    if clash := sorted(set(keys) & set(named)):
         raise ValueError(f"config keys {clash} are names of measured columns; rename them")
-    write_table(path, [*keys, *_MEASURED], ({**row.config, **measured(row)} for row in rows))
+    write_table(path, [*keys, *named], ({**row.config, **measured(row)} for row in rows))
 
 
 def measured(row: Row) -> dict[str, Any]:
@@ -185,10 +210,18 @@ def measured(row: Row) -> dict[str, Any]:
     low, high = moments.interval()
     rmse = math.sqrt(moments.mean) if moments.mean >= 0 else math.nan
     cells |= {"mse": moments.mean, "mse_low": low, "mse_high": high, "rmse": rmse}
+    for name in others([row]):
+        low, high = row.metrics[name].interval()
+        cells |= {name: row.metrics[name].mean, f"{name}_low": low, f"{name}_high": high}
     if predicted is None:
         return cells
     ratio = moments.mean / predicted if predicted else math.nan
     return cells | {"predicted_mse": predicted, "ratio": ratio, "z": moments.z_score(predicted)}
+
+
+def others(rows: Sequence[Row]) -> list[str]:
+    """Names of what is measured beside each row's first number."""
+    return list(dict.fromkeys(name for row in rows for name in list(row.metrics)[1:] if row.metrics[name].count))
 
 
 def _verbatim(text: str) -> str:

@@ -5,9 +5,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from torchdp import checks
@@ -107,17 +107,19 @@ def _seconds_left(reader: Reader, alive: Sequence[Start], progress: Sequence[Pro
 
 
 def digest_of(rows: Sequence[Row]) -> str:
-    """Sixteen letters that tell results apart: SHA-256 of each row's configuration, seed, block size and moments.
+    """Sixteen letters that tell results apart: SHA-256 of each row's configuration, seed, block size and metrics.
 
     Rows in any order give the same; wall time, devices, hosts and code do not enter.
     """
     lines = sorted(
-        json.dumps([row.config, row.seed, row.block_size, _plain(row.moments)], sort_keys=True)
+        json.dumps([row.config, row.seed, row.block_size, _plain(row.metrics)], sort_keys=True)
         for row in checks.each_of("rows", rows, Row)
     )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def _plain(moments: Moments) -> list[float | str]:
-    values = (moments.count, moments.mean, moments.m2, moments.minimum, moments.maximum)
-    return [value if math.isfinite(value) else str(value) for value in values]
+def _plain(metrics: Mapping[str, Moments]) -> list[list[float | str]]:
+    return [
+        [name, *(value if math.isfinite(value) else str(value) for value in astuple(each))]
+        for name, each in metrics.items()
+    ]

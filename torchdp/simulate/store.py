@@ -10,16 +10,16 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchdp import checks
-from torchdp.simulate.moments import Moments
+from torchdp.simulate.moments import Measured, Moments
 from torchdp.simulate.streams import digest
 
-FORMAT = "torchdp.simulate.store/3"
+FORMAT = "torchdp.simulate.store/4"
 
 
 class RunKey(NamedTuple):
@@ -32,7 +32,7 @@ class RunKey(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
+class Record(Measured):
     """One finished block. ``moments.count`` is the number of samples in it; ``seconds`` is wall time.
 
     code: what made it, see ``torchdp.simulate.code.code_of``. start: the number of the sweep that ran it; at: when it
@@ -43,7 +43,7 @@ class Record:
     config: dict[str, Any]
     block: int
     block_size: int
-    moments: Moments
+    metrics: Mapping[str, Moments]
     facts: dict[str, Any]
     seconds: float
     device: str
@@ -57,17 +57,13 @@ class Record:
         return RunKey(digest(self.config), self.seed, self.block_size, self.code)
 
     def body(self) -> dict[str, Any]:
-        moments = self.moments
-        numbers = {"count": moments.count, "mean": moments.mean, "m2": moments.m2}
-        numbers |= {"min": moments.minimum, "max": moments.maximum}
-        rest = {name: value for name, value in vars(self).items() if name != "moments"}
-        return {"kind": "block", "digest": digest(self.config), **rest, **numbers}
+        metrics = [[name, *(astuple(each) if each.count else ())] for name, each in self.metrics.items()]
+        return {"kind": "block", "digest": digest(self.config), **vars(self), "metrics": metrics}
 
     @staticmethod
     def of(body: dict[str, Any]) -> "Record":
-        numbers = [body.pop(name) for name in ("count", "mean", "m2", "min", "max")]
         body.pop("digest")
-        return Record(moments=Moments(*numbers), **body)
+        return Record(metrics={name: Moments(*numbers) for name, *numbers in body.pop("metrics")}, **body)
 
 
 @dataclass(frozen=True)
@@ -172,7 +168,7 @@ class Reader:
             self.failures += [line] * new
             return new
         first = self.runs.setdefault(line.key, {}).setdefault((line.block, line.moments.count), line)
-        if first.moments != line.moments:
+        if first.metrics != line.metrics:
             raise ValueError(
                 f"{os.fspath(self._path)} holds block {line.block} of seed {line.seed}, config {line.config} "
                 f"twice with different moments: by {first.device} and by {line.device}; other hardware or "
