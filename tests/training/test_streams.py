@@ -16,6 +16,7 @@ from laws import normal
 from rules import permitted
 
 from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy, Recurrence, StreamStrategy
+from torchdp.factorization.streams.recurrence import off_by
 from torchdp.factorization.streams.strategy import Tabulated
 from torchdp.kernels import chacha
 from torchdp.kernels.correlated_noise import reference
@@ -166,6 +167,36 @@ def test_guarantee_noise_has_the_law_of_its_strategy(make, memory):
         assert off <= Fraction(float(rounding[column])) ** 2
     torch.testing.assert_close(C.leading(4).dense(), matrix[:4, :4])
     assert C.to(CPU).recurrence.digest() == C.recurrence.digest() != C.leading(5).recurrence.digest()
+
+
+@pytest.mark.parametrize(("n", "a", "b"), [(60, 0.9, 0.5), (90, 0.99, -0.9), (90, 0.99, 0.9)])
+def test_guarantee_rounding_of_terms_that_cancel_is_in_the_sensitivity_and_hides_nothing_else(n, a, b):
+    """C^{-1} = (1 - a x)(1 - b x), whose last coefficient may be positive: bounds by sizes grow as 1.3^n or more."""
+    of_u = torch.tensor([[-(a + b), a * b]], dtype=torch.float64)
+    C = Tabulated(Recurrence(n, torch.ones(1), torch.ones(1, 1), of_u=of_u))
+    c, (p, q) = [Fraction(0), Fraction(1)], (Fraction(x) for x in of_u[0].tolist())
+    while len(c) <= n:
+        c.append(-p * c[-1] - q * c[-2])
+    truth, (matrix, rounding) = c[1:], C.recurrence.dense()
+    for column in range(0, n, 10):
+        off = sum((Fraction(float(matrix[t, column])) - truth[t - column]) ** 2 for t in range(column, n))
+        assert off <= Fraction(float(rounding[column])) ** 2
+    user = [sum(truth[t - i] for i in range(0, t + 1, 20)) for t in range(n)]
+    moved, found = sum(x * x for x in user), sensitivity(C, Epochs(20))
+    assert found.exact and moved <= Fraction(found.value) ** 2 <= moved * (1 + Fraction(1, 10**8))
+    V = torch.linalg.inv(matrix)
+    bound = off_by(torch.eye(n).double(), V, V.abs(), torch.eye(n).double(), 1.001 * matrix)
+    torch.testing.assert_close(bound, 0.001 * matrix.norm(dim=0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
+def test_guarantee_rounding_of_running_numbers_that_cancel_is_bounded(size):
+    rates = torch.tensor([[size, -size], [-0.3, -0.3 - 1 / size / 3]], dtype=torch.float64)
+    C = Tabulated(Recurrence(8, torch.ones(1), torch.ones(1, 1), gains=rates[0], decays=rates[1]))
+    truth, (matrix, rounding) = exact(C), C.recurrence.dense()
+    for column in range(8):
+        off = sum((Fraction(float(matrix[t, column])) - truth[t][column]) ** 2 for t in range(8))
+        assert off <= Fraction(float(rounding[column])) ** 2
 
 
 @ALL

@@ -13,6 +13,7 @@ from torchdp.factorization.certificates.worst_sets import most_apart, worst_sepa
 from torchdp.factorization.streams.strategy import ATTAINED, Sensitivity, signs
 
 EPS = torch.finfo(torch.float64).eps
+LOOSE = 0.01  # of what a user moves: more than rounding of C may be
 
 
 class Participation(ABC):
@@ -162,7 +163,7 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
     :class:`StreamStrategy` whose columns do not meet in a user's steps, column norms are enough, of any number of
     steps; else what it knows of itself: of buffers, and of a Toeplitz C >= 0, for ``Epochs`` and, as a bound that many
     attain, for ``Separated``; of a :class:`RecalledStrategy` for ``Epochs`` of its period. Of others C is formed.
-    Raises TypeError, ValueError.
+    Raises TypeError, ValueError: where rounding could move that C by a hundredth, too.
 
     Guarantees: no user who keeps to ``participation`` moves C G further than value; one moves it by attained.
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
@@ -177,6 +178,12 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
             return found
         C, moved = strategy.recurrence.dense()
         slack = participation.most(len(C)) * float(moved.max())
+        if not slack <= LOOSE * float(C.norm(dim=0).max()) < math.inf:
+            raise ValueError(
+                f"strategy must have a C that rounding does not drown: over {len(C)} steps it may move a user's part "
+                f"by {slack:.0e}; give C^{{-1}} as a product, by of_u and feeds without coefficients above 0 after "
+                "the first, or take fewer steps"
+            )
     if C.ndim != 2:
         raise ValueError(f"strategy must be one (r, steps) matrix, not of shape {tuple(C.shape)}")
     size = float(C.abs().max()) or 1.0
