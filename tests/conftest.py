@@ -9,13 +9,15 @@ import os
 import pytest
 import torch
 
-from torchdp import pairwise, queries
+from torchdp import noise, pairwise, queries
 from torchdp.noise import process
 from torchdp.protocol import Choice
 from torchdp.protocol.choice import Candidate
 from torchdp.randomizers import RandomizedResponse
+from torchdp.randomizers.alphabet import shift_strategy
+from torchdp.randomizers.alphabet.strategy_search import Effort
 
-CHOOSE, CHOOSE_FUNCTION = pairwise.choose, queries.choose_function
+CHOOSE, CHOOSE_FUNCTION, SHIFTS = pairwise.choose, queries.choose_function, shift_strategy.shifts
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
 
 
@@ -43,8 +45,25 @@ def repeated_draws(request, monkeypatch):
         material = hashlib.sha256(f"{request.node.nodeid} {next(calls)} {place}".encode()).digest()
         return torch.frombuffer(bytearray(material), dtype=torch.int32).to(device)
 
-    monkeypatch.setattr("torchdp.noise.system_key", key)
-    torch.manual_seed(int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little"))
+    monkeypatch.setattr(noise, "system_key", key)
+    seed = int.from_bytes(hashlib.sha256(request.node.nodeid.encode()).digest()[:4], "little")
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed notes the stack for each device to come
+
+
+@pytest.fixture
+def brief(monkeypatch):
+    """Searches of strategies stop early, where what is asked is not how good they are."""
+    usual = Effort.of
+
+    def of(k, outputs, steps, exchanges, restarts):
+        steps, exchanges = (min(each or most, most) for each, most in ((steps, 60), (exchanges, 4)))
+        return usual(k, outputs, steps, exchanges, restarts)
+
+    def shifts(W, epsilon, steps, starts, judge, source):
+        return SHIFTS(W, epsilon, min(steps, 40), min(starts, 2), judge, source)
+
+    monkeypatch.setattr(Effort, "of", of)
+    monkeypatch.setattr(shift_strategy, "shifts", shifts)
 
 
 @pytest.fixture

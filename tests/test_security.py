@@ -78,9 +78,10 @@ def dotted(node):
     return getattr(node, "id", getattr(node, "arg", "")) if isinstance(node, ast.Name | ast.arg) else ""
 
 
-def private(path, name):
-    """The parts that users are not offered of what a test calls, in its module and in helpers of tests/."""
-    tree, imported, bound, found = ast.parse((ROOT / path).read_text()), {}, {}, set()
+@functools.cache
+def parsed(path):
+    """A file's tree, what its names are imported from, and where it binds others."""
+    tree, imported, bound = ast.parse((ROOT / path).read_text()), {}, {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             imported |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
@@ -92,6 +93,13 @@ def private(path, name):
             each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
         ]
         bound |= dict.fromkeys([node.name] if hasattr(node, "name") else stored, node)
+    return tree, imported, bound
+
+
+@functools.cache
+def private(path, name):
+    """The parts that users are not offered of what a test calls, in its module and in helpers of tests/."""
+    (tree, imported, bound), found = parsed(path), set()
     left, done = [node for node in ast.walk(tree) if getattr(node, "name", None) == name], set()
     while left:
         done.add(at := left.pop())

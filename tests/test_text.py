@@ -58,14 +58,16 @@ def test_a_missing_package_is_named_with_the_command(package, monkeypatch):
         ABSENT[package]()
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("command", [["torchdp", "list"], ["torchdp", "--help"], ["torchdp", "status", "absent"]])
+@pytest.mark.parametrize(
+    ("command", "unbuffered"),
+    [("list", ""), ("list", "1"), ("--help", ""), ("--help", "1"), ("status absent", "")],
+)
 def test_a_reader_who_leaves_ends_a_command_quietly(command, unbuffered):
     """As ``torchdp list | head`` does; an error is still said."""
     read, write = os.pipe()
     os.close(read)
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    command = [sys.executable, "-m", *command]
+    command = [sys.executable, "-m", "torchdp", *command.split()]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
     os.close(write)
     if "absent" in command:

@@ -3,7 +3,6 @@
 import ast
 import re
 
-import pytest
 from scripts import FOLDER, loaded
 
 with loaded("readme.py") as readme:
@@ -11,22 +10,21 @@ with loaded("readme.py") as readme:
     PAGE = readme.page()
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_docstrings_are_recipes(name):
-    said = SCRIPTS[name]
-    assert {"title", "Command", "Expected", "Artifact", "Status", "Time"} <= set(said)
-    assert f"experiments/{name}" in said["Command"] and "--smoke" in said["Time"]
+def test_docstrings_are_recipes():
+    for name, said in SCRIPTS.items():
+        assert {"title", "Command", "Expected", "Artifact", "Status", "Time"} <= set(said), name
+        assert f"experiments/{name}" in said["Command"] and "--smoke" in said["Time"], name
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.rglob("[!_]*.py")), ids=lambda path: str(path.relative_to(FOLDER)))
-def test_no_script_does_nothing(path):
+def test_no_script_does_nothing():
     """Run by python it measures, sweeps, or says what to run, with a code other than 0."""
-    *_, last = ast.parse(path.read_text()).body
-    assert isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'"
-    done = ast.unparse(last.body[-1])
-    called = re.search(r"main\(|exit\(|\.write_text\(|^for line in sys.stdin", done)
-    said = re.fullmatch(r"raise SystemExit\('[^']*: (run python|python -m pytest) (\S+)[^']*'\)", done)
-    assert called or (FOLDER.parent / said[2]).is_file()
+    for path in FOLDER.rglob("[!_]*.py"):
+        *_, last = ast.parse(path.read_text()).body
+        assert isinstance(last, ast.If) and ast.unparse(last.test) == "__name__ == '__main__'", path
+        done = ast.unparse(last.body[-1])
+        called = re.search(r"main\(|exit\(|\.write_text\(|^for line in sys.stdin", done)
+        said = re.fullmatch(r"raise SystemExit\('[^']*: (run python|python -m pytest) (\S+)[^']*'\)", done)
+        assert called or (said and (FOLDER.parent / said[2]).is_file()), path
 
 
 def test_the_page_is_current():

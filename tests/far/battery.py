@@ -1,6 +1,7 @@
 """Every entry of the battery on a device that is not there: its calls, its values beside the CPU's. Run as a child.
 
---device: on the CPU, while torch's default device is the one that is not there; --dtype: while floats are doubles.
+--device: on the CPU, while torch's default device is the one that is not there; --dtype: while floats are doubles;
+--there: on the device, as without any of these.
 """
 
 import contextlib
@@ -110,6 +111,7 @@ class Side:
 
 PARTS = ("collect", "interval", "summary", "sample", "messages")
 DEFAULTS = {
+    "--there": None,
     "--device": lambda: torch.device(device.DEVICE),
     "--dtype": lambda: device.dtype(torch.float64),
 }
@@ -135,8 +137,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     only = [a for a in sys.argv[1:] if not a.startswith("-")]
     listed = entries(*sorted({one.split(".")[0] for one in only}))
-    default = next((DEFAULTS[each] for each in sys.argv if each in DEFAULTS), None)
-    found = {name: run(each, default) for name, each in listed.items() if not only or any(o in name for o in only)}
+    listed = {name: each for name, each in listed.items() if not only or any(o in name for o in only)}
+    ways = [each for each in sys.argv if each in DEFAULTS] or ["--there"]
+    found = {f"{name} {way}": run(each, DEFAULTS[way]) for way in ways for name, each in listed.items()}
     if "--json" in sys.argv:
         print(json.dumps(found))
     else:

@@ -16,17 +16,10 @@ def faults(found):
     return [f"{entry}, {part}:\n{trace}" for entry, wrong in found.items() for part, trace in wrong.items()]
 
 
-def test_some_entries_run_there(child):
-    found = json.loads(child(SCRIPT, "--json", "regression.Gram", "regression.LocalRows"))
-    assert len(found) == 3 and not faults(found), "\n".join(faults(found))
-
-
-@pytest.mark.parametrize("default", ["--device", "--dtype"])
-def test_defaults_of_torch_change_nothing(child, default):
-    found = json.loads(
-        child(SCRIPT, "--json", default, "regression.Gram", "mean.LocalVariance", "shuffle.Poisson")
-    )
-    assert len(found) > 3 and not faults(found), "\n".join(faults(found))
+def test_some_entries_run_there_and_defaults_of_torch_change_nothing(child):
+    some = "regression.Gram", "regression.LocalRows", "mean.LocalVariance", "shuffle.Poisson"
+    found = json.loads(child(SCRIPT, "--json", "--there", "--device", "--dtype", *some))
+    assert len(found) == 15 and not faults(found), "\n".join(faults(found))
 
 
 @pytest.mark.slow

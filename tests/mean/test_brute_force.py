@@ -63,12 +63,12 @@ def ratio(mechanism, release, data_sets):
 
 def test_guarantee_means_of_every_neighbour_are_no_further_apart_than_claimed():
     attained = 0
-    for seed in range(60):
+    for seed in range(40):
         mechanism, points = mean_instance(seed)
         found = ratio(mechanism, mean_release(mechanism), neighbours(points))
         assert found <= 1 + 1e-9, seed
         attained += found >= 1 - 1e-5
-    assert attained >= 20
+    assert attained >= 13
 
 
 def test_guarantee_moments_of_every_neighbour_are_no_further_apart_than_claimed():
@@ -102,13 +102,13 @@ def query_release(mechanism):
 
 def test_guarantee_answers_of_every_neighbour_are_no_further_apart_than_claimed():
     attained = 0
-    for seed in range(60):
+    for seed in range(40):
         mechanism = query_instance(seed)
         data_sets = [torch.tensor([x, 0, 1]) for x in range(mechanism.workload.shape[1])]
         found = ratio(mechanism, query_release(mechanism), data_sets)
         assert found <= 1 + 1e-9, seed
         attained += found >= 1 - 1e-5
-    assert attained >= 25
+    assert attained >= 16
     constant = CentralFactorization(FactoredQueries.plain(torch.full((2, 3), 0.3)), 1.0, 1e-6)
     assert torch.allclose(constant.estimate(torch.tensor([0, 1])).value, torch.tensor(0.3, dtype=torch.float64))
 
@@ -157,7 +157,7 @@ def least_error(channel, values, x):
 
 def test_guarantee_no_private_channel_is_better_than_the_pure_bound_and_randomized_response_attains_it():
     most = 0.0
-    for seed in range(300):
+    for seed in range(150):
         generator = torch.Generator().manual_seed(seed)
         k, m = (int(v) for v in torch.randint(2, 7, (2,), generator=generator))
         epsilon = float(torch.rand(1, generator=generator)) * 4 + 0.01

@@ -133,7 +133,7 @@ class TestLocalVariance(TestLocalCovariance):
 
 
 class TestStrategyCovariance(Unbiased, LocalContract):
-    protocol = StrategyCovariance.tuned(BOX, 2.0, steps=1, generator=generator(2), effort=20)
+    protocol = StrategyCovariance(BOX, 1, StrategyMatrix.balanced(9, 2.0))
     x, bad = LOW.repeat(8, 1), BAD
     repeats, slack, honest = 2_000, 0.1, (0.7, 1.7)  # the roundings' part is the most it may be
 

@@ -1,5 +1,6 @@
 """Covariance by a strategy: roundings that keep two moments, errors and intervals by sampling, the choice."""
 
+import functools
 import itertools
 import math
 
@@ -14,10 +15,12 @@ from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
+pytestmark = pytest.mark.usefixtures("brief")
 BOX = Box(torch.tensor([0.0, -5.0]), torch.tensor([1.0, 15.0]))
 X = BOX.low + torch.rand(60, 2, dtype=torch.float64, generator=keyed_generator(b"x")) ** 2 * (BOX.high - BOX.low)
 
 
+@functools.cache
 def tuned(domain=BOX, epsilon=2.0, steps=2):
     return StrategyCovariance.tuned(domain, epsilon, steps=steps, generator=keyed_generator(b"tuned"), effort=20)
 

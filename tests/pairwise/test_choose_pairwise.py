@@ -76,7 +76,7 @@ def test_guarantee_one_message_by_privunit(kind):
     assert protocol.guarantee.epsilon == 1.5 and protocol.client.radius >= protocol.statistic.radius
 
 
-def test_guarantee_choice_is_the_least_of_its_table_and_prints_it():
+def test_guarantee_choice_is_the_least_of_its_table_and_prints_it(brief):
     statistic, h = pairwise.unequal(3), torch.tensor([5.0, 1.0, 2.0])
     choice = choose(statistic, 1000, 1.0, prior=h)
     assert str(choice).splitlines()[1].startswith(choice.candidates[0].name)
@@ -89,7 +89,7 @@ def test_guarantee_choice_is_the_least_of_its_table_and_prints_it():
     assert "optimised strategy" in [candidate.name for candidate in choice.candidates]
 
 
-def test_choice_without_a_prior_holds_for_data_near_any_single_type():
+def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
     """A strategy made for some of the types alone errs several times more on the others than it is judged to."""
     k, n = 5, 100_000
     statistic = pairwise.unequal(k)
@@ -103,7 +103,7 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type():
 
 
 @pytest.mark.filterwarnings("ignore:the denominator")  # of the rarest class
-def test_choice_without_a_prior_is_the_mean_over_its_histograms():
+def test_choice_without_a_prior_is_the_mean_over_its_histograms(brief):
     statistic = pairwise.auc(3)
     choice, family = choose(statistic, 5000, 1.0), pairwise.histograms(statistic)
     torch.testing.assert_close(family.sum(1), torch.ones(15, dtype=torch.float64))

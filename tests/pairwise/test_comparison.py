@@ -59,7 +59,7 @@ def collection(protocol, types, name="batch"):
 
 @pytest.mark.parametrize("statistic", [STATISTIC, pairwise.auc(3)], ids=lambda each: each.name)
 def test_a_population_interval_covers_the_population_and_a_users_interval_does_not(statistic):
-    shares, n, trials = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.05, 0.05]).double(), 2000, 120
+    shares, n, trials = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.05, 0.05]).double(), 2000, 60
     protocol, generator = OneMessage(statistic, 12.0), keyed_generator(b"p2")
     truth = float(statistic.exact(shares * 1e9))
     drawn = []

@@ -45,7 +45,7 @@ def test_it_is_near_what_randomized_response_errs_on_two_types_of_many_users():
     assert pairwise.lower_bound(statistic, n, 1e4, h) == 0
 
 
-def test_ratios_and_merged_bins_count_as_what_is_asked():
+def test_ratios_and_merged_bins_count_as_what_is_asked(brief):
     auc, n = pairwise.auc(8), 100_000
     h = pairwise.class_histograms(8, 0.3)[1]
     choice = pairwise.choose(auc, n, 1.0, prior=h)

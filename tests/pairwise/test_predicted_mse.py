@@ -59,11 +59,11 @@ def check(protocol, counts, trials):
     squared = Moments.of(error.square())
     predicted = mse(protocol, counts, int(counts.sum()))
     assert agrees(squared, predicted), (squared.mean / predicted, squared.z_score(predicted))
-    assert squared.standard_error < 0.016 * predicted
+    assert squared.standard_error < 0.023 * predicted
     assert abs(Moments.of(error).z_score(0.0)) < 5
 
 
-@pytest.mark.parametrize("n, trials, epsilon", [(8, 100_000, 1.0), (60, 30_000, 4.0)])
+@pytest.mark.parametrize("n, trials, epsilon", [(8, 50_000, 1.0), (60, 15_000, 4.0)])
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_monte_carlo_finds_the_predicted_error(kind, statistic, epsilon, n, trials):
@@ -73,7 +73,7 @@ def test_monte_carlo_finds_the_predicted_error(kind, statistic, epsilon, n, tria
 @pytest.mark.parametrize("n", [2, 3, 4, 6])
 @pytest.mark.parametrize("statistic", [*STATISTICS, EVERY], ids=lambda each: each.name)
 def test_monte_carlo_one_message_for_very_few_users(statistic, n):
-    check(OneMessage(statistic, 6.0), counts_of(statistic, n), 100_000)
+    check(OneMessage(statistic, 6.0), counts_of(statistic, n), 50_000)
 
 
 def test_monte_carlo_sees_the_third_and_fourth_moments():
@@ -86,11 +86,11 @@ def test_monte_carlo_sees_the_third_and_fourth_moments():
 
 
 def test_monte_carlo_pairs_with_a_diagonal_that_depends_on_the_type():
-    for n, trials in ((5, 200_000), (60, 60_000)):
+    for n, trials in ((5, 100_000), (60, 30_000)):
         check(OneMessagePairs(VARIED, 2.0), counts_of(VARIED, n), trials)
         check(RandomizedResponsePlugIn(VARIED, 2.0), counts_of(VARIED, n), trials)
-    check(OneMessage(EVERY, 2.0), counts_of(EVERY, 5), 200_000)
-    check(TwoMessage(EVERY, 2.0), counts_of(EVERY, 5), 200_000)
+    check(OneMessage(EVERY, 2.0), counts_of(EVERY, 5), 100_000)
+    check(TwoMessage(EVERY, 2.0), counts_of(EVERY, 5), 100_000)
 
 
 @pytest.mark.parametrize("kind", KINDS)

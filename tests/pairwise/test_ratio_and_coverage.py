@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from pairwise.common import mse, sampled
+from pairwise.common import mse
 
 from torchdp import pairwise
-from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, StrategyReports, TwoMessage
+from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, StrategyReports, TwoMessage
 from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
@@ -22,21 +22,7 @@ def auc_counts(k, n):
     return (weights / weights.sum() * n).round().long()
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 4.0])
-@pytest.mark.parametrize("kind", AGGREGATE)
-def test_auc_error_is_the_predicted_one_and_its_bias_is_small(kind, epsilon):
-    statistic, counts = pairwise.auc(4), auc_counts(4, 100_000)
-    protocol, n = kind(statistic, epsilon), int(counts.sum())
-    answer = protocol.sample_estimate(counts, generator=keyed_generator(b"auc"), sample_shape=(10_000,))
-    error = answer.value - statistic.exact(counts)
-    predicted = mse(protocol, counts, n)
-    squared = Moments.of(error.square())
-    assert squared.mean == pytest.approx(predicted, rel=0.1) and squared.standard_error < 0.02 * predicted
-    assert abs(Moments.of(error).mean) < 0.1 * predicted**0.5
-    assert float(answer.standard_error.square().mean()) == pytest.approx(predicted, rel=0.1)
-
-
-def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so():
+def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so(brief):
     """Few users: the delta method alone is 15 % too low, and a planted wrong label share is seen."""
     statistic, counts, n = pairwise.auc(8), auc_counts(8, 2_000), 2_000
     prior = pairwise.class_histograms(8, 0.25)
@@ -117,20 +103,11 @@ def test_intervals_cover(kind, name):
     weights = torch.tensor([5.0, 3.0, 1.0, 1.0, 2.0, 6.0]).double()  # rows and columns of the grid go together
     counts = (weights / weights.sum() * n).long()
     protocol, truth = kind(statistic, 2.0), statistic.exact(counts)
-    answer = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(10_000,))
+    answer = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(4_000,))
     assert 0.93 < coverage(answer, truth) < 0.97
-    assert 0.47 < coverage(answer, truth, 0.5) < 0.53
+    assert 0.46 < coverage(answer, truth, 0.5) < 0.54
     predicted = mse(protocol, counts, int(counts.sum()))
     assert float(answer.standard_error.square().median()) == pytest.approx(predicted, rel=0.1)
-
-
-def test_intervals_of_paired_messages_cover():
-    statistic, n, trials = pairwise.absolute_difference(5), 600, 1_200
-    protocol, generator = OneMessagePairs(statistic, 6.0), keyed_generator(b"pairs")
-    types = torch.randint(5, (n,), generator=generator)
-    truth = statistic.exact(torch.bincount(types, minlength=5))
-    answer = sampled(protocol, torch.bincount(types, minlength=5), generator, trials)
-    assert 0.92 < coverage(answer, truth) < 0.98
 
 
 @pytest.mark.parametrize("kind", [TwoMessage, OneMessage])

@@ -12,6 +12,7 @@ from torchdp import pairwise
 from torchdp.collection import Collection, Journal
 from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs
 from torchdp.pairwise.strategy_reports import merges
+from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -72,12 +73,9 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, kind):
     statistic, shares = STATISTICS[name]
     counts = torch.tensor(shares).double()
     counts = (counts / counts.sum() * (8_000 if kind is SubsetPairs else 40_000)).round().long()
-    n, runs = int(counts.sum()), 80 if kind is SubsetPairs else 4_000
-    if kind is StrategyReports:
-        prior = counts / counts.sum()
-        protocol = kind.tuned(statistic, n, 2.0, prior=prior, generator=keyed_generator(b"s"), steps=20)
-    else:
-        protocol = kind(statistic, 2.0 if kind is RandomizedResponsePlugIn else 4.0)
+    n, runs = int(counts.sum()), 80 if kind is SubsetPairs else 2_000
+    own = (StrategyMatrix.balanced(statistic.types, 2.0),) if kind is StrategyReports else ()
+    protocol = kind(statistic, 4.0 if kind is SubsetPairs else 2.0, *own)
     answer = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(runs,))
     truth, predicted = statistic.exact(counts), mse(protocol, counts, n)
     error = answer.value - truth
@@ -122,7 +120,7 @@ def test_mann_whitney_keeps_its_level_and_sees_a_difference():
     """Users drawn anew each time, from one law or from two."""
     protocol = RandomizedResponsePlugIn(pairwise.auc(4), 2.0)
     generator, p_values = keyed_generator(b"level"), {}
-    for name, runs, shift in (("one law", 160, [1, 1, 1, 1]), ("two laws", 30, [1, 2, 3, 4])):
+    for name, runs, shift in (("one law", 80, [1, 1, 1, 1]), ("two laws", 15, [1, 2, 3, 4])):
         law = torch.tensor([2.0, 2, 2, 2, *shift])
         p_values[name] = []
         for _ in range(runs):
@@ -139,7 +137,7 @@ def test_mann_whitney_keeps_its_level_and_sees_a_difference():
 def test_the_sum_of_ranks_has_its_predicted_error():
     statistic, counts = pairwise.auc(3), torch.tensor([900, 500, 200, 200, 300, 500])
     protocol, generator = RandomizedResponsePlugIn(statistic, 3.0), keyed_generator(b"u")
-    tallies = [protocol.sample_tally(counts, generator=generator) for _ in range(100)]
+    tallies = [protocol.sample_tally(counts, generator=generator) for _ in range(60)]
     found = [pairwise.mann_whitney(Collection.of(protocol).add("all", tally)).u for tally in tallies]
     negatives, positives = counts[:3].tolist(), counts[3:].tolist()
     truth = sum(

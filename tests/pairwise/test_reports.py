@@ -125,7 +125,7 @@ def test_subsets_by_enumeration_of_all_messages(kind, counts):
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
-def test_guarantee_strategy_reports(epsilon):
+def test_guarantee_strategy_reports(brief, epsilon):
     statistic = pairwise.absolute_difference(4)
     protocol = StrategyReports(statistic, epsilon, response(4, epsilon))
     Q = protocol.client.matrix
@@ -165,29 +165,7 @@ def test_guarantee_subset_pairs(kind):
     torch.testing.assert_close(tally["squares"], vectors.square().sum(0))
 
 
-@pytest.mark.parametrize("kind", ORACLES)
-def test_monte_carlo_finds_the_predicted_error_of_subsets(kind):
-    counts, generator = torch.tensor([5, 0, 9, 6, 2]), keyed_generator(b"subsets")
-    protocol = SubsetPairs(pairwise.absolute_difference(5), 2.0, kind)
-    types = torch.arange(5).repeat_interleave(counts)
-    trials, (centred, middle) = 25_000, protocol._centred
-    sent = protocol.client.randomize_unchecked(types.repeat(trials), SeededNoise.of(generator)).view(
-        trials, len(types), -1
-    )
-    bits = unpack(sent)[..., :5].double()
-    squares = (bits @ centred / protocol.client.gap + middle).square().sum(1)
-    answers = protocol.analyse(Tally(len(types), {"reports": bits.sum(1).long(), "squares": squares}))
-    torch.testing.assert_close(squares[0], protocol.tally(sent[0])["squares"])
-    error = answers.value - protocol.statistic.exact(counts)
-    predicted = mse(protocol, counts, len(types))
-    squared = Moments.of(error.square())
-    assert abs(squared.z_score(predicted)) < 5 and squared.standard_error < 0.02 * predicted
-    assert abs(squared.z_score(1.1 * predicted)) > 5
-    assert abs(Moments.of(error).z_score(0.0)) < 5
-    assert 0.5 < float(answers.standard_error.square().mean()) / predicted < 2  # of 22 users too much
-
-
-def test_an_optimised_strategy_beats_the_messages_on_abs_difference():
+def test_an_optimised_strategy_beats_the_messages_on_abs_difference(brief):
     statistic, n = pairwise.absolute_difference(6, spacing=1 / 5), 10_000
     h = 1 / torch.arange(1, 7, dtype=torch.float64)
     found = StrategyReports.tuned(statistic, n, 1.0, prior=h, generator=keyed_generator(b"best"), steps=30)
@@ -216,7 +194,7 @@ def test_hadamard_response_as_a_strategy_does_no_worse_than_its_own_decoder():
     )
 
 
-def test_merged_bins_are_unbiased_but_for_the_bias_they_state():
+def test_merged_bins_are_unbiased_but_for_the_bias_they_state(brief):
     """Eight types in three bins: what is missed on average is what merging does to the kernel, no more and no less."""
     statistic, h = pairwise.absolute_difference(8), torch.tensor([5.0, 1, 1, 3, 2, 0, 1, 7])
     found = StrategyReports.merged(statistic, 2_000, 1.0, 3, prior=h, generator=keyed_generator(b"bins"))
@@ -245,7 +223,7 @@ def test_many_types_are_merged_by_choose(monkeypatch):
     assert choice.candidates[0].error < 0.6 * min(others)
 
 
-def test_the_auc_of_many_scores_on_bins():
+def test_the_auc_of_many_scores_on_bins(brief):
     """A ratio: the form comes near, the classes' sizes stay as they are; bins across classes are refused."""
     k, counts = 12, torch.tensor([9, 8, 7, 6, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 2, 2, 3, 4, 5, 5, 6, 6, 4, 3]) * 3_000
     statistic, n = pairwise.auc(k), int(counts.sum())
@@ -259,7 +237,7 @@ def test_the_auc_of_many_scores_on_bins():
     assert bool((low <= statistic.exact(counts)).all()) and float((high - low).mean()) < 0.5
 
 
-def test_intervals_of_strategies_hold_their_level_for_few_users():
+def test_intervals_of_strategies_hold_their_level_for_few_users(brief):
     """The variance at decoded counts cut off at 0, as a histogram, is far too small here."""
     n, counts = 1_000, (1_000 / torch.arange(1, 11) / 2.929).round().long()
     counts[0] += n - counts.sum()

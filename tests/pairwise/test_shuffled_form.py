@@ -64,10 +64,9 @@ def test_guarantee_every_sum_that_differs_is_counted():
     assert ShuffledForm.calibrated(fewer, 24, 1.0, 1e-6).noise < protocol.noise
 
 
-@pytest.mark.parametrize("statistic", [DIFFERENCE, UNEQUAL, SMALL], ids=["corners", "rounded", "indefinite"])
-@pytest.mark.parametrize("n", [30, 5000])
+@pytest.mark.parametrize(("statistic", "n"), [(DIFFERENCE, 30), (UNEQUAL, 5000), (SMALL, 30), (SMALL, 5000)])
 def test_prediction_and_no_bias_by_monte_carlo(statistic, n):
-    protocol, trials = ShuffledForm.calibrated(statistic, n, 2.0, 1e-4), 20_000
+    protocol, trials = ShuffledForm.calibrated(statistic, n, 2.0, 1e-4), 5_000
     counts = torch.full((statistic.types,), 2)
     counts[0] += n - counts.sum()
     found = protocol.sample_estimate(counts, generator=keyed_generator(b"mse"), sample_shape=(trials,))

@@ -1,5 +1,6 @@
 """Frequency oracles as query mechanisms, and the choice by predicted error."""
 
+import functools
 import importlib
 import math
 
@@ -12,6 +13,7 @@ from torchdp.queries import LocalOracle, choose, choose_central
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
+pytestmark = pytest.mark.usefixtures("brief")
 W = workloads.all_ranges(4).dense()
 COUNTS = torch.tensor([30, 0, 5, 25])
 
@@ -35,14 +37,19 @@ def test_a_strategy_of_low_rank_answers_what_it_can():
     assert (drawn.standard_error[0] >= variance.sqrt() * (1 - 1e-9)).all()
 
 
-@pytest.fixture(scope="module")
-def worst_query():
-    return choose(workloads.prefix(3), 500, 1.0)
+@functools.cache
+def once(k, n, objective):
+    return choose(workloads.prefix(k), n, 1.0, objective)
 
 
-@pytest.fixture(scope="module")
-def average_query():
-    return choose(workloads.prefix(8), 100_000, 1.0, Objective.MEAN)
+@pytest.fixture
+def worst_query(brief):
+    return once(3, 500, Objective.WORST)
+
+
+@pytest.fixture
+def average_query(brief):
+    return once(8, 100_000, Objective.MEAN)
 
 
 @pytest.mark.parametrize(

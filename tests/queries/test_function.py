@@ -14,6 +14,7 @@ from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, Subs
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
+pytestmark = pytest.mark.usefixtures("brief")
 TYPES = torch.randint(20, (70,), generator=keyed_generator(b"types"))
 SHARES = torch.bincount(TYPES, minlength=20).double() / 70
 
@@ -102,7 +103,7 @@ def test_intervals_of_the_population_cover(name):
     shares, generator = (shares / shares.sum()).double(), keyed_generator(b"population")
     protocol, truth = LocalFunction(function, RandomizedResponse(function.types, 6.0)), function(shares)
     reports = []
-    for _ in range(600):
+    for _ in range(400):
         drawn = torch.multinomial(shares, 1_500, replacement=True, generator=generator)
         counts = drawn.bincount(minlength=len(shares))
         reports.append(protocol.sample_tally(counts, generator=generator)["reports"])

@@ -21,7 +21,7 @@ from torchdp.protocol.choice import Candidate
         pytest.param(Objective.MEAN, False, marks=pytest.mark.slow),
     ],
 )
-def test_guarantee_no_unbiased_candidate_errs_less(objective, given):
+def test_guarantee_no_unbiased_candidate_errs_less(brief, objective, given):
     W = torch.tensor([[0.0, 1, 2, 3, 4], [1, 0, 0, 0, 1], [0, 0, 5, 0, 0]], dtype=torch.float64)
     prior = torch.tensor([0.0, 1, 2, 1, 4]) if given else None
     for epsilon in (0.3, 3.0):
@@ -42,7 +42,7 @@ def test_one_query_and_the_worst_data_are_two_types_and_randomized_response():
     assert queries.lower_bound(W, n, 1e4) == 0 == queries.lower_bound(torch.ones(2, 3), n, 1.0)
 
 
-def test_functions_by_their_slopes():
+def test_functions_by_their_slopes(brief):
     function, n = queries.Spearman(3, 3), 2_000
     h = torch.full((9,), 1 / 9, dtype=torch.float64)
     choice = queries.choose_function(function, n, 1.0, prior=h)

@@ -10,11 +10,12 @@ from torchdp.queries import AdaptiveOracle, after_pilot, pooled
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
+pytestmark = pytest.mark.usefixtures("brief")
 K, EPSILON = 8, 4.0
 W = workloads.prefix(K).dense()[:-1]
 H = 0.4 ** torch.arange(K, dtype=torch.float64)
 COUNTS = (H / H.sum() * 20_000).long()
-PILOT = AdaptiveOracle(W, StrategyMatrix.tuned(W, EPSILON, generator=keyed_generator(b"pilot"), steps=100))
+PILOT = AdaptiveOracle(W, StrategyMatrix.balanced(K, EPSILON))
 
 
 def heard(counts=COUNTS // 10):
