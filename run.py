@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Set up torchdp and run it: ``python3 run.py demo``, ``test``, ``lint`` or ``site`` (the pages, in site/).
+"""Set up torchdp and run it: ``python3 run.py demo``, ``test``, ``lint``, ``site`` (in site/) or ``paper NAME``.
 
 The first call installs everything (into .venv, or into the active virtual environment if that has torch); later
 calls start at once. A torch that can be imported is used as it is, never replaced. Safe to kill and repeat.
@@ -19,6 +19,7 @@ COMMANDS = {
     "test": [["-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow and not gpu"]],
     "lint": [["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."], ["-m", "mypy"]],
     "site": [["-m", "mkdocs", "build", "--strict"]],
+    "paper": [["-m", "torchdp", "paper"]],
 }
 
 
