@@ -18,17 +18,12 @@ def errors(tables: Tables) -> Iterator[Finding]:
         row = max(where(rows, p=p, noise="default"), key=lambda row: row["worst_data"] / row["predicted"])
         at = f"E(error^2)^(1/2) n at p = {p:g}, rho = .5, the lower bound beside the default's error, {row['domain']}"
         yield Finding.at_most("Theorem 43", "no mechanism is below", at, row["predicted"], row["worst_data"])
-        best = max(
-            (
-                min(r["predicted"] for r in where(mine, domain=name))
-                / where(mine, domain=name, noise="default")[0]["predicted"],
-                name,
-            )
-            for name in {row["domain"] for row in mine}
-        )
-        shift = where(mine, domain=best[1], noise="shift")[0]["predicted"]
-        default = where(mine, domain=best[1], noise="default")[0]["predicted"]
-        at = f"E(error^2)^(1/2) n at p = {p:g}, {best[1]}: the set's own shape beside ours"
+        pairs = [
+            [where(rows, p=p, domain=name, noise=noise)[0]["predicted"] for noise in ("shift", "default")]
+            for name in dict.fromkeys(row["domain"] for row in rows)
+        ]
+        shift, default = max(pairs, key=lambda pair: pair[0] / pair[1])
+        at = f"E(error^2)^(1/2) n at p = {p:g}: noise of the set's own shape beside ours, where they differ most"
         yield Finding.lower("Theorem 23", "noise at Gamma_p has the least error", at, shift, default)
     for row in tables["boxes"]:
         at = f"round noise's error over shaped noise's on a box of sides 1, 2, 4, ..., p = {row['p']:g}"

@@ -6,9 +6,9 @@ from torchdp.simulate.paper import Finding, Part, Tables
 from torchdp.simulate.report import Rows
 
 
-def where(rows: Rows, **cells: object) -> Rows:
+def where(table: Rows, /, **cells: object) -> Rows:
     """The rows with these cells. Raises LookupError where there is none."""
-    found = [row for row in rows if all(row[name] == value for name, value in cells.items())]
+    found = [row for row in table if all(row[name] == value for name, value in cells.items())]
     if not found:
         raise LookupError(f"no row with {cells}")
     return found

@@ -16,7 +16,7 @@ Expected: slopes near the first order's where noise has become small. The paper'
 Output: results/regression/exponents/errors.csv, slopes.csv, figure2.png, figure3.png, figure4.png.
 Artifact: Burkhardt et al. (2025) | Figures 2, 3, 4
 Status: the limit between p = .6 and .5 holds without a sketch, on rows that are not cut, and nowhere else
-Time: not yet measured; --smoke in seconds.
+Time: 80 CPU-seconds; --smoke in seconds.
 """
 
 import math
@@ -243,36 +243,49 @@ def draw(tables: dict) -> dict:
     rows = tables["errors"]
     weights = sorted({r["parameter"] for r in rows if r["rows"] == "cut"})
     middle = 10.0 if 10.0 in weights else weights[0]
+    third = [r for r in rows if r["rows"] != "spectrum" and r["parameter"] == middle]
     return {
-        "figure2.png": curves([r for r in rows if r["rows"] == "spectrum"], "psi", "k"),
-        "figure3.png": curves(
-            [r for r in rows if r["rows"] != "spectrum" and r["parameter"] == middle], "phi", "lambda"
+        "figure2.png": curves(
+            [r for r in rows if r["rows"] == "spectrum" and r["sums"] != "all rows"], "psi", "k"
         ),
-        "figure4.png": curves([r for r in rows if r["rows"] == "cut"], "phi", "lambda"),
+        "figure3.png": curves([r for r in third if (r["rows"], r["sums"]) != ("cut", SKETCHED)], "phi", "lambda"),
+        "figure4.png": curves(
+            [r for r in rows if (r["rows"], r["sums"]) == ("whole", "all rows")], "phi", "lambda"
+        ),
     }
 
 
 def curves(rows: list, error: str, parameter: str):
-    """Panels by epsilon, parameter and kind of rows; a line for each method, dashed beyond what the paper has."""
-    panels = list(dict.fromkeys((r["rows"], r["epsilon"], r["parameter"]) for r in rows))
-    panels.sort(key=lambda panel: (panel[1], panel[0], panel[2]))
-    wide = len({panel[::2] for panel in panels})
+    """A panel for each kind of rows and sums, epsilon and parameter; a line for each method."""
+    panels = list(
+        dict.fromkeys((r["epsilon"], r["rows"], r["sums"], r["parameter"]) for r in rows if r["sums"] != "none")
+    )
+    panels.sort(key=lambda panel: (panel[0], panel[1] == "cut", panel[2], panel[3]))
+    wide = len({panel[1:] for panel in panels})
     figure, all_axes = subplots(len(panels), size=(4.6, 3.4), wide=max(wide, 2))
     styles = {f"p = {p:g}": colour for p, colour in zip(EXPONENTS, COLOURS, strict=True)}
-    styles |= {"Laplace": "#b5de2b", "local": "#555555", "Gram": "#0072B2"}
-    for axes, (kind, epsilon, value) in zip(all_axes, panels, strict=False):
+    styles |= {"Laplace": "#b5de2b", "local": "#8c564b", "Gram": "#0072B2"}
+    for axes, (epsilon, kind, sums, value) in zip(all_axes, panels, strict=False):
+        mine = [r for r in rows if r["rows"] == kind and r["sums"] in (sums, "none")]
         for name, colour in styles.items():
             x, y, bars = columns(
-                rows, "n", "error", "standard_error", rows=kind, epsilon=epsilon, parameter=value, method=name
+                mine, "n", "error", "standard_error", epsilon=epsilon, parameter=value, method=name
             )
-            if x:
-                y = [max(v - (error == "phi"), 1e-12) for v in y]
+            points = [
+                (n, v - (error == "phi"), bar)
+                for n, v, bar in zip(x, y, bars, strict=True)
+                if v - (error == "phi") > ROUNDING
+            ]
+            if points:
+                x, y, bars = zip(*points, strict=True)
                 bars = [min(bar, 0.9 * v) for bar, v in zip(bars, y, strict=True)]
                 axes.errorbar(x, y, bars, label=name, color=colour, linewidth=1, capsize=1)
         axes.axvline(4e7, color="#999999", linestyle=":", linewidth=0.8)
-        title = f"epsilon = {epsilon:g}, {parameter} = {value:g}" + (f", {kind}" if error == "phi" else "")
+        what = {"spectrum": "", "cut": ", cut", "whole": ", not cut"}[kind] + (
+            "" if kind == "spectrum" else f", {sums}"
+        )
         axes.set(xscale="log", yscale="log", xlabel="clients n", ylabel=error + (" - 1" if error == "phi" else ""))
-        axes.set_title(title, fontsize=9)
+        axes.set_title(f"epsilon = {epsilon:g}, {parameter} = {value:g}{what}", fontsize=9)
     figure.axes[0].legend(fontsize=6, ncols=2)
     figure.suptitle("A client's noise of variance n^-p; dotted: the largest n of the paper; bars: standard errors")
     return figure
