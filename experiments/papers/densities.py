@@ -24,7 +24,7 @@ def bitsums(tables: Tables) -> Iterator[Finding]:
 
 
 def attack(tables: Tables) -> Iterator[Finding]:
-    for row in where(tables["attack"], noise=1.0):
+    for row in where(tables["attack"], noise="calibrated"):
         at = f"delta that the best test attains, {row['protocol']}"
         yield Finding.at_most(
             "Theorem 3.1", "no attack beats the promise", at, row["certified"], row["attack"], row["error"]

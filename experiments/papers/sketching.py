@@ -159,7 +159,7 @@ PAPER = Paper(
             exponents,
             {
                 "figure2.png": "Figure 2: psi against n for every exponent of the noise.",
-                "figure3.png": "Figure 3: phi - 1 against n for every exponent of the noise, lambda = 10, by sketch and without.",
+                "figure3.png": "Figure 3: phi - 1 against n for every exponent, lambda = 10, sketched or not.",
                 "figure4.png": "Figure 4: phi - 1 without a sketch, lambda = 1, 10, 100.",
             },
         ),

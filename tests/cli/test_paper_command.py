@@ -12,29 +12,24 @@ from torchdp.simulate.paper import Finding
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "experiments/papers").glob("*.py") if path.stem != "papers_base")
-SCRIPT = '''"""A mean."""
+SCRIPT = '''"""A mean, by a script that needs no torch."""
+import argparse
+import json
 import sys
-from dataclasses import dataclass
-from torchdp.simulate import Experiment, subplots
+from pathlib import Path
 
-@dataclass(frozen=True)
-class Config:
-    value: float = 1.0
-
-def measure(config, report):
-    open(report.folder / "runs.txt", "a").write("x")
-    if config.value < 0:
-        sys.exit("value must not be negative")
-    report.row("found", value=config.value, error=0.01)
-
-def draw(tables):
-    figure, (axes,) = subplots()
-    axes.plot([row["value"] for row in tables["found"]])
-    return {"found.png": figure}
-
-EXPERIMENT = Experiment(measure, Config(), Config(1.02), draw)
-if __name__ == "__main__":
-    EXPERIMENT.main()
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path)
+parser.add_argument("--device")
+parser.add_argument("--value", type=float, default=1.0)
+given = parser.parse_args()
+with open(given.out / "runs.txt", "a") as file:
+    file.write("x")
+if given.value < 0:
+    sys.exit("value must not be negative")
+(given.out / "found.csv").write_text(f"value,error\\n{given.value},0.01\\n")
+(given.out / "found.png").write_bytes(b"a picture")
+(given.out / "runs.jsonl").write_text(json.dumps({"device": given.device}) + "\\n")
 '''
 PAPER = """from torchdp.simulate.paper import Finding, Paper, Part
 
