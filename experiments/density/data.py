@@ -150,6 +150,17 @@ def paper(name: str, folder: Path) -> Data:
     )
 
 
+def split(path: Path, name: str, classes: int, share: float = 0.8, seed: int = 0) -> Data:
+    """Embeddings and labels in one file of torch, (X, y): a random ``share`` for training, the others are queries."""
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: a tuple of vectors (n, d) and labels (n,) is expected there")
+    x, labels = torch.load(path, weights_only=True)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    train, query = order[: int(share * len(x))], order[int(share * len(x)) :]
+    x, labels = unit(x.float()), labels.long()
+    return Data(name, x[train], labels[train], x[query], labels[query], classes, 1e-5)
+
+
 def documentation(path: Path) -> Data:
     """What this script wrote."""
     if not path.exists():

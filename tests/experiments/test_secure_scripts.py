@@ -24,6 +24,16 @@ def test_ridge(smoke):
     assert found.drew("ridge.png") and found.drew("ridge_lambda.png")
 
 
+def test_exponents(smoke):
+    found = smoke("regression/exponents.py")
+    for row in found.tables["slopes"]:  # of noise that has become small
+        if (row["rows"], row["sums"]) in (("spectrum", "100 sums"), ("cut", "all rows")) and row["p"] < 0.8:
+            assert abs(row["last"] - row["first_order"]) < 0.15, row
+    sizes = {row["n"] for row in found.tables["errors"]}
+    assert min(sizes) == 1000 and max(sizes) == 10**12
+    assert found.drew("figure2.png") and found.drew("figure3.png") and found.drew("figure4.png")
+
+
 def test_low_rank(smoke):
     found = smoke("regression/low_rank.py")
     gram = [row for row in found.tables["low_rank"] if row["method"] == "Gram"][-1]

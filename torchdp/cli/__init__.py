@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     _sweep(commands)
     _merge(commands)
     _scripts(commands)
+    _paper(commands)
     _status(commands)
     _doctor(commands)
     return top
@@ -223,6 +224,22 @@ def _scripts(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     new.add_argument("name", metavar="NAME", help="of the file, NAME.py; it must not be there")
     found = commands.add_parser("list", help="the experiments there are, and what each reproduces")
     found.add_argument("folder", nargs="?", default="experiments", help="default: %(default)s")
+
+
+def _paper(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    paper = commands.add_parser(
+        "paper",
+        help="a paper's figures, tables and theorems, claim by claim, on one page",
+        description="Runs every script that belongs to the paper, judges their tables, writes index.html and index.md. "
+        "Killed, it goes on where it stopped; --scale smoke takes a minute or two, laptop at most half an hour.",
+    )
+    paper.add_argument("name", metavar="NAME", help="pairwise, factorization, gaussian, sketching or densities")
+    paper.add_argument(
+        "--scale", choices=("smoke", "laptop", "full"), default="laptop", help="default: %(default)s"
+    )
+    paper.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
+    paper.add_argument("--out", metavar="FOLDER", help="default: results/papers/NAME")
+    paper.add_argument("--experiments", default="experiments", metavar="FOLDER", help="default: %(default)s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

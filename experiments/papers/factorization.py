@@ -1,0 +1,120 @@
+"""The claims of Edmonds, Nikolov, Ullman (2020), and what the tables of our scripts say of each."""
+
+import math
+from collections.abc import Iterator
+
+from papers_base import theorems, where
+
+from torchdp.simulate.paper import Finding, Paper, Part, Tables
+
+
+def lower_bounds(tables: Tables) -> Iterator[Finding]:
+    rows = [row for row in tables["local"] if row["needed"]]
+    row = min(rows, key=lambda row: row["enough"] / row["needed"])
+    at = f"users at RMSE {row['alpha']:g} of the worst query, epsilon = {row['epsilon']:g}, {row['workload']}"
+    yield Finding.at_most("Theorems 22, 23", "no local protocol needs fewer", at, row["enough"], row["needed"])
+    for epsilon in sorted({row["epsilon"] for row in rows}):
+        few = [row for row in where(rows, epsilon=epsilon) if row["alpha"] <= 0.01]
+        row = max(few, key=lambda row: row["ratio"])
+        at = f"users enough over users needed at epsilon = {epsilon:g}, alpha <= .01, the worst: {row['workload']}"
+        yield Finding.at_most(
+            "Theorem 10", "factorization is within a constant (4 granted)", at, 4.0, row["ratio"]
+        )
+    row = max(tables["central"], key=lambda row: row.get("ratio", 0.0))
+    at = (
+        f"Gaussian factorization's error over additive noise's bound, {row['workload']}, {row['error']}, granted 5"
+    )
+    yield Finding.at_most("Theorems 7, 28", "optimal among data-independent noise", at, 5.0, row["ratio"])
+
+
+def norms(tables: Tables) -> Iterator[Finding]:
+    known = [row for row in tables["known_values"] if row["known"]]
+    row = max(known, key=lambda row: abs(row["upper"] / row["known"] - 1))
+    at = f"gamma_2 certified beside its known value, the worst of {len(known)}: {row['workload']}"
+    yield Finding.equal("Lemma 13", "gamma_2 is computed", at, row["known"], row["upper"], within=1e-3)
+    at = f"largest relative distance from an SDP over {tables['random'][0]['matrices']} random matrices"
+    yield Finding.at_most(
+        "Lemma 13", "gamma_2 is a semidefinite program", at, 1e-4, tables["random"][0]["distance"]
+    )
+
+
+def growth(tables: Tables) -> Iterator[Finding]:
+    for name, law, claim, result, least in (  # the least k where the formula holds to 2 %
+        ("prefix", lambda k: math.log(k) / math.pi + 0.755, "ln k / pi + .755", "Corollary 4", 256),
+        ("random signs", lambda k: 8 * math.sqrt(k) / (3 * math.pi), "8 sqrt(k) / (3 pi)", "Theorem 1", 64),
+    ):
+        rows = [row for row in tables["growth"] if name in row["workload"] and row["k"] >= least]
+        if rows:
+            row = max(rows, key=lambda row: row["k"])
+            at = f"gamma_2 of {row['workload']}, k = {row['k']}, beside its growth"
+            yield Finding.equal(result, f"grows as {claim}", at, law(row["k"]), row["upper"], within=0.02)
+
+
+def curves(tables: Tables) -> Iterator[Finding]:
+    for row in tables["norms"]:
+        at = f"certified gap of gamma_2(W; alpha) over all alpha, {row['workload']}"
+        yield Finding.at_most("Lemma 12", "its dual has no gap", at, 1.01e-3, row["gap"])
+
+
+def types(tables: Tables) -> Iterator[Finding]:
+    rows = tables["error_vs_types"]
+    row = max(rows, key=lambda row: abs(row["measured"] - row["predicted"]) / row["standard_error"])
+    at = f"RMSE of a threshold, k = {row['k']}, epsilon = {row['epsilon']:g}, {row['mechanism']}"
+    yield Finding.equal(
+        "Theorem 10", "errors of local mechanisms", at, row["predicted"], row["measured"], row["standard_error"]
+    )
+    k = max(row["k"] for row in rows)
+    for epsilon in sorted({row["epsilon"] for row in rows}):
+        few = where(rows, k=k, epsilon=epsilon)
+        paper = min(
+            (r for r in few if "actorization" in r["mechanism"]), key=lambda r: r["predicted"], default=None
+        )
+        best = min(few, key=lambda row: row["predicted"])
+        if paper:
+            at = f"RMSE of a threshold at k = {k}, epsilon = {epsilon:g}: factorization beside {best['mechanism']}"
+            yield Finding.lower(
+                "Theorem 10", "the mechanism of the paper", at, paper["predicted"], best["predicted"]
+            )
+
+
+def learner(tables: Tables) -> Iterator[Finding]:
+    for row in tables["learner"]:
+        at = f"loss of the learned stump, n = {row['n']:,}, epsilon = {row['epsilon']:g}, over the least"
+        limit = row["least"] + 2 * row["half_width"]
+        yield Finding.at_most(
+            "Theorem 24",
+            "loss within twice the half-width of the least",
+            at,
+            limit,
+            row["loss"],
+            row["standard_error"],
+        )
+
+
+PAPER = Paper(
+    "factorization",
+    "Edmonds, Nikolov, Ullman (2020): the power of factorization mechanisms in local and central differential privacy",
+    (
+        theorems("Edmonds"),
+        Part("factorization/lower_bounds.py", lower_bounds),
+        Part("factorization/known_values.py", norms),
+        Part(
+            "factorization/growth.py",
+            growth,
+            {"growth.png": "Corollary 4: how gamma_2 grows with the number of types."},
+        ),
+        Part("factorization/approximate.py", curves, {"curves.png": "Lemma 12: gamma_2(W; alpha) against alpha."}),
+        Part(
+            "queries/error_vs_types.py",
+            types,
+            {"error_vs_types.png": "Theorem 10: error against the number of types."},
+        ),
+        Part("queries/learner.py", learner, {"learner.png": "Theorem 24: loss of the learned concept."}),
+    ),
+    (
+        Finding.unchecked("Theorem 25", "learning needs that many users", "the reduction is not coded"),
+        Finding.unchecked(
+            "Lemma 29, Theorem 30, Corollary 31", "data-dependent mechanisms", "no constant to compute"
+        ),
+    ),
+)

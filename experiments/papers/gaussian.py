@@ -1,0 +1,123 @@
+"""The claims of Nikolov, Tang (2023), and what the tables of our scripts say of each."""
+
+from collections.abc import Iterator
+
+from papers_base import theorems, where
+
+from torchdp.simulate.paper import Finding, Paper, Part, Tables
+
+
+def errors(tables: Tables) -> Iterator[Finding]:
+    rows = tables["errors"]
+    for p in sorted({row["p"] for row in rows}):
+        mine = [row for row in rows if row["p"] == p]
+        row = max(mine, key=lambda row: abs(row["measured"] - row["predicted"]) / row["standard_error"])
+        at = f"E(error^2)^(1/2) n at p = {p:g}, measured beside predicted, the worst z of {len(mine)}: {row['domain']}"
+        claim = "Gaussian noise shaped to the set, unbiased"
+        yield Finding.equal("Theorem 15", claim, at, row["predicted"], row["measured"], row["standard_error"])
+        row = max(where(rows, p=p, noise="default"), key=lambda row: row["worst_data"] / row["predicted"])
+        at = f"E(error^2)^(1/2) n at p = {p:g}, rho = .5, the lower bound beside the default's error, {row['domain']}"
+        yield Finding.at_most("Theorem 43", "no mechanism is below", at, row["predicted"], row["worst_data"])
+        pairs = [
+            [where(rows, p=p, domain=name, noise=noise)[0]["predicted"] for noise in ("shift", "default")]
+            for name in dict.fromkeys(row["domain"] for row in rows)
+        ]
+        shift, default = max(pairs, key=lambda pair: pair[0] / pair[1])
+        at = f"E(error^2)^(1/2) n at p = {p:g}: noise of the set's own shape beside ours, where they differ most"
+        yield Finding.lower("Theorem 23", "noise at Gamma_p has the least error", at, shift, default)
+    for row in tables["boxes"]:
+        at = f"round noise's error over shaped noise's on a box of sides 1, 2, 4, ..., p = {row['p']:g}"
+        yield Finding.equal(
+            "Lemma 60", "boxes in closed form", at, row["theory"], row["round_over_shaped"], within=1e-3
+        )
+    row = min(tables["pure"], key=lambda row: row["ratio"])
+    at = f"E(error^2)^(1/2) n at epsilon = 1, the lower bound beside pure noise, {row['domain']}"
+    yield Finding.at_most("Theorem 42", "no pure mechanism is below", at, row["predicted"], row["worst_data"])
+
+
+def shapes(tables: Tables) -> Iterator[Finding]:
+    names = {"box": "Lemma 60", "ellipsoid in": "Lemma 19", "(x)": "Lemma 62"}
+    for key, result in names.items():
+        rows = [row for row in tables["closed_forms"] if key in row["domain"]]
+        row = max(rows, key=lambda row: row["off"])
+        at = f"Gamma_p by the solver beside the closed form, p = {row['p']:g}, {row['domain']}, of {len(rows)}"
+        yield Finding.equal(result, "Gamma_p in closed form", at, row["exact"], row["upper"], within=2e-4)
+    row = max(tables["program"], key=lambda row: row["off"])
+    at = f"Gamma_p by the solver beside a semidefinite program, p = {row['p']:g}, {row['domain']}"
+    yield Finding.equal(
+        "Definition 2", "Gamma_p as a convex program", at, row["program"], row["upper"], within=2e-4
+    )
+    row = max((r for r in tables["relaxations"] if r["theory"]), key=lambda row: row["gap"] / row["theory"])
+    at = f"certified gap beside what the quadratic oracle allows, {row['domain']}, p = {row['p']:g}"
+    yield Finding.at_most("Theorem 32", "sets with a quadratic oracle", at, row["theory"], row["gap"])
+
+
+def local(tables: Tables) -> Iterator[Finding]:
+    rows = tables["local_central"]
+    n = max(row["n"] for row in rows)
+    found = {row["method"]: row for row in where(rows, n=n)}
+    for name, bound, result in (
+        ("local, shaped, PrivUnitG", "local lower bound, every data set", "Theorem 55"),
+        ("central, shaped", "central lower bound, a neighbour", "Theorem 4"),
+    ):
+        at = f"E(error^2)^(1/2) at epsilon = 1, n = {n:,}, a skewed box: the bound beside {name}"
+        yield Finding.at_most(
+            result, "no mechanism is below", at, found[name]["measured"], found[bound]["predicted"]
+        )
+    at = f"E(error^2)^(1/2) at epsilon = 1, n = {n:,}: "
+    point, unit = (found[f"local, shaped, {name}"] for name in ("point release", "PrivUnitG"))
+    yield Finding.lower(
+        "Theorem 17",
+        "a local mechanism",
+        at + "a point release beside PrivUnitG",
+        point["measured"],
+        unit["measured"],
+        unit["standard_error"],
+    )
+    shaped, plain = found["central, shaped"], found["central, round"]
+    yield Finding.lower(
+        "Corollary 16",
+        "shaped noise is better",
+        at + "round beside shaped noise",
+        plain["measured"],
+        shaped["measured"],
+        shaped["standard_error"],
+    )
+
+
+def covariance(tables: Tables) -> Iterator[Finding]:
+    for name in dict.fromkeys(row["data"] for row in tables["covariance"]):
+        rows = [row for row in tables["covariance"] if row["data"] == name]
+        n = max(row["n"] for row in rows)
+        found = list(where(rows, n=n))
+        entries, joint, bound = found[0], found[1], found[-1]
+        at = f"relative Frobenius error on {name}, n = {n:,}, epsilon = 1: "
+        yield Finding.lower(
+            "Theorem 6",
+            "covariances",
+            at + "noise on every entry beside the joint release",
+            entries["measured"],
+            joint["measured"],
+            joint["standard_error"],
+        )
+        yield Finding.at_most(
+            "Theorem 6", "no mechanism is below", at + "the bound beside it", joint["measured"], bound["predicted"]
+        )
+
+
+PAPER = Paper(
+    "gaussian",
+    "Nikolov, Tang (2023): general Gaussian noise mechanisms and their optimality for unbiased mean estimation",
+    (
+        theorems("Nikolov"),
+        Part(
+            "mean/errors.py",
+            errors,
+            {"errors.png": "Theorems 15, 23, 42, 43: errors of six shapes of noise on twelve sets."},
+        ),
+        Part("mean/shapes.py", shapes),
+        Part("mean/local_central.py", local, {"local_central.png": "Theorems 4, 15, 17, 55: error against n."}),
+        Part("mean/covariance.py", covariance, {"covariance.png": "Theorem 6: covariances of two tables."}),
+    ),
+    (Finding.unchecked("Theorem 66, Claim 68", "steps of a proof", "nothing to compute"),),
+)

@@ -1,0 +1,103 @@
+"""The claims of Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), and what the tables of our scripts say of each."""
+
+import math
+from collections.abc import Iterator
+
+from papers_base import theorems, where
+
+from torchdp.simulate.paper import Finding, Paper, Part, Tables
+
+
+def large_domain(tables: Tables) -> Iterator[Finding]:
+    for row in tables["mse"]:
+        at = f"mean squared error of abs(x - y) on 1,024 types, measured beside predicted, {row['protocol']}"
+        error = (row["high"] - row["low"]) / 2 / 1.96
+        yield Finding.equal("Lemma 11", "error in closed form", at, row["predicted"], row["measured"], error)
+    two, one = (where(tables["mse"], protocol=name)[0] for name in ("TwoMessage", "OneMessage"))
+    at = "mean squared error of abs(x - y) on 1,024 types: two messages beside one"
+    yield Finding.lower(
+        "Theorem 5", "the paper's protocol", at, two["measured"], one["measured"], (one["high"] - one["low"]) / 4
+    )
+
+
+def separation(tables: Tables) -> Iterator[Finding]:
+    rows = tables["predicted"]
+    n, sizes = max(row["n"] for row in rows), sorted({row["k"] for row in rows})
+    last = {(row["protocol"], row["k"]): row["scaled_mse"] for row in where(rows, n=n)}
+    if len(sizes) > 1 and n >= 10**10:
+        growth = {name: last[name, sizes[-1]] / last[name, sizes[0]] for name, k in last if k == sizes[0]}
+        at = f"MSE at k = {sizes[-1]} over that at k = {sizes[0]}, random signs, n = {n:g}, epsilon = 1, "
+        claim = "the leading error is free of gamma_2"
+        for name in (name for name in growth if "round" in name):
+            yield Finding.at_most("Theorem 24", claim, at + name, 1.1, growth[name])
+        alone, rounds = growth["one-message"], growth["two-round"]
+        yield Finding.lower(
+            "Theorem 6", "without rounds it is not", at + "one message beside two rounds", alone, rounds
+        )
+    ours, theirs = (last[name, sizes[-1]] for name in ("two-round", "three-round (paper's constants)"))
+    at = f"n epsilon^2 MSE at epsilon = 1, n = {n:g}, k = {sizes[-1]}: its three rounds beside our two"
+    yield Finding.lower("Theorem 24", "three rounds", at, theirs, ours)
+    scores = [
+        (abs(row[name]), row["k"], row["protocol"])
+        for row in tables["crossings"]
+        for name in ("z_below", "z_above")
+        if isinstance(row[name], float) and not math.isnan(row[name])
+    ]
+    at = f"largest z-score of {len(scores)} measured errors beside their predictions"
+    yield Finding.at_most("Appendix C.1", "error of interactive protocols", at, 5.0, max(scores)[0])
+
+
+def constant(tables: Tables) -> Iterator[Finding]:
+    for row in tables["free_constant"]:
+        at = f"gamma_2 of {row['kernel']}: as it is, beside the least over constants"
+        yield Finding.lower("Section 5", "kernels are factored as they are", at, row["gamma_2"], row["least"])
+
+
+def users(tables: Tables) -> Iterator[Finding]:
+    rows = [row for row in tables["results"] if row.get("predicted_mse") and row.get("z") == row.get("z")]
+    row = max(rows, key=lambda row: abs(row["z"]))
+    at = f"largest z-score of {len(rows)} measured errors beside their predictions"
+    yield Finding.at_most("Corollary 7", "Gini, Kendall, AUC: error in closed form", at, 4.5, abs(row["z"]))
+
+
+def rank(tables: Tables) -> Iterator[Finding]:
+    rows = tables["reductions"]
+    for rank in dict.fromkeys(row["rank"] for row in rows):
+        few = {row["how"]: row for row in where(rows, rank=rank)}
+        projection = next(row for name, row in few.items() if "proj" in name.lower() or "Johnson" in name)
+        best = min(few.values(), key=lambda row: row["distortion"])
+        at = f"distortion at rank {rank}: the projection beside {best['how']}"
+        yield Finding.lower(
+            "Lemmas 12, 13", "fewer dimensions by projection", at, projection["distortion"], best["distortion"]
+        )
+
+
+def kernels(tables: Tables) -> Iterator[Finding]:
+    for row in tables["lipschitz"]:
+        at = f"gamma_2 of abs(i - j), k = {row['k']}, over k: Lemma 17's bound holds its tree"
+        yield Finding.at_most(
+            "Corollary 16, Lemma 17", "Lipschitz kernels", at, row["its_bound"], row["search_tree"]
+        )
+    row = tables["lipschitz"][-1]
+    at = f"gamma_2 of abs(i - j), k = {row['k']}, over k: the tree beside the certified optimum"
+    yield Finding.lower("Lemma 17", "a tree", at, row["search_tree"], row["upper"])
+
+
+PAPER = Paper(
+    "pairwise",
+    "Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023): pairwise statistics under local differential privacy",
+    (
+        theorems("Ghazi"),
+        Part("pairwise/large_domain.py", large_domain),
+        Part("pairwise/error_vs_n.py", users),
+        Part(
+            "pairwise/separation.py",
+            separation,
+            {"separation.png": "Theorem 24: error of interactive protocols against n."},
+        ),
+        Part("pairwise/free_constant.py", constant),
+        Part("factorization/structured.py", kernels),
+        Part("factorization/rank.py", rank),
+    ),
+    (Finding.unchecked("Remark after Corollary 7", "other models: the factor n in MSE", "compared by no script"),),
+)

@@ -1,0 +1,26 @@
+"""What the papers' pages have in common: rows of a table, and the statements that the theorem checker tries."""
+
+from collections.abc import Iterator
+
+from torchdp.simulate.paper import Finding, Part, Tables
+from torchdp.simulate.report import Rows
+
+
+def where(table: Rows, /, **cells: object) -> Rows:
+    """The rows with these cells. Raises LookupError where there is none."""
+    found = [row for row in table if all(row[name] == value for name, value in cells.items())]
+    if not found:
+        raise LookupError(f"no row with {cells}")
+    return found
+
+
+def theorems(author: str) -> Part:
+    """Every inequality of this paper that the checker tries: holds as printed, or an instance against it is found."""
+
+    def judge(tables: Tables) -> Iterator[Finding]:
+        for row in tables["theorems"]:
+            at = f"{row['range']}; {row['instances']} instances, the largest ratio of the two sides"
+            yield Finding.at_most(row["result"], row["statement"], at, row["limit"], row["worst"])
+
+    match = ("--match", author)
+    return Part("theorems.py", judge, smoke=("--smoke", *match), laptop=match, full=match)

@@ -1,0 +1,169 @@
+"""The claims of Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), and what the tables of our scripts say of each."""
+
+from collections.abc import Iterator
+
+from papers_base import theorems, where
+
+from torchdp.simulate.paper import Finding, Paper, Part, Tables
+
+
+def noise(tables: Tables) -> Iterator[Finding]:
+    for kind, result in (("Corollary 4.7", "Corollary 4.7"), ("Corollary 4.10", "Corollary 4.10")):
+        rows = [row for row in tables["true_epsilon"] if row["noise"].startswith(kind)]
+        for row in rows:
+            at = f"true epsilon, {row['noise']}, d = {row['d']}"
+            yield Finding.at_most(result, "the noise keeps its promise", at, row["nominal"], row["true"])
+    least = min(tables["entries"], key=lambda row: row["paper"] / row["exact"])
+    at = f"variance of an entry where they differ least: d = 10, s = {least['s']}, epsilon = {least['epsilon']:g}"
+    yield Finding.lower("Corollary 4.7", "noise that is enough", at, least["paper"], least["exact"])
+    for row in where(tables["drawn"], times=1.0):
+        at = f"delta of drawn noise at epsilon 1, {row['noise']}"
+        yield Finding.equal("Theorem 4.4", "divided noise is private", at, 1e-3, row["delta"], row["error"])
+
+
+def moments(tables: Tables) -> Iterator[Finding]:
+    first, last = tables["histogram"][0], tables["histogram"][-1]
+    for name in ("Gaussian", "Laplace"):
+        at = f"root mean squared error of a count at n = {last['n']:,} beside n = {first['n']:,}, {name} noise"
+        claim = "frequencies at an error free of n"
+        yield Finding.equal("Table 1", claim, at, first[f"{name}_predicted"], last[name], within=0.03)
+        at = f"root mean squared error of a count, n = {last['n']:,}, {name} noise, beside the best local oracle's"
+        yield Finding.lower("Table 1", "below the local model", at, last["best_local"], last[name])
+    for row in tables["paper"]:
+        at = f"true epsilon of F_2's noise, values to {row['D']:g}"
+        yield Finding.at_most("Section 4.1", "moments are private", at, 0.5, row["true_epsilon"])
+
+
+def costs(tables: Tables) -> Iterator[Finding]:
+    for table in (3, 4, 5):
+        rows = where(tables["captions"], table=table)
+        row = max(rows, key=lambda row: abs(row["MB"] / row["paper_MB"] - 1))
+        at = f"MB of all communication, worst of {len(rows)} rows: n = {row['n']:,}, s = {row['s']}"
+        yield Finding.equal(f"Table {table}", "bytes", at, row["paper_MB"], row["MB"], within=1e-3)
+        row = max(rows, key=lambda row: row["MB_as_stated"] / row["paper_MB"])
+        at = f"MB with as many servers as the caption states, n = {row['n']:,}, s = {row['s']}"
+        yield Finding.at_most(f"Table {table}", "its caption", at, row["paper_MB"], row["MB_as_stated"])
+    yield Finding.unchecked("Tables 3 to 5", "seconds of one server", "seconds of other machines")
+
+
+def low_rank(tables: Tables) -> Iterator[Finding]:
+    rows = tables["low_rank"]
+    n = max(row["n"] for row in rows)
+    for row in where(rows, n=n, method="paper exp., p = 1"):
+        k, epsilon = row["k"], row["epsilon"]
+        at = f"true epsilon, n = {n:,}, k = {k}"
+        yield Finding.at_most("Figure 2", "its noise is (epsilon, delta)-DP", at, epsilon, row["true_epsilon"])
+        ours, theirs = (where(rows, n=n, k=k, epsilon=epsilon, method=name)[0] for name in ("Gram", "sketch"))
+        at = f"psi, n = {n:,}, k = {k}, epsilon = {epsilon:g}, of the Gram matrix beside the sketch's, both exact"
+        yield Finding.lower("Theorems 5.4, 5.7", "low rank from a sketch", at, theirs["psi"], ours["psi"])
+
+
+def exponents(tables: Tables) -> Iterator[Finding]:
+    rows = tables["slopes"]
+    settings = (
+        ("spectrum", "100 sums", "Figure 2", "psi, 100 sums"),
+        ("whole", "all rows", "Figures 3, 4", "phi - 1, rows not cut, no sketch"),
+        ("whole", "100 sums", "Figures 3, 4", "phi - 1, rows not cut, 100 sums"),
+        ("cut", "all rows", "Figures 3, 4", "phi - 1, rows cut to [-1, 1], no sketch"),
+    )
+    for kind, sums, result, measure in settings:
+        mine = where(rows, rows=kind, sums=sums)
+        epsilon, parameter = (
+            max(row["epsilon"] for row in mine),
+            max(row["parameter"] for row in mine if row["parameter"] <= 10),
+        )
+        last = {row["p"]: row["last"] for row in where(mine, epsilon=epsilon, parameter=parameter)}
+        at = f"slope of {measure}, epsilon = {epsilon:g}, at the largest n"
+        yield Finding.at_most(result, "p = .6: the error falls in the end", at, 0.0, last[0.6])
+        at = f"minus the slope of {measure}, epsilon = {epsilon:g}, at the largest n; .1 granted"
+        yield Finding.at_most(result, "p = .5: the error does not fall", at, 0.1, -last[0.5])
+    groups = {
+        (row["rows"], row["sums"], row["epsilon"], row["p"]): [] for row in rows if row["rows"] != "spectrum"
+    }
+    for row in rows:
+        if row["rows"] != "spectrum":
+            groups[row["rows"], row["sums"], row["epsilon"], row["p"]].append(row["last"])
+    apart = max(max(found) - min(found) for found in groups.values())
+    at = "largest difference of slopes between lambda = 1, 10 and 100; .01 granted"
+    yield Finding.at_most("Figure 4", "lambda does not change how the error grows", at, 0.01, apart)
+
+
+def ridge(tables: Tables) -> Iterator[Finding]:
+    rows = tables["phi"]
+    for row in where(rows, method="paper exp."):
+        epsilon = row["epsilon"]
+        at = f"true epsilon, n = {row['n']:,}"
+        yield Finding.at_most("Figures 3, 4", "its noise is private", at, epsilon, row["true_epsilon"])
+        gram, sketch, curator = (where(rows, epsilon=epsilon, method=m)[0] for m in ("Gram", "sketch", "SSP"))
+        at = f"phi, n = {row['n']:,}, lambda = 10, epsilon = {epsilon:g}, of the Gram matrix beside "
+        yield Finding.lower(
+            "Theorem 5.8", "ridge regression", at + "the sketch, both exact", sketch["phi"], gram["phi"]
+        )
+        claim = "the error tends to the central model's"
+        yield Finding.lower("Figures 3, 4", claim, at + "a curator's SSP", curator["phi"], gram["phi"])
+
+
+def uci(tables: Tables) -> Iterator[Finding]:
+    for result, table in (("Table 8", "phi"), ("Tables 6, 7", "psi")):
+        for row in tables[table]:
+            at = f"{table} on {row['table']}, n = {row['n']:,}, of the Gram matrix beside the sketch, both exact"
+            yield Finding.lower(result, "near the central model on real data", at, row["sketch"], row["Gram"])
+    if not any(row["paper_local"] == row["paper_local"] and row["paper_local"] for row in tables["phi"]):
+        yield Finding.unchecked("Tables 6 to 8", "the printed numbers", "the four UCI files are not at hand")
+
+
+def servers(tables: Tables) -> Iterator[Finding]:
+    row = tables["servers"][0]
+    at = "whether five processes' release is that of one, bit for bit"
+    yield Finding.equal(
+        "Algorithm 1, Lemma 4.3",
+        "the servers compute S (A + G)",
+        at,
+        1.0,
+        float(row["identical"] in (True, "True")),
+    )
+    at, error = "variance of the release over the predicted one", row["standard_error"]
+    yield Finding.equal(
+        "Corollary 4.11", "noise by servers", at, 1.0, row["measured_over_predicted_variance"], error
+    )
+    row = tables["bytes"][0]
+    yield Finding.equal("Section 6.1", "bytes on the links", "bytes", row["formula"], row["words"])
+
+
+def grid(tables: Tables) -> Iterator[Finding]:
+    worst = max(tables["attack"], key=lambda row: row["attack"])
+    at = f"exact delta over the stated, rounded normals, {worst['clients']:,} clients, epsilon = {worst['epsilon']:g}"
+    yield Finding.at_most("Section 4, on a grid", "private in a ring of 32 or 64 bits", at, 1.0, worst["attack"])
+    factor = max(row["factor"] for row in tables["noises"])
+    at = "variance over that of real numbers, the worst of other noises"
+    yield Finding.at_most("Section 4, on a grid", "rounding costs little", at, 1.001, factor)
+
+
+PAPER = Paper(
+    "sketching",
+    "Burkhardt, Keller, Orlandi, Schwiegelshohn (2025): the linear-transformation model",
+    (
+        theorems("Burkhardt"),
+        Part("sketching/noise.py", noise),
+        Part("regression/moments.py", moments),
+        Part("secure/grid.py", grid),
+        Part("secure/servers.py", servers),
+        Part("bench/sketching.py", costs),
+        Part(
+            "regression/low_rank.py",
+            low_rank,
+            {"low_rank.png": "psi against n by every route at an exact guarantee."},
+        ),
+        Part(
+            "regression/exponents.py",
+            exponents,
+            {
+                "figure2.png": "Figure 2: psi against n for every exponent of the noise.",
+                "figure3.png": "Figure 3: phi - 1 against n for every exponent, lambda = 10, sketched or not.",
+                "figure4.png": "Figure 4: phi - 1 without a sketch, lambda = 1, 10, 100.",
+            },
+        ),
+        Part("regression/ridge.py", ridge, {"ridge.png": "phi against n by every method at an exact guarantee."}),
+        Part("regression/tables.py", uci),
+    ),
+)

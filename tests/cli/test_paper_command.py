@@ -1,0 +1,109 @@
+"""``torchdp paper``: scripts run once, tables judged, one page; what fails is said and what is killed goes on."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from torchdp import cli
+from torchdp.cli.paper import load
+from torchdp.simulate.paper import Finding
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "experiments/papers").glob("*.py") if path.stem != "papers_base")
+SCRIPT = '''"""A mean, by a script that needs no torch."""
+import argparse
+import json
+import sys
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path)
+parser.add_argument("--device")
+parser.add_argument("--value", type=float, default=1.0)
+given = parser.parse_args()
+with open(given.out / "runs.txt", "a") as file:
+    file.write("x")
+if given.value < 0:
+    sys.exit("value must not be negative")
+(given.out / "found.csv").write_text(f"value,error\\n{given.value},0.01\\n")
+(given.out / "found.png").write_bytes(b"a picture")
+(given.out / "runs.jsonl").write_text(json.dumps({"device": given.device}) + "\\n")
+'''
+PAPER = """from torchdp.simulate.paper import Finding, Paper, Part
+
+def judge(tables):
+    row = tables["found"][0]
+    yield Finding.equal("Table 1", "the mean is 1", "mean", 1.0, row["value"], row["error"])
+
+PAPER = Paper("toy", "A toy | paper", (Part("one.py", judge, {"found.png": "The mean."}, full=("--value", "2.0")),
+                                       Part("two.py", judge, laptop=("--value", "1.03"), full=("--value", "-1"))))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    experiments = tmp_path / "experiments"
+    (experiments / "papers").mkdir(parents=True)
+    (experiments / "papers/toy.py").write_text(PAPER)
+    for name in ("one.py", "two.py"):
+        (experiments / name).write_text(SCRIPT)
+    return tmp_path
+
+
+def test_a_page_is_written_once_and_goes_on_after_a_kill(folder, capsys):
+    assert cli.main(["paper", "toy", "--device", "cpu"]) == 0
+    out = folder / "results/papers/toy"
+    text = (out / "index.md").read_text()
+    assert "2 claims; 2 agrees" in text and "![The mean.](one/found.png)" in text and "A toy \\| paper" in text
+    assert "data:image/png;base64," in (out / "index.html").read_text()
+    (out / "two/finished.json").unlink()  # as a kill leaves it
+    assert cli.main(["paper", "toy", "--device", "cpu"]) == 0
+    assert [(out / name / "runs.txt").read_text() for name in ("one", "two")] == ["x", "xx"]
+    assert json.loads((out / "one/finished.json").read_text())["device"] == "cpu"
+    capsys.readouterr()
+
+
+def test_what_differs_and_what_fails_end_with_one_and_say_so(folder, capsys):
+    assert cli.main(["paper", "toy", "--device", "cpu", "--scale", "full"]) == 1
+    said = capsys.readouterr()
+    assert "two.py failed: value must not be negative" in said.err and "1 differs" in said.out
+    assert "two.py failed: value must not be negative" in (folder / "results/papers/toy/index.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "finding, verdict",
+    [
+        (Finding.equal("", "", "", 1.0, 1.039, 0.01), "agrees"),
+        (Finding.equal("", "", "", 1.0, 1.05, 0.01), "differs"),
+        (Finding.equal("", "", "", 1.0, 1.05, within=0.06), "agrees"),
+        (Finding.equal("", "", "", 1.0, math.nan, 0.01), "differs"),
+        (Finding.at_most("", "", "", 1.0, 1.0005), "agrees"),
+        (Finding.at_most("", "", "", 1.0, 1.05), "corrected"),
+        (Finding.at_most("", "", "", 1.0, math.nan), "differs"),
+        (Finding.lower("", "", "", 1.0, 0.9, 0.01), "beaten"),
+        (Finding.lower("", "", "", 1.0, 0.97, 0.01), "agrees"),
+        (Finding.lower("", "", "", 1.0, 1.2, 0.01), "behind"),
+        (Finding.lower("", "", "", 1.0, math.nan, 0.01), "differs"),
+    ],
+)
+def test_a_verdict_is_computed(finding, verdict):
+    assert finding.verdict == verdict
+
+
+def test_bad_names(folder, capsys):
+    assert cli.main(["paper", "other"]) == 2 and "toy" in capsys.readouterr().err
+    assert cli.main(["paper", "toy", "--device", "mars"]) == 2 and "--device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_five_papers_name_scripts_that_are_there(name):
+    paper = load(ROOT / "experiments/papers", name)
+    assert paper.name == name and len({part.script for part in paper.parts}) == len(paper.parts)
+    for part in paper.parts:
+        text = (ROOT / "experiments" / part.script).read_text()
+        assert "Artifact:" in text and all(
+            figure.split(".")[0] in text or "{name}" in text for figure in part.figures
+        )
