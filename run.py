@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Set up torchdp and run it: ``python3 run.py demo``, ``test``, ``lint``, ``site`` (the pages, in site/), ``bench`` (fails
-where a call fell behind its floor) or ``paper NAME`` (its claims beside what comes out here).
+"""Set up torchdp and run it: ``python3 run.py demo``, ``test``, ``lint``, ``site`` (the pages, in site/), ``bench``
+(fails where a call fell behind its floor) or ``paper NAME`` (its claims beside what comes out here).
 
 The first call installs everything (into .venv, or into the active virtual environment if that has torch); later
 calls start at once. A torch that can be imported is used as it is, never replaced. Safe to kill and repeat.
