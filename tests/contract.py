@@ -108,11 +108,16 @@ class Contract:
         assert not self.protocol.guarantee.exact or loss >= bound * (1 - 1e-6)
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
+        if odd := self.weaker.keys() - {each.name for each in dataclasses.fields(self.protocol)}:
+            pytest.fail(
+                f"no field {sorted(odd)}: `weaker` must name fields that, so many times, break the guarantee"
+            )
         changed = {name: getattr(self.protocol, name) * factor for name, factor in self.weaker.items()}
         assert self.loss(dataclasses.replace(self.protocol, **changed)) > self.bound(self.protocol) * (1 + 1e-9)
 
     def test_exact_is_the_truth(self, summary):
-        torch.testing.assert_close(self.protocol.exact(summary), self.truth(), rtol=1e-6, atol=1e-9)
+        exact = self.protocol.exact(summary)
+        torch.testing.assert_close(exact, self.truth().to(exact.dtype), rtol=1e-6, atol=1e-9)
 
     def test_two_paths_one_law(self, slow, summary):
         fast = self.protocol.sample_tally(summary, generator=generator(), sample_shape=(self.repeats // 4,))

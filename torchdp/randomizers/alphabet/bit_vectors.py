@@ -4,6 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +25,8 @@ from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_c
 class BitVectorOracle(FrequencyOracle):
     """The message b in {0, 1}^k has P(b_x = 1) = p for the user's own x and q for every other value.
 
-    The bits are independent unless a class says otherwise. Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v
+    The bits are independent unless a class says otherwise. A class says ``lost``, ``off`` and its ``source``.
+    Decoded: Y = (b - q 1)/(p - q). Messages are packed: bit v
     is bit v % 64 of the int64 word v // 64, so a message is ceil(k/64) words. A tally holds, for each value, the users
     whose bit is set.
     k >= 2; epsilon in [1e-9, 700]. Raises ValueError.
@@ -32,10 +34,15 @@ class BitVectorOracle(FrequencyOracle):
 
     k: int
     epsilon: float
+    source: ClassVar[str]  # author, year, theorem: of the guarantee
 
     def __post_init__(self) -> None:
         keep_range(self)
         checks.validated(self, "off")  # an epsilon that chances drawn can not keep
+        if not (0 < self.off < 1 and 0 < self.lost < 1 and self.gap > 0):
+            raise ValueError(
+                f"lost and off must be chances with off < 1 - lost, not {self.lost!r} and {self.off!r}"
+            )
 
     @property
     @abstractmethod
@@ -48,9 +55,9 @@ class BitVectorOracle(FrequencyOracle):
         """q."""
 
     @property
-    @abstractmethod
     def gap(self) -> float:
         """p - q."""
+        return self.on - self.off
 
     @property
     def on(self) -> float:
@@ -114,10 +121,11 @@ class BitVectorOracle(FrequencyOracle):
         return 1 - bernoulli(users, self.lost, draws)
 
     @property
-    def _drawn(self) -> float:
+    def guarantee(self) -> Guarantee:
         """log p (1 - q)/(q (1 - p)) of the chances drawn."""
         lost, off = Fraction(self.lost), Fraction(self.off)
-        return stated(self.epsilon, logarithm((1 - lost) * (1 - off) / (lost * off)))
+        drawn = stated(self.epsilon, logarithm((1 - lost) * (1 - off) / (lost * off)))
+        return exact_local(drawn, self.source)
 
     def covariance(self, x: int) -> Tensor:
         covariance = torch.eye(self.k, dtype=torch.float64) * self.variance.other
@@ -181,9 +189,7 @@ class OptimizedUnaryEncoding(BitVectorOracle):
     Source: Wang, Blocki, Li, Jha (2017), section 4.2 (OUE).
     """
 
-    @property
-    def guarantee(self) -> Guarantee:
-        return exact_local(self._drawn, "Wang, Blocki, Li, Jha (2017), OUE; log p (1 - q)/(q (1 - p)) as drawn")
+    source = "Wang, Blocki, Li, Jha (2017), OUE; log p (1 - q)/(q (1 - p)) as drawn"
 
     @cached_property
     def off(self) -> float:
@@ -210,9 +216,7 @@ class SymmetricUnaryEncoding(BitVectorOracle):
     Source: Erlingsson, Pihur, Korolova (2014), basic one-time RAPPOR; Wang, Blocki, Li, Jha (2017), section 4.2 (SUE).
     """
 
-    @property
-    def guarantee(self) -> Guarantee:
-        return exact_local(self._drawn, "Erlingsson, Pihur, Korolova (2014); 2 log p/(1 - p) as drawn")
+    source = "Erlingsson, Pihur, Korolova (2014); 2 log p/(1 - p) as drawn"
 
     @cached_property
     def off(self) -> float:
