@@ -67,3 +67,7 @@ def group_algebra(k: int, p: float = math.inf) -> Factorization:
     one = torch.ones(k, 1, dtype=torch.float64, device=W.device)
     left, right = torch.cat([S.left, one], 1), torch.cat([S.right, one.mT])
     return at_uniform_weights(W, left / math.sqrt(2), right / math.sqrt(2), p)
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/factorization/structured.py")

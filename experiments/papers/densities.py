@@ -91,3 +91,7 @@ PAPER = Paper(
         ),
     ),
 )
+
+
+if __name__ == "__main__":
+    raise SystemExit("torchdp paper reads this: run python run.py paper densities")

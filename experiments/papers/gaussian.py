@@ -121,3 +121,7 @@ PAPER = Paper(
     ),
     (Finding.unchecked("Theorem 66, Claim 68", "steps of a proof", "nothing to compute"),),
 )
+
+
+if __name__ == "__main__":
+    raise SystemExit("torchdp paper reads this: run python run.py paper gaussian")

@@ -101,3 +101,7 @@ PAPER = Paper(
     ),
     (Finding.unchecked("Remark after Corollary 7", "other models: the factor n in MSE", "compared by no script"),),
 )
+
+
+if __name__ == "__main__":
+    raise SystemExit("torchdp paper reads this: run python run.py paper pairwise")

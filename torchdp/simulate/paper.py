@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from tqdm import tqdm
 
@@ -180,7 +180,7 @@ def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path, scale: Scale) -
     counts = Counter(found.verdict for found in findings)
     page.say(
         f"Scale {scale}: {len(findings)} claims; "
-        + ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict.__args__ if counts[verdict])
+        + ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict) if counts[verdict])
         + f"; {sum(outcome.seconds for outcome in outcomes):.0f} s in all."
     )
     for outcome in outcomes:
