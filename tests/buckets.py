@@ -37,10 +37,6 @@ class LaplacianBuckets(LaplacianFamily):
         kernel = self.kernel(x, y)
         return kernel + (1 - kernel) / self.buckets
 
-    def variance(self, x: Tensor, y: Tensor) -> Tensor:
-        mean = self.mean(x, y)
-        return mean * (1 - mean)
-
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "BucketFeatures":
         return BucketFeatures(self, repetitions, self._grid(repetitions, generator))
 

@@ -8,7 +8,6 @@ import torch
 from laws import generator
 from scipy import stats
 
-from torchdp import draws
 from torchdp.draws import Simulated
 from torchdp.shuffle.draws import logarithmic, scattered_negative_binomial, scattered_poisson
 
@@ -30,7 +29,7 @@ def agrees(sample, law):
 
 @pytest.mark.parametrize("rate", [0.001, 0.7, 12.0, 49.0, 51.0, 70.0, 5000.0, 3e6])
 def test_poisson_counts_of_any_rate_have_their_law(rate):
-    drawn = draws.poisson(torch.full((40_000,), rate, dtype=torch.float64), generator(1))
+    drawn = Simulated(generator(1)).poisson(torch.full((40_000,), rate, dtype=torch.float64))
     assert drawn.dtype == torch.int64
     assert agrees(drawn, stats.poisson(rate)) > ALPHA
     assert agrees(drawn + round(0.1 * math.sqrt(rate) + 0.5), stats.poisson(rate)) < ALPHA  # a small shift shows
@@ -38,7 +37,7 @@ def test_poisson_counts_of_any_rate_have_their_law(rate):
 
 def test_poisson_counts_stay_whole_numbers_far_above_single_precision():
     rate = 1e13
-    drawn = draws.poisson(torch.full((20_000,), rate, dtype=torch.float64), generator(1))
+    drawn = Simulated(generator(1)).poisson(torch.full((20_000,), rate, dtype=torch.float64))
     z = (drawn.double() - rate) / math.sqrt(rate)
     assert stats.kstest(z.numpy(), "norm").pvalue > ALPHA
     assert 0.4 < (drawn % 2).double().mean() < 0.6
@@ -46,17 +45,17 @@ def test_poisson_counts_stay_whole_numbers_far_above_single_precision():
 
 def test_poisson_rates_of_different_size_do_not_disturb_each_other():
     rates = torch.tensor([[0.0, 3.0, 1e5], [2e3, 1.0, 50.0]], dtype=torch.float64)
-    drawn = draws.poisson(rates.expand(20_000, 2, 3), generator(2))
+    drawn = Simulated(generator(2)).poisson(rates.expand(20_000, 2, 3))
     assert drawn.shape == (20_000, 2, 3)
     for i in range(2):
         for j in range(3):
             assert agrees(drawn[:, i, j], stats.poisson(float(rates[i, j]))) > ALPHA
-    assert draws.poisson(torch.tensor(7.0), generator()).shape == ()
+    assert Simulated(generator()).poisson(torch.tensor(7.0)).shape == ()
 
 
 @pytest.mark.parametrize(("shape", "ratio"), [(1e-3, 0.9), (0.5, 0.2), (1.0, 0.999), (1.0, 1e-3), (40.0, 0.8)])
 def test_negative_binomial_counts_have_their_law(shape, ratio):
-    drawn = draws.negative_binomial(torch.full((40_000,), shape, dtype=torch.float64), ratio, generator(3))
+    drawn = Simulated(generator(3)).negative_binomial(torch.full((40_000,), shape, dtype=torch.float64), ratio)
     assert agrees(drawn, stats.nbinom(shape, 1 - ratio)) > ALPHA
     assert agrees(drawn, stats.nbinom(shape * 1.3 + 0.05, 1 - ratio)) < ALPHA or shape * ratio < 2e-3
 
@@ -73,7 +72,7 @@ def test_logarithmic_counts_have_their_law(ratio):
 @pytest.mark.parametrize("size", [0, 1, 3, 10**9])
 @pytest.mark.parametrize("probability", [1e-9, 0.2, 0.9])
 def test_binomial_counts_have_their_law(size, probability):
-    drawn = draws.binomial(torch.full((20_000,), size), probability, generator(5))
+    drawn = Simulated(generator(5)).binomial(torch.full((20_000,), size), probability)
     assert agrees(drawn, stats.binom(size, probability)) > ALPHA
 
 

@@ -1,4 +1,4 @@
-"""Independent draws, whatever they are made from: uniform words, and the laws that come from them.
+"""Independent draws, whatever they are made from: uniform words, and the distributions that come from them.
 
 A sampler sees a :class:`Draws` and asks for words, uniforms, normals or counts. What stands behind is decided by type:
 :class:`Simulated` is a ``torch.Generator`` (simulations, public features); ``torchdp.noise`` has the cipher that hides
@@ -239,18 +239,3 @@ class Simulated(Draws):
 
     def _few(self, rate: Tensor) -> Tensor:
         return torch.poisson(rate, generator=self.generator).to(torch.int64)
-
-
-def binomial(counts: Tensor, probability: Tensor | float, generator: torch.Generator) -> Tensor:
-    """``Simulated(generator).binomial``."""
-    return Simulated(generator).binomial(counts, probability)
-
-
-def poisson(rate: Tensor, generator: torch.Generator) -> Tensor:
-    """``Simulated(generator).poisson``."""
-    return Simulated(generator).poisson(rate)
-
-
-def negative_binomial(shape: Tensor, ratio: float, generator: torch.Generator) -> Tensor:
-    """``Simulated(generator).negative_binomial``."""
-    return Simulated(generator).negative_binomial(shape, ratio)

@@ -190,7 +190,7 @@ def _discrete(sigma: float, device: str) -> tuple[tuple[int, Guide], ...]:
 
 @functools.lru_cache(maxsize=128)
 def guide(law: Callable[[Any], Table], parameter: Hashable, device: str) -> Guide:
-    """Of law(parameter), on a device."""
+    """Of ``law(parameter)``, on a device."""
     if device == "cpu":
         return Guide.of(law(parameter))
     near = guide(law, parameter, "cpu")

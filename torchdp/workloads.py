@@ -68,11 +68,10 @@ class RunningSums:
     def __post_init__(self) -> None:
         checks.own(self)
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
-        object.__setattr__(self, "decay", checks.positive("decay", self.decay))
+        checks.keep(self, decay=checks.positive)
         if self.decay > 1:
             raise ValueError(f"decay must lie in (0, 1], not {self.decay!r}")
-        object.__setattr__(self, "momentum", checks.below_one("momentum", self.momentum))
-        object.__setattr__(self, "device", checks.device("device", self.device))
+        checks.keep(self, momentum=checks.below_one, device=checks.device)
         if self.rates is not None:
             rates = checks.floating("rates", self.rates).detach().double().to(self.device)
             if rates.shape != (self.steps,) or not (rates > 0).all():

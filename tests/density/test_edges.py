@@ -5,7 +5,6 @@ import torch
 from laws import generator
 
 from torchdp.density import (
-    Exponential,
     GaussianFourier,
     GaussianOrthogonal,
     GaussianSquareWave,
@@ -15,7 +14,6 @@ from torchdp.density import (
     kernel_means,
 )
 from torchdp.density.family import SLACK
-from torchdp.density.means import expected_mse
 from torchdp.protocol import Crowd
 from torchdp.shuffle import PoissonSum
 
@@ -39,14 +37,14 @@ def test_guarantee_angles_that_overflow_stay_in_range(family):
         assert torch.isfinite(left).all() and float(left.abs().max()) <= family.bound * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("make", [InnerProduct, Exponential])
+@pytest.mark.parametrize("make", [InnerProduct, lambda d: GaussianOrthogonal(d, 1.0, 1.0)])
 def test_guarantee_norms_count_every_small_number(make):
     """In float32 the many small squares vanish beside the large ones."""
     d = 2**20
     x = torch.full((1, d), 2.0**-15)
     x[0, :64] = 1 / 8
     assert float(x.double().norm()) > 1 + 100 * SLACK
-    with pytest.raises(ValueError, match=r"norm at most 1|ball of radius 1"):
+    with pytest.raises(ValueError, match=r"norm at most (radius = )?1"):
         make(d).validate(x)
     assert len(make(d).validate(x / x.double().norm()))
 
@@ -60,11 +58,9 @@ def test_error_is_predicted_without_a_graph(kde):
     ):
         assert not b.requires_grad
         torch.testing.assert_close(a, b)
-    family = GaussianFourier(D)
-    assert not expected_mse(family, 3, kde.law, x, y).total.requires_grad
 
 
-@pytest.mark.parametrize("family", [GaussianFourier(D), InnerProduct(D), LaplacianSigns(D), Exponential(D)])
+@pytest.mark.parametrize("family", [GaussianFourier(D), InnerProduct(D), LaplacianSigns(D)])
 def test_kernels_take_two_dtypes(family):
     x, y = unit(4), unit(3, seed=2)
     mixed = family.kernel(x.float(), y)
@@ -72,7 +68,7 @@ def test_kernels_take_two_dtypes(family):
     torch.testing.assert_close(mixed, family.kernel(x, y), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", [GaussianFourier(D), LaplacianSigns(D), Exponential(D, radius=5.0)])
+@pytest.mark.parametrize("family", [GaussianFourier(D), LaplacianSigns(D)])
 def test_whole_numbers_are_the_same_vectors_as_floats(family):
     whole = torch.randint(-1, 2, (8, D), generator=generator())
     features = family.draw(6, generator=generator())

@@ -8,7 +8,6 @@ from buckets import LaplacianBuckets
 from laws import generator
 
 from torchdp.density import (
-    Exponential,
     GaussianFourier,
     GaussianSquareWave,
     InnerProduct,
@@ -27,7 +26,6 @@ UNBIASED = [
     GaussianSquareWave(D, 1.3),
     InnerProductSigns(D),
     LaplacianSigns(D, 2.0),
-    Exponential(D, 0.7, 1.0),
 ]
 EVERY = [
     *UNBIASED,
@@ -58,17 +56,12 @@ def z_scores(samples, mean):
 
 
 @pytest.mark.parametrize("family", UNBIASED, ids=lambda family: type(family).__name__)
-def test_products_have_the_kernel_as_their_mean_and_the_stated_moments(family):
+def test_products_have_the_kernel_as_their_mean(family):
     x, y = ball(4, D, 1), ball(3, D, 5)
     y[0] = x[0]  # kernels are 1 where points meet
     found = products(family, x, y)
     assert z_scores(found, family.kernel(x, y)).abs().max() < 4.5
     assert z_scores(found, 0.9 * family.kernel(x, y)).abs().max() > 6
-    crossed = found[:, None] * found[None]
-    stated = family.cross_moment(x[:, None, None], x[None, :, None], y)
-    deviation = crossed.std(-1).clamp_min(1e-12) / math.sqrt(TRIALS)
-    assert ((crossed.mean(-1) - stated).abs() <= 4.5 * deviation + 3e-4).all()
-    torch.testing.assert_close(found.var(-1), family.variance(x, y), rtol=0.06, atol=0.02)
 
 
 def test_the_identity_gives_the_inner_product_itself():
@@ -83,7 +76,6 @@ def test_hashed_buckets_have_the_stated_mean_and_a_bias_of_one_in_the_number_of_
     x, y = ball(4, D, 1), 3 * ball(3, D, 5)
     found = products(family, x, y)
     assert z_scores(found, family.mean(x, y)).abs().max() < 4.5
-    torch.testing.assert_close(found.var(-1), family.variance(x, y), rtol=0.06, atol=0.01)
     assert ((family.mean(x, y) - family.kernel(x, y)) <= family.bias).all()
     far = torch.full((1, D), 100.0, dtype=torch.float64)
     assert float(family.mean(x, far)[0, 0]) == pytest.approx(family.bias, rel=1e-6)
@@ -102,10 +94,6 @@ def test_every_family_keeps_to_what_it_declares(family):
     support = (left.unflatten(1, (50, -1)) != 0).sum(-1)
     assert int(support.max()) <= family.support
     assert features.composed == 50 * family.support
-    many = family.draw(2000, generator=generator(2))
-    moment = many.right(y).unflatten(1, (2000, -1)).square().sum(-1)
-    error = moment.std(1) / math.sqrt(2000) + 1e-9
-    assert ((moment.mean(1) - family.query_moment(y)).abs() < 4.5 * error).all()
     for dtype in (torch.float32, torch.float64):
         assert features.left(x.to(dtype)).dtype == features.right(y.to(dtype)).dtype == dtype
 
@@ -205,9 +193,11 @@ def test_the_square_wave_keeps_what_the_kernel_needs_and_loses_to_no_other_bound
     for bounded in (torch.cos(t), torch.cos(t).clamp(-0.5, 0.5) * 2, torch.tanh(3 * torch.cos(t))):
         assert 2 * float((bounded * torch.cos(t)).mean()) < first
     fourier, wave = GaussianFourier(D), GaussianSquareWave(D)
-    y = ball(1, D, 1)
-    noise = [family.bound**2 * float(family.query_moment(y)[0]) for family in (fourier, wave)]
-    assert noise[1] / noise[0] == pytest.approx(math.pi**2 / 16)
+    noise = [
+        family.bound**2 * float(family.draw(100_000, generator=generator()).right(ball(1, D, 1)).square().mean())
+        for family in (fourier, wave)
+    ]
+    assert noise[1] / noise[0] == pytest.approx(math.pi**2 / 16, rel=0.02)
 
 
 def test_features_depend_on_the_generator_alone():

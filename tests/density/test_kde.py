@@ -16,7 +16,6 @@ from scipy import stats
 from torchdp.density import (
     CentralKDE,
     Density,
-    Exponential,
     GaussianFourier,
     GaussianSquareWave,
     InnerProduct,
@@ -27,7 +26,6 @@ from torchdp.density import (
     ShuffledKDE,
     kernel_means,
 )
-from torchdp.density.means import expected_mse
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
@@ -49,7 +47,6 @@ OFFERED = [
     InnerProductSigns(D),
     InnerProductRotated(D, 1.5),
     LaplacianSigns(D, 2.0),
-    Exponential(D, 0.7, 1.0),
     Projected(D, GaussianSquareWave(3, 1.3)),
 ]
 FAMILIES = [*OFFERED, LaplacianBuckets(D, 2.0, 4)]
@@ -213,42 +210,6 @@ def test_predicted_error_under_every_law_is_the_measured_one(law):
     density = kde.sample_estimate(kde.summary(x), generator=generator(3), sample_shape=(20_000,))
     squared = (density.evaluate(y) - kernel_means(kde.features.family, x, y)).square()
     assert z_scores(squared, predicted).abs().max() < 4.5 < z_scores(squared, 1.1 * predicted).abs().max()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "family",
-    [family for family in FAMILIES if hasattr(family, "cross_moment")],
-    ids=lambda family: type(family).__name__,
-)
-def test_expected_error_over_the_features_too_is_the_measured_one(family):
-    x, y, repetitions, trials = ball(5), ball(3, seed=5), 4, 500
-    law = RandomizedResponseSum(5, 0.2)
-    predicted = expected_mse(family, repetitions, law, x, y)
-    truth = kernel_means(family, x, y)
-    squared = torch.empty(trials, 3, dtype=torch.float64)
-    given = torch.zeros(3, dtype=torch.float64)
-    for trial in range(trials):
-        features = family.draw(repetitions, generator=generator(trial))
-        kde = ShuffledKDE(features, law, DELTA)
-        crowd = kde.summary(x)
-        squared[trial] = (
-            kde.sample_estimate(crowd, generator=generator(trial + trials)).evaluate(y) - truth
-        ).square()
-        given += kde.density_mse(crowd, y).total / trials if trial < 100 else 0
-    assert z_scores(squared, predicted.total + 1e-4).abs().max() < 4.5
-    assert z_scores(squared, 1.9 * predicted.total).abs().max() > 4.5
-    torch.testing.assert_close(given * trials / 100, predicted.total, rtol=0.2, atol=0.02)
-
-
-def test_privacy_error_does_not_grow_with_the_repetitions_once_noise_is_calibrated_to_them():
-    x, y = ball(4), ball(3, seed=5)
-    errors = []
-    for repetitions in (100, 400):
-        sigma = 5 * math.sqrt(repetitions)  # what composition asks for, to first order
-        law = CentralGaussianSum(4, sigma)
-        errors.append(expected_mse(GaussianSquareWave(D), repetitions, law, x, y).privacy)
-    torch.testing.assert_close(errors[0], errors[1])
 
 
 def test_memory_does_not_grow_with_the_users():

@@ -7,7 +7,6 @@ import torch
 from laws import generator, z_scores
 
 from torchdp.density import (
-    Exponential,
     GaussianFourier,
     GaussianSquareWave,
     InnerProductRotated,
@@ -26,7 +25,6 @@ FAMILIES = [
     GaussianFourier(D, 1.3),
     GaussianSquareWave(D, 1.3),
     InnerProductRotated(D, 1.5),
-    Exponential(D, 0.7, 1.0),
     Projected(D, GaussianFourier(3, 1.3)),
 ]
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)

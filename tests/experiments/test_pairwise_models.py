@@ -3,12 +3,13 @@
 import pytest
 import torch
 from laws import generator
+from pairs import from_factors
 from scripts import loaded
 
 from torchdp import pairwise
 from torchdp.simulate import Moments
 
-STATISTIC = pairwise.from_factors(
+STATISTIC = from_factors(
     torch.eye(3), torch.tensor([[1.0, 2, 0], [2, 0, -1], [0, -1, 3]]), pairs=pairwise.Pairs.ALL
 )
 COUNTS = torch.tensor([300, 0, 700])

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from contract import Contract, LocalContract, MessageContract
+from pairs import from_factors
 from scipy.stats import norm, poisson
 
 from torchdp import pairwise
@@ -65,7 +66,7 @@ class TestOneMessageOfAllPairs(TestOneMessage):
     """A diagonal that depends on the type, and a weight of each sign."""
 
     protocol = pairwise.OneMessage(
-        pairwise.from_factors(torch.eye(4), torch.diag(torch.arange(1.0, 5)) + 1, pairs=pairwise.Pairs.ALL), 4.0
+        from_factors(torch.eye(4), torch.diag(torch.arange(1.0, 5)) + 1, pairs=pairwise.Pairs.ALL), 4.0
     )
 
     def truth(self):

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import pytest
 import torch
+from pairs import from_factors
 from scipy.stats import chi2
 
 from torchdp import pairwise
@@ -21,7 +22,7 @@ STATISTICS = [
     pairwise.unequal(4),
     pairwise.kendall(2, 3),
     pairwise.auc(3),
-    pairwise.from_factors(torch.eye(3), torch.eye(3) * torch.arange(1.0, 4.0)),
+    from_factors(torch.eye(3), torch.eye(3) * torch.arange(1.0, 4.0)),
 ]
 EPSILONS = [0.1, 1.0, 4.0]
 

@@ -4,6 +4,7 @@ from itertools import product
 
 import pytest
 import torch
+from pairs import from_factors
 from pairwise.common import mse, sampled
 from scipy.integrate import quad
 from scipy.stats import norm
@@ -24,7 +25,7 @@ from torchdp.simulate import Moments
 
 KINDS = [TwoMessage, OneMessage, OneMessagePairs, RandomizedResponsePlugIn]
 STATISTICS = [pairwise.absolute_difference(5), pairwise.unequal(4), pairwise.kendall(2, 3)]
-VARIED = pairwise.from_factors(  # its diagonal f(x, x) is 1, 4, -2
+VARIED = from_factors(  # its diagonal f(x, x) is 1, 4, -2
     torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, -3.0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
 )
 EVERY = PairwiseStatistic("every pair", VARIED.points, VARIED.form, pairs=Pairs.ALL)

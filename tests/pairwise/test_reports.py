@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from pairs import from_factors
 from pairwise.common import mse
 
 from torchdp import pairwise
@@ -26,7 +27,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
 ORACLES = [SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding]
-VARIED = pairwise.from_factors(  # its diagonal f(x, x) is 1, 4, -2
+VARIED = from_factors(  # its diagonal f(x, x) is 1, 4, -2
     torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, -3.0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
 )
 STATISTICS = [pairwise.absolute_difference(2), pairwise.absolute_difference(5), pairwise.unequal(3), VARIED]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from pairs import from_factors
 from pairwise.common import mse
 from scipy.stats import ks_2samp
 
@@ -323,7 +324,7 @@ def test_every_budget_the_randomizers_take_can_be_split(kind):
 
 
 def test_constant_kernel_asks_nothing():
-    statistic = pairwise.from_factors(torch.zeros(3, 1), torch.zeros(1, 3))
+    statistic = from_factors(torch.zeros(3, 1), torch.zeros(1, 3))
     same = pairwise.PairwiseStatistic(
         "same", torch.ones(3, 1).double(), pairwise.Form(torch.ones(1).double()), pairs=Pairs.ALL
     )

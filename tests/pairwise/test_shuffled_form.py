@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from pairs import from_factors
 from pairwise.common import mse
 
 from torchdp import pairwise
@@ -14,7 +15,7 @@ from torchdp.shuffle import PoissonSum, delta_of
 
 DIFFERENCE = pairwise.absolute_difference(4)  # corners: nothing is rounded
 UNEQUAL = pairwise.unequal(4)
-SMALL = pairwise.from_factors(
+SMALL = from_factors(
     torch.tensor([[1.0, 0.2], [0.5, -0.3], [-1, 0.7]]),
     torch.tensor([[0.3, 1.0, -0.2], [0.6, 0.1, 0.4]]),
     pairs=Pairs.ALL,
@@ -36,7 +37,7 @@ def joint_delta(protocol, x, y, epsilon):
 
 
 def test_guarantee_shuffled_form_by_enumeration():
-    statistic = pairwise.from_factors(
+    statistic = from_factors(
         torch.tensor([[1.0], [-0.4], [0.1]]), torch.tensor([[0.5, 1.0, -0.6]]), pairs=Pairs.ALL
     )
     protocol = ShuffledForm.calibrated(statistic, 10, 2.0, 1e-2)

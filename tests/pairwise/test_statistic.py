@@ -93,17 +93,6 @@ def test_exact_of_a_batch_of_counts():
         torch.testing.assert_close(values[1, 2], statistic.exact(counts[1, 2]))
 
 
-def test_from_factors_has_the_symmetric_part_as_its_kernel_and_no_longer_vectors():
-    generator = keyed_generator(b"factors")
-    left = torch.randn(5, 3, dtype=torch.float64, generator=generator)
-    right = torch.randn(3, 5, dtype=torch.float64, generator=generator)
-    statistic, W = pairwise.from_factors(left, right), left @ right
-    torch.testing.assert_close(statistic.kernel(statistic.form), (W + W.mT) / 2, rtol=1e-12, atol=1e-12)
-    want = (left.square().sum(1) + right.square().sum(0)) / 2
-    torch.testing.assert_close(statistic.points.square().sum(1), want)
-    assert statistic.radius**2 <= max(float(left.norm(dim=1).max()), float(right.norm(dim=0).max())) ** 2
-
-
 def test_from_kernel_reconstructs_within_the_norm_it_promises():
     x = torch.arange(6.0)
     for kernel in (torch.exp(-(x[:, None] - x)), torch.minimum(x[:, None], x)):

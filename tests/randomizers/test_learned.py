@@ -9,7 +9,8 @@ import torch
 
 from torchdp import workloads
 from torchdp.protocol import Objective
-from torchdp.randomizers import LearnedStrategy, StrategyMatrix, answer_variances
+from torchdp.randomizers import LearnedStrategy, StrategyMatrix
+from torchdp.randomizers.alphabet.learned import answer_variances
 from torchdp.randomness import keyed_generator
 
 

@@ -230,7 +230,6 @@ BAD_SEARCH = [
     ("outputs", ValueError, {"outputs": 6.0}),
     ("steps", ValueError, {"steps": -1}),
     ("exchanges", ValueError, {"exchanges": -1}),
-    ("restarts", ValueError, {"restarts": 0}),
     ("generator", TypeError, {"generator": None}),
 ]
 

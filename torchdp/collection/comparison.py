@@ -62,7 +62,7 @@ def difference(first: Estimate, second: Estimate) -> Difference:
 
 @on_host
 def _widest(stretches: list[Stretch], level: float) -> Tensor:
-    """Of a sum of independent errors: it lies between their laws and the normal one."""
+    """Of a sum of independent errors: it lies between their distributions and the normal one."""
     return torch.stack(
         torch.broadcast_tensors(
             torch.ones(()).double(),

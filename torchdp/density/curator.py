@@ -40,7 +40,7 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
         checks.instance("law", self.law, CuratorSum)
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+        checks.keep(self, delta=checks.fraction)
 
     @staticmethod
     def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":

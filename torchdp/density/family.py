@@ -33,9 +33,9 @@ class Family(ABC):
         object.__setattr__(self, "dimension", checks.integer("dimension", self.dimension, 1))
 
     @property
-    @abstractmethod
     def coordinates(self) -> int:
         """Q: numbers of one repetition."""
+        return 1
 
     @property
     def bound(self) -> float:
@@ -60,10 +60,6 @@ class Family(ABC):
     @abstractmethod
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "Features":
         """Independent pairs (f_i, g_i) from public randomness; they live on the generator's device, in float64."""
-
-    def query_moment(self, y: Tensor) -> Tensor:
-        """E ||g(y)||^2 of one repetition, 1 where nothing else is said: (q, d) -> (q,)."""
-        return torch.ones_like(self.queries(y)[:, 0])
 
     @abstractmethod
     def k(self, x: Tensor, y: Tensor) -> Tensor:
@@ -104,28 +100,6 @@ class Family(ABC):
         if value.ndim != 2:
             raise ValueError(f"{name} must have shape (n, {self.dimension}), not {tuple(value.shape)}")
         return value
-
-
-@dataclass(frozen=True)
-class OneTermFamily(Family):
-    """A family with at most one product f(x)_j g(y)_j that is not zero; its second moments are known."""
-
-    @property
-    def coordinates(self) -> int:
-        return 1
-
-    @abstractmethod
-    def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
-        """E <f(x), g(y)> <f(other), g(y)> of one repetition: (..., d) each, broadcast -> (...)."""
-
-    def mean(self, x: Tensor, y: Tensor) -> Tensor:
-        """E <f(x), g(y)>, the kernel where there is no bias: (*batch, n, d), (*batch, q, d) -> (*batch, n, q)."""
-        return self.kernel(x, y)
-
-    def variance(self, x: Tensor, y: Tensor) -> Tensor:
-        """Variance of <f(x_u), g(y_v)>, one repetition: (n, d), (q, d) -> (n, q)."""
-        x, y = self.validate(x), self.queries(y)
-        return self.cross_moment(x[:, None], x[:, None], y) - self.mean(x, y).square()
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import Family, Features, OneTermFamily, SignFeatures, drawn
+from torchdp.density.family import Family, Features, SignFeatures, drawn
 from torchdp.density.rounding import TURN, fused, fused_ones, fused_positive
 from torchdp.draws import Simulated
-
-HARMONICS = 1024  # of the square wave, in its second moments
 
 
 @dataclass(frozen=True)
@@ -22,22 +20,13 @@ class GaussianKernel(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "bandwidth", checks.positive("bandwidth", self.bandwidth))
+        checks.keep(self, bandwidth=checks.positive)
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-squared_distances(x, y) / self.bandwidth**2)
 
-
-@dataclass(frozen=True)
-class GaussianFamily(GaussianKernel, OneTermFamily):
-    """One wave of random phase for each frequency, and the frequencies independent."""
-
-    def _of(self, difference: Tensor) -> Tensor:
-        """E cos <w, difference>: (..., d) -> (...)."""
-        return torch.exp(-difference.square().sum(-1) / self.bandwidth**2)
-
     def _waves(self, repetitions: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Frequencies (d, repetitions) and phases (repetitions,)."""
+        """Independent frequencies (d, repetitions) and phases (repetitions,)."""
         repetitions, generator = drawn(repetitions, generator)
         shape = (self.dimension, repetitions)
         normal = torch.randn(shape, dtype=torch.float64, device=generator.device, generator=generator)
@@ -46,7 +35,7 @@ class GaussianFamily(GaussianKernel, OneTermFamily):
 
 
 @dataclass(frozen=True)
-class GaussianFourier(GaussianFamily):
+class GaussianFourier(GaussianKernel):
     """f(x) = g(x) = sqrt(2) cos(<w, x> + b), b uniform on [0, 2 pi): Q = S = 1, R = sqrt(2), no bias.
 
     exp(-||x - y||^2 / bandwidth^2); dimension >= 1, bandwidth > 0. Raises ValueError.
@@ -56,10 +45,6 @@ class GaussianFourier(GaussianFamily):
     @property
     def bound(self) -> float:
         return math.sqrt(2)
-
-    def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
-        """k(x - other) + k(x + other - 2 y)/2."""
-        return self._of(x - other) + self._of(x + other - 2 * y) / 2
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "FourierFeatures":
         return FourierFeatures(self, repetitions, *self._waves(repetitions, generator))
@@ -87,7 +72,7 @@ class FourierFeatures(Features):
 
 
 @dataclass(frozen=True)
-class GaussianSquareWave(GaussianFamily):
+class GaussianSquareWave(GaussianKernel):
     """f(x) = sign cos(<w, x> + b), g(y) = (pi/2) cos(<w, y> + b), b uniform on [0, 2 pi): Q = S = R = 1, no bias.
 
     The square wave is (4/pi)(cos t - cos(3t)/3 + cos(5t)/5 - ...), and over the phase b all its terms but the first
@@ -99,27 +84,6 @@ class GaussianSquareWave(GaussianFamily):
     exp(-||x - y||^2 / bandwidth^2); dimension >= 1, bandwidth > 0. Raises ValueError.
     Source: Schellekens, Jacques (2020), asymmetric random periodic features.
     """
-
-    def query_moment(self, y: Tensor) -> Tensor:
-        """pi^2/8."""
-        return torch.full_like(self.queries(y)[:, 0], math.pi**2 / 8)
-
-    def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
-        """By the series of the square wave up to harmonic 2047, to within 3e-4.
-
-        With c(z) = E cos <w, z>: sum over odd m of c(m (x - other))/m^2, plus (1/2) c(x + other - 2y), less the sum
-        over even p, of either sign, of c((x + other - 2y) + p (x - other))/(2 (p^2 - 1)).
-        """
-        apart, middle = x - other, x + other - 2 * y
-        square, along = (apart.square().sum(-1, keepdim=True), (apart * middle).sum(-1, keepdim=True))
-        odd = torch.arange(1, 2 * HARMONICS, 2, dtype=x.dtype, device=x.device)
-        even = odd + 1
-        rate = -1 / self.bandwidth**2
-        first = (torch.exp(rate * odd.square() * square) / odd.square()).sum(-1)
-        both = rate * (even.square() * square + middle.square().sum(-1, keepdim=True))
-        sides = torch.exp(both + 2 * rate * even * along) + torch.exp(both - 2 * rate * even * along)
-        third = (sides / (2 * (even.square() - 1))).sum(-1)
-        return first + self._of(middle) / 2 - third
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "SquareWaveFeatures":
         return SquareWaveFeatures(self, repetitions, *self._waves(repetitions, generator))

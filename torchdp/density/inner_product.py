@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import SLACK, Family, Features, OneTermFamily, drawn
+from torchdp.density.family import SLACK, Family, Features, drawn
 from torchdp.density.projection import power_of_two, random_signs, rotate
 
 
@@ -19,10 +19,6 @@ class InnerProductFamily(Family):
     def movement(self) -> float:
         """Coordinates of unit vectors change by 2 in norm at most: sum_j (f_j - f_j')^2/(4 R^2) <= 1/R^2."""
         return min(float(self.support), ((1 + SLACK) / self.bound) ** 2)
-
-    def query_moment(self, y: Tensor) -> Tensor:
-        """||y||^2."""
-        return self.queries(y).square().sum(-1)
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return x @ y.mT
@@ -74,7 +70,7 @@ class LinearFeatures(Features):
 
 
 @dataclass(frozen=True)
-class InnerProductSigns(InnerProductFamily, OneTermFamily):
+class InnerProductSigns(InnerProductFamily):
     """f(x) = <s, x>, g(y) = <s, y> with random signs s: Q = S = 1, R = sqrt(d), no bias. Raises ValueError.
 
     Source: Wagner (2025), section A.3.
@@ -88,11 +84,6 @@ class InnerProductSigns(InnerProductFamily, OneTermFamily):
     def movement(self) -> float:
         """1: the vectors may lie along the signs."""
         return 1.0
-
-    def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
-        """<x, other> ||y||^2 + 2 <x, y> <other, y> - 2 sum_j x_j other_j y_j^2."""
-        along = (x * y).sum(-1) * (other * y).sum(-1)
-        return (x * other).sum(-1) * y.square().sum(-1) + 2 * along - 2 * (x * other * y.square()).sum(-1)
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "SignedSumFeatures":
         repetitions, generator = drawn(repetitions, generator)
@@ -136,7 +127,7 @@ class InnerProductRotated(InnerProductFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "width", checks.positive("width", self.width))
+        checks.keep(self, width=checks.positive)
 
     @property
     def coordinates(self) -> int:

@@ -66,9 +66,9 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         checks.instance("features", self.features, Features)
         checks.instance("law", self.law, MessageLaw).countable()
         self.law.present(self.absent)
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+        checks.keep(self, delta=checks.fraction)
         if self.epsilon is not None:
-            object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+            checks.keep(self, epsilon=checks.positive)
         object.__setattr__(self, "instances", self.features.instances)
         checks.validated(self, "guarantee")  # a delta that the law can not keep
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.bins import Grid
-from torchdp.density.family import Family, OneTermFamily, SignFeatures, drawn
+from torchdp.density.family import Family, SignFeatures, drawn
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LaplacianFamily(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "scale", checks.positive("scale", self.scale))
+        checks.keep(self, scale=checks.positive)
 
     @property
     def support(self) -> int:
@@ -44,18 +44,13 @@ class LaplacianFamily(Family):
 
 
 @dataclass(frozen=True)
-class LaplacianSigns(LaplacianFamily, OneTermFamily):
+class LaplacianSigns(LaplacianFamily):
     """f = g = a random sign of the point's bin: Q = S = R = 1, no bias, one bit without rounding.
 
     Different bins have independent signs, so E f(x) g(y) = P(same bin) = exp(-||x - y||_1 / scale).
     dimension >= 1, scale > 0. Raises ValueError.
     Source: Rahimi, Recht (2007), random binning, with a sign for each bin.
     """
-
-    def cross_moment(self, x: Tensor, other: Tensor, y: Tensor) -> Tensor:
-        """k(x, other), since g^2 = 1."""
-        together = torch.exp(-(x - other).abs().sum(-1) / self.scale)
-        return together.expand(torch.broadcast_shapes(together.shape, y.shape[:-1]))
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "BinSignFeatures":
         return BinSignFeatures(self, repetitions, self._grid(repetitions, generator))

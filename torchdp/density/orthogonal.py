@@ -38,7 +38,7 @@ class GaussianOrthogonal(GaussianKernel):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.radius != math.inf:
-            object.__setattr__(self, "radius", checks.positive("radius", self.radius))
+            checks.keep(self, radius=checks.positive)
 
     @property
     def coordinates(self) -> int:

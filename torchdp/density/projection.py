@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.family import Family, Features
-from torchdp.density.gaussian import GaussianFamily
+from torchdp.density.gaussian import GaussianFourier, GaussianSquareWave
 from torchdp.draws import Draws, Simulated
 
 
@@ -59,12 +59,15 @@ class Projected(Family):
     Source: Ailon, Chazelle (2009); Tropp (2011); Wagner (2025), Theorem 3.2's proof; the bias as above.
     """
 
-    family: GaussianFamily
+    family: GaussianFourier | GaussianSquareWave
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.family, GaussianFamily):
-            raise TypeError(f"family must be a Gaussian family, not {type(self.family).__name__}")
+        if not isinstance(
+            self.family, GaussianFourier | GaussianSquareWave
+        ):  # others bound norms before projection
+            kind = type(self.family).__name__
+            raise TypeError(f"family must be a GaussianFourier or a GaussianSquareWave, not {kind}")
         checks.integer("dimension", self.dimension, self.family.dimension)
 
     @property
@@ -83,10 +86,6 @@ class Projected(Family):
     def bias(self) -> float:
         size, kept = power_of_two(self.dimension), self.family.dimension
         return 2 / kept * (size - kept) / max(1, size - 1)
-
-    def query_moment(self, y: Tensor) -> Tensor:
-        y = self.queries(y)
-        return self.family.query_moment(y.new_zeros(len(y), self.family.dimension))
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "ProjectedFeatures":
         inner = self.family.draw(repetitions, generator=generator)

@@ -10,7 +10,7 @@ from torchdp.domains.relaxation import hadamard_signs
 from torchdp.randomness import keyed_generator
 
 SWEEPS = 500
-MOST = 1 << 11  # points of a product law that are listed
+MOST = 1 << 11  # points of a product distribution that are listed
 
 
 def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
@@ -77,12 +77,12 @@ def signed_law(laws: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def mirrored(points: Tensor, weights: Tensor, middle: Tensor) -> tuple[Tensor, Tensor]:
-    """Half the law, and half its mirror image about ``middle``."""
+    """Half the distribution, and half its mirror image about ``middle``."""
     return torch.cat([points, 2 * middle - points]), torch.cat([weights, weights]) / 2
 
 
 def independent_law(laws: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """The law of independent blocks; where it has too many points, a sample of it."""
+    """The distribution of independent blocks; where it has too many points, a sample of it."""
     count = math.prod(len(weights) for _, weights in laws)
     if count <= MOST:
         places = torch.cartesian_prod(*[torch.arange(len(weights)) for _, weights in laws]).reshape(-1, len(laws))

@@ -115,7 +115,7 @@ class HardInstance:
         """Users needed for mean absolute error at most ``alpha`` on every query; so also for the mean largest error.
 
         samples(alpha sqrt(2 e / pi)): an error of mean absolute value alpha has entropy power at most 2 e alpha^2 / pi
-        (the Laplace law's), and van Trees' inequality bounds the entropy power too.
+        (the Laplace distribution's), and van Trees' inequality bounds the entropy power too.
 
         Guarantees: no non-interactive epsilon-LDP protocol with fewer users has that error.
         Source: Efroimovich (1980), from Stam's inequality. The error is that of Edmonds, Nikolov, Ullman (2020).

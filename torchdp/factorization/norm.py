@@ -14,6 +14,7 @@ from torchdp.factorization.factorize import factorize
 from torchdp.workloads import RunningSums
 
 ROUNDING = 1e-13  # of the largest entry of W
+MOST_CONSTANTS = 60  # factorizations in the search of a free constant
 
 
 def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bool = False) -> Tensor:
@@ -106,26 +107,26 @@ class FreeConstant:
         refuse_contradiction(self.lower, self.upper, self.rounding)
 
 
-def free_constant(W: Tensor, *, tol: float = 1e-3, most: int = 60) -> FreeConstant:
+def free_constant(W: Tensor, *, tol: float = 1e-3) -> FreeConstant:
     """The constant that, added to every entry of W, makes gamma_2 least, with bounds on that least value.
 
     gamma_2(W + c 1 1^T) is convex in c, and every witness U gives a line below it, <W, U> + c sum U. From the middle
     of W's range c moves down the slope until the slope changes sign; then the next c is where the two innermost lines
     meet (at least a tenth of the bracket from its ends). The height of that point is a lower bound. Stops at the
-    relative gap ``tol`` or after ``most`` factorizations.
+    relative gap ``tol`` or after 60 factorizations.
 
     W: (m, n), real. Raises ValueError, TypeError.
     Guarantees: lower <= min over c of gamma_2(W + c 1 1^T) <= upper.
     Source: Edmonds, Nikolov, Ullman (2020), Lemma 12, for the lines; Kelley (1960) for the method.
     """
     W = checks.one_matrix("W", W)
-    tol, most = checks.positive("tol", tol), checks.integer("most", most, 1)
+    tol = checks.positive("tol", tol)
     middle, width = -float(W.max() + W.min()) / 2, float(W.max() - W.min())
     size = float(W.abs().max())
     falling: tuple[float, float, float] | None = None  # c, height at 0 and slope of the innermost line that falls
     rising: tuple[float, float, float] | None = None
     c, best, upper, lower = middle, middle, math.inf, 0.0
-    for _ in range(most):
+    for _ in range(MOST_CONSTANTS):
         found = factorize(W + c, tol=tol / 4)
         if float(found.certificate.upper) < upper:
             best, upper = c, float(found.certificate.upper)

@@ -33,7 +33,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
     domain: the box of the users' numbers, (n, d), wider than 0 in each; steps: of each number; client: a strategy of
     (2 steps + 1)^d types, of full rank. ``tuned`` makes one. Raises TypeError, ValueError.
 
-    Guarantees: the client's own, for each user: the law of a message is a mixture of the client's.
+    Guarantees: the client's own, for each user: the distribution of a message is a mixture of the client's.
     Source: derived here; McKenna, Maity, Mazumdar, Miklau (2020) for the strategy.
     """
 

@@ -151,7 +151,7 @@ def histograms(statistic: PairwiseStatistic) -> Tensor:
 
 
 def _messages(prefix: str, statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:
-    """Those whose law is drawn without messages first: they are taken where errors are equal."""
+    """Those whose distribution is drawn without messages first: they are taken where errors are equal."""
     both = (PrivUnitG, PrivUnit)
     return [
         (f"{prefix}two messages", TwoMessage(statistic, epsilon)),

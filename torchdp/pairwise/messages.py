@@ -214,7 +214,7 @@ class OneMessagePairs(SingleMessage):
     """One message at the full epsilon; the analyst pairs the messages: sum over i != j of Y_i^T J Y_j / (n (n-1)).
 
     Unbiased for distinct pairs whatever the kernel's diagonal, but the analyst must see each message (the sum
-    of their coordinates' squares is needed too), so that its law is drawn from messages.
+    of their coordinates' squares is needed too), so that its distribution is drawn from messages.
     Var = [4 v sum_users ||J (s - u_x)||^2 + 2 n (n-1) v^2 sum weights^2] / (n (n-1))^2, exactly.
 
     Guarantees: epsilon-LDP for each user.

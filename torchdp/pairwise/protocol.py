@@ -40,7 +40,7 @@ class PairwiseProtocol(Protocol[Tensor]):
                 f"{self.statistic.name!r} is constant: its mean is {self.statistic.form.constant:g} whatever users "
                 "hold, so nobody needs to send anything"
             )
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        checks.keep(self, epsilon=checks.positive)
         checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range
 
     @property

@@ -86,7 +86,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
 
     Decoded and projected on sum 1, a message is Y in R^k with E Y = e_x, and a user's vector Z = sum_x Y_x u_x has
     E Z = u_x: sum over i != j of Z_i^T J Z_j / (n (n-1)) is unbiased for distinct pairs. The sets' sizes do not give
-    Z^T J Z, so the analyst must see each message, and its law is drawn from messages. The variance is
+    Z^T J Z, so the analyst must see each message, and its distribution is drawn from messages. The variance is
     ``symmetric_variance``, exactly.
     kind: the class of the oracle.
 

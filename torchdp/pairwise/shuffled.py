@@ -51,8 +51,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "users", checks.integer("users", self.users, 2))
-        object.__setattr__(self, "noise", checks.positive("noise", self.noise))
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+        checks.keep(self, noise=checks.positive, delta=checks.fraction)
         super().__post_init__()
 
     @classmethod
@@ -86,7 +85,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
 
     @cached_property
     def law(self) -> PoissonSum:  # type: ignore[override]
-        """The law of every sum."""
+        """The distribution of every sum."""
         return PoissonSum(self.users, self.noise)
 
     @property

@@ -45,24 +45,6 @@ def from_kernel(
     return PairwiseStatistic(name, factors.right.mT.contiguous(), Form(factors.signature, -constant), pairs=pairs)
 
 
-def from_factors(
-    left: Tensor, right: Tensor, *, pairs: Pairs = Pairs.DISTINCT, name: str = "kernel"
-) -> PairwiseStatistic:
-    """The statistic of the kernel (W + W^T)/2, W = left right, from any factors: left (k, r), right (r, k).
-
-    A user's vector is ((L_x + R_x)/2; (L_x - R_x)/2) with weights (+1, -1): the concatenation (L_x; R_x)/sqrt 2
-    turned by 45 degrees, whose squared norm (||L_x||^2 + ||R_x||^2)/2 is at most the larger of the two.
-    """
-    left, right = checks.matrix("left", left).double(), checks.matrix("right", right).double().mT
-    if left.ndim != 2 or left.shape != right.shape:
-        raise ValueError(
-            f"left must be (k, r) and right (r, k), not {tuple(left.shape)} and {tuple(right.mT.shape)}"
-        )
-    ones = torch.ones(left.shape[1], dtype=torch.float64, device=left.device)
-    points = torch.cat([(left + right) / 2, (left - right) / 2], 1)
-    return PairwiseStatistic(name, points, Form(torch.cat([ones, -ones])), pairs=pairs)
-
-
 def absolute_difference(k: int, *, spacing: float = 1.0) -> PairwiseStatistic:
     """Gini's mean difference: mean of spacing * abs(i - j) over pairs of distinct users, types 0, ..., k-1.
 

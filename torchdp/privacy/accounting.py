@@ -173,7 +173,7 @@ def _scale(profiles: Sequence[Profile], instances: int) -> tuple[float, float]:
     """A step fit for the curves, and where they are flat."""
     reach = np.concatenate([[0.0], np.geomspace(1e-12, _LARGEST, 400)])
     curve = largest_curve(profiles, reach)
-    gained = largest_curve(profiles, -reach) + np.expm1(-reach)  # above the curve of equal laws
+    gained = largest_curve(profiles, -reach) + np.expm1(-reach)  # above the curve of equal distributions
     flat = curve - curve[-1] <= max(1e-3 * curve[-1], 1e-14 / instances)
     low = gained <= max(1e-7 * curve[0], 1e-12)
     end = max(reach[int(np.argmax(flat))], reach[int(np.argmax(low))])

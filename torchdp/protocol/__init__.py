@@ -14,7 +14,7 @@
 | ``tally(messages)``, ``add(*tallies)`` | messages -> ``Tally`` |
 | ``collect(x, noise=)`` | in law ``tally(randomize(x))``, never all messages at once |
 | ``analyse(tally)``, ``estimate(x)`` | -> ``Estimate`` |
-| ``summary(x)``, ``sample_tally``, ``sample_estimate`` | the law of collecting, without a message |
+| ``summary(x)``, ``sample_tally``, ``sample_estimate`` | the distribution of collecting, without a message |
 | ``exact(summary)``, ``predicted_mse(summary)``, ``worst_mse(n, objective)`` | the truth; squared errors |
 | ``validate(x)`` | the one check of x |
 | ``X_unchecked`` | what a class writes of the verb X, whose checks are done: from draws of any kind |

@@ -40,7 +40,7 @@ class ConceptClass:
             )
         object.__setattr__(self, "tables", tuple(table.detach().double() for table in tables))
         object.__setattr__(self, "names", tuple(checks.instance("names", self.names, (tuple, list))))
-        object.__setattr__(self, "tol", checks.positive("tol", self.tol))
+        checks.keep(self, tol=checks.positive)
         if len(self.names) != sum(len(table) for table in self.tables):
             raise ValueError(
                 f"names must hold {sum(len(t) for t in self.tables)} names, one for each concept, not {len(self.names)}"

@@ -36,7 +36,7 @@ class IntegerSums(CuratorProtocol[Crowd]):
     Raises ValueError, TypeError.
 
     Guarantees: (epsilon, delta)-DP in the central model for replacing one user's vector, n public, of what leaves; the
-        tables' distance from the law is in delta.
+        tables' distance from the distribution is in delta.
     Source: Balle, Wang (2018), Theorem 8: sum + R is the Gaussian mechanism, rounded.
     """
 

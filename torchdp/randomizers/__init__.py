@@ -2,7 +2,7 @@
 
 An oracle's users hold one of k types and the estimate is the histogram; a ball randomizer's hold vectors of a ball and
 the estimate is their mean. Each states exactly what its message spends, what error it makes, and draws the analyst's
-sums at once, in law, without messages:
+sums at once, in distribution, without messages:
 
 >>> import torch
 >>> oracle = SubsetSelection(k=100, epsilon=1.0)
@@ -27,7 +27,7 @@ Steinke (2019); Asi, Feldman, Talwar (2022); Asi et al. (2023); Balle, Wang (201
 
 from torchdp.randomizers.alphabet.bit_vectors import OptimizedUnaryEncoding, SymmetricUnaryEncoding
 from torchdp.randomizers.alphabet.hadamard_response import HadamardResponse
-from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
+from torchdp.randomizers.alphabet.learned import LearnedStrategy
 from torchdp.randomizers.alphabet.randomized_response import RandomizedResponse
 from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
 from torchdp.randomizers.alphabet.strategy import StrategyMatrix
@@ -52,6 +52,5 @@ __all__ = [
     "StrategyMatrix",
     "SubsetSelection",
     "SymmetricUnaryEncoding",
-    "answer_variances",
     "strategy_lower_bound",
 ]

@@ -16,7 +16,7 @@ def exact_local(epsilon: float, source: str) -> Guarantee:
 
 
 def real_local(epsilon: float, source: str, delta: float = 0.0) -> Guarantee:
-    """(epsilon, delta) of a law over the real numbers, where floating-point numbers are sent."""
+    """(epsilon, delta) of a distribution over the real numbers, where floating-point numbers are sent."""
     return Guarantee(epsilon, delta, Model.LOCAL, Neighbours.REPLACE_ONE, True, source)
 
 

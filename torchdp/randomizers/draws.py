@@ -1,4 +1,4 @@
-"""Exact draws from finite laws, many at a time: packed bits, binomial splits, subsets of a crowd."""
+"""Exact draws from finite distributions, many at a time: packed bits, binomial splits, subsets of a crowd."""
 
 import math
 from collections.abc import Iterator
@@ -133,7 +133,7 @@ def without_replacement(crowds: Tensor, sizes: Tensor, draws: Draws) -> Tensor:
 
     crowds: (*batch, s), sizes: (*batch,), int64; returns (*batch, s). Binomial picks miss the size by about its
     root; the miss is made good in the same way, by picks from those left out or from those picked, and the last
-    few one by one. A uniform subset of a uniform subset, or of the rest, is uniform: the law is exact.
+    few one by one. A uniform subset of a uniform subset, or of the rest, is uniform: the distribution is exact.
     """
     picked = torch.zeros_like(crowds)
     while True:

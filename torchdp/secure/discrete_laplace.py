@@ -18,11 +18,11 @@ from torchdp.kernels.normals.exact import arithmetic, joined
 from torchdp.rounded import guide
 
 LEAST_RATE = 2.0**-54  # sizes stay below 2^62
-CUT = 160.0  # sizes of 2^J or more are left out, rate 2^J >= 160: below 2^-220 of the law
+CUT = 160.0  # sizes of 2^J or more are left out, rate 2^J >= 160: below 2^-220 of the distribution
 NEAR = 2.0**-40  # floats decide where they are further apart than that
 MOST_MEAN = 2.0**14  # of one draw of a table: below 2^12 thresholds
 SURELY = 1 + 2.0**-50  # means are rounded up: more noise of one kind hides no less
-OF_A_TABLE, OF_A_SIZE = 2.0**-113, 2.0**-219  # total variation distance of a draw from its law
+OF_A_TABLE, OF_A_SIZE = 2.0**-113, 2.0**-219  # total variation distance of a draw from its distribution
 
 
 def variance(rate: float) -> float:
@@ -54,7 +54,7 @@ def tail(shares: Tensor, rate: float, exponent: float) -> Tensor:
 def add_shares(cells: Tensor, share: float, rate: float, draws: Draws) -> Tensor:
     """Add ``share`` of a whole to each of the cells (size,), int64, in place.
 
-    Guarantees: each whole is within ``variation`` of its law, for uniform words, on every device.
+    Guarantees: each whole is within ``variation`` of its distribution, for uniform words, on every device.
     """
     mean = len(cells) * mean_clusters(share, rate)
     if mean == 0:

@@ -98,7 +98,7 @@ class PureSecureSketch(SecureSums):
 
     @property
     def variation(self) -> float:
-        """Above the total variation distance of all clients' noise from its law."""
+        """Above the total variation distance of all clients' noise from its distribution."""
         pairs = self.sketch.clients * self.sketch.copies * self.columns
         return laplace.variation(self.sketch.clients, pairs * laplace.mean_clusters(self.part, self.rate))
 

@@ -99,7 +99,7 @@ class SharedGaussian(SharedNoise):
     Whatever ``corrupt`` clients know of their own noise, and with ``absent`` others missing, N(0, sigma^2) is left.
     sigma is that of the analytic Gaussian mechanism. clients: n; sensitivity: largest l_2 distance of two encodings;
     epsilon > 0; delta in (0, 1); corrupt + absent < n; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt =
-    absent = 0, the same law from a curator. Raises ValueError.
+    absent = 0, the same distribution from a curator. Raises ValueError.
 
     Guarantees: exactly (epsilon, delta)-DP for replacing one client's value, where the sensitivity is attained and
         ``absent`` clients are missing; of k clients heard ``guarantee_of(k)``, exactly.

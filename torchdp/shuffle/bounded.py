@@ -40,7 +40,7 @@ class BoundedSum(OneTypeSum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "deviation", checks.positive("deviation", self.deviation))
+        checks.keep(self, deviation=checks.positive)
         checks.fits("deviation", 64, self.half_width)
 
     @property

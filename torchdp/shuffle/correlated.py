@@ -54,9 +54,7 @@ class CorrelatedSum(MessageLaw):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "ratio", checks.fraction("ratio", self.ratio))
-        object.__setattr__(self, "flood_shape", checks.positive("flood_shape", self.flood_shape))
-        object.__setattr__(self, "flood_ratio", checks.fraction("flood_ratio", self.flood_ratio))
+        checks.keep(self, ratio=checks.fraction, flood_shape=checks.positive, flood_ratio=checks.fraction)
 
     @property
     def contents(self) -> tuple[int, ...]:

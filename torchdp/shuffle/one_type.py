@@ -129,7 +129,7 @@ class PoissonSum(OneTypeSum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "mean", checks.positive("mean", self.mean))
+        checks.keep(self, mean=checks.positive)
 
     @property
     def noise_mean(self) -> float:
@@ -174,8 +174,7 @@ class NegativeBinomialSum(OneTypeSum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "shape", checks.positive("shape", self.shape))
-        object.__setattr__(self, "ratio", checks.fraction("ratio", self.ratio))
+        checks.keep(self, shape=checks.positive, ratio=checks.fraction)
 
     @property
     def noise_mean(self) -> float:

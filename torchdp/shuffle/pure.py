@@ -58,9 +58,7 @@ class PureSum(MessageLaw):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        object.__setattr__(self, "share", checks.fraction("share", self.share))
-        object.__setattr__(self, "drop", checks.fraction("drop", self.drop))
+        checks.keep(self, epsilon=checks.positive, share=checks.fraction, drop=checks.fraction)
         if not 1e-9 <= (1 - self.share) * self.epsilon <= self.epsilon <= 700:
             raise ValueError(
                 f"epsilon must be at most 700, not {self.epsilon}, and (1 - share) epsilon, the noise's part, "

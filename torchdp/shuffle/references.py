@@ -47,7 +47,7 @@ class CentralGaussianSum(CuratorSum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "sigma", checks.positive("sigma", self.sigma))
+        checks.keep(self, sigma=checks.positive)
 
     def noised(self, ones: Tensor, draws: Draws) -> Tensor:
         """S + N(0, sigma^2)."""

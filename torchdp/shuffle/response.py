@@ -43,7 +43,7 @@ class RandomizedResponseSum(MessageLaw):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "flip", checks.fraction("flip", self.flip))
+        checks.keep(self, flip=checks.fraction)
         if self.flip >= 0.5:
             raise ValueError(f"flip must be below 1/2, not {self.flip}: at 1/2 the messages say nothing")
 

@@ -157,7 +157,7 @@ class BitSums(Shuffled[Tensor]):
     def __post_init__(self) -> None:
         checks.instance("law", self.law, MessageLaw).countable()
         object.__setattr__(self, "instances", checks.integer("instances", self.instances, 1, 2**31 - 1))
-        object.__setattr__(self, "delta", checks.below_one("delta", self.delta))
+        checks.keep(self, delta=checks.below_one)
         self.law.present(self.absent)
         if self.law.levels > 1:
             raise ValueError("law must have levels = 1: bits are not rounded; density.ShuffledKDE rounds to more")

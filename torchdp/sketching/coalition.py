@@ -60,7 +60,7 @@ class Coalition(ABC):
     def losses(self, sketch: Sketch, ratio: Tensor, delta: float) -> Losses:
         """Of noise N(0, (2 B ratio_j)^2) in each pair of row j, independent copies; ratio: (m,). Raises ValueError."""
         square = row_loss(self.honest(sketch, delta) * ratios(ratio, sketch) ** 2, sketch)
-        return worst_loss(square, self.slack(delta), self.exact(sketch))
+        return worst_loss(square, self.exact(sketch))
 
     @abstractmethod
     def slack(self, delta: float) -> float:
@@ -117,7 +117,7 @@ class StaticCoalition(Coalition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "share", checks.fraction("share", self.share))
+        checks.keep(self, share=checks.fraction)
 
     def _members(self, sketch: Sketch) -> int:
         members = super()._members(sketch)

@@ -35,16 +35,15 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
 
 @dataclass(frozen=True)
 class Losses:
-    """How mu^2 of a client is distributed, and what of delta is spent on the chance of something worse.
+    """How mu^2 of a client is distributed.
 
     squares, probability: (k,), mu^2 and how likely it is. convex: whether they are s x_c of single copies, to be
-    averaged under g instead of f. slack: probability spent. exact: whether an attacker attains all this.
+    averaged under g instead of f. exact: whether an attacker attains all this.
     """
 
     squares: Array
     probability: Array
     convex: bool
-    slack: float
     exact: bool
 
     def scaled(self, factor: float) -> "Losses":
@@ -52,7 +51,7 @@ class Losses:
         return replace(self, squares=self.squares / factor**2)
 
     def log_delta(self, epsilon: float) -> float:
-        """log delta at epsilon, slack apart.
+        """log delta at epsilon.
 
         Guarantees: (epsilon, delta)-DP; exact where ``exact``.
         Source: Balle, Wang (2018), Theorem 8, and the argument above.
@@ -63,7 +62,7 @@ class Losses:
 
     def factor(self, epsilon: float, delta: float) -> float:
         """The least factor of the noise that makes it (epsilon, delta)-DP. Raises ValueError."""
-        epsilon, target = checks.squarable("epsilon", epsilon), self._target(delta)
+        epsilon, target = checks.squarable("epsilon", epsilon), math.log(checks.fraction("delta", delta))
 
         def excess(log_factor: float) -> float:
             return self.scaled(math.exp(log_factor)).log_delta(epsilon) - target
@@ -73,7 +72,7 @@ class Losses:
 
     def guarantee(self, delta: float) -> Guarantee:
         """The least epsilon at this delta. Raises ValueError where the noise has this delta at every epsilon > 0."""
-        target = self._target(delta)
+        target = math.log(checks.fraction("delta", delta))
 
         def excess(log_epsilon: float) -> float:
             return self.log_delta(math.exp(log_epsilon)) - target
@@ -84,13 +83,10 @@ class Losses:
         model, neighbours = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
         return Guarantee(epsilon, delta, model, neighbours, self.exact, "Balle, Wang (2018), Theorem 8")
 
-    def _target(self, delta: float) -> float:
-        return math.log(checks.fraction("delta", delta) - self.slack)
 
-
-def worst_loss(square: float, slack: float, exact: bool) -> Losses:
+def worst_loss(square: float, exact: bool) -> Losses:
     """One mu^2 for certain."""
-    return Losses(np.array([square]), np.ones(1), False, slack, exact)
+    return Losses(np.array([square]), np.ones(1), False, exact)
 
 
 def copy_losses(sketch: Sketch, corrupt: int, key: Tensor, part: Callable[[Array, float], Array]) -> Losses:
@@ -117,7 +113,7 @@ def copy_losses(sketch: Sketch, corrupt: int, key: Tensor, part: Callable[[Array
         law = np.append(np.exp(log_law[likely]), (~likely).sum() * math.exp(NEGLIGIBLE))
         squares.append(s * part(held, float(value)))
         probability.append(size * count / (s * n) * law)
-    return Losses(np.concatenate(squares), np.concatenate(probability), s > 1, 0.0, s == 1)
+    return Losses(np.concatenate(squares), np.concatenate(probability), s > 1, s == 1)
 
 
 def gaussian_delta(squares: Array, epsilon: float) -> Array:

@@ -28,7 +28,7 @@ class DivisibleNoise(ABC):
     def sample_sum(
         self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tensor:
-        """The noise of each row, exactly in law, without the clients': (*sample_shape, m, d)."""
+        """The noise of each row, exactly in distribution, without the clients': (*sample_shape, m, d)."""
         shape, draws = checks.sample_shape(sample_shape), Simulated(generator, _checked(sketch).device)
         shape = (*shape, sketch.height, checks.integer("columns", columns, 1))
         checks.fits("the noise", *shape)

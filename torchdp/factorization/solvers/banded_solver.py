@@ -47,7 +47,7 @@ def banded_strategy(
 
         x = quasi_newton(value, x, max_iterations, stop=1e-10)
     C = _strategy(torch.from_numpy(x), n, bands, gap, times)
-    C = C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one law
+    C = C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one distribution
     squares = _squares(W, C)
     c = ((power - 1) * (squares / squares.max()).log()).exp()
     return C.to(device), c.to(device)

@@ -13,8 +13,6 @@ from torchdp import checks, workloads
 from torchdp.factorization.factorize import Factorization
 from torchdp.factorization.structure.closed_forms import at_uniform_weights
 
-Device = torch.device | str | None
-
 
 def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization:
     """left = W right^+: for given right, each row of left has the least norm, so left is best for every p.
@@ -29,16 +27,14 @@ def best_decoder(W: Tensor, right: Tensor, p: float = math.inf) -> Factorization
     return at_uniform_weights(W, W.double() @ torch.linalg.pinv(right), right, p)
 
 
-def binary_tree(
-    k: int, p: float = math.inf, *, dtype: torch.dtype = torch.float64, device: Device = None
-) -> Factorization:
+def binary_tree(k: int, p: float = math.inf) -> Factorization:
     """Prefix sums from a binary tree: right counts every dyadic interval, left adds the few that make a prefix.
 
     With 2^h >= k the least such power, a type lies in h + 1 intervals and a prefix is made of at most max(h, 1):
     gamma_2's upper bound is at most sqrt((h + 1) max(h, 1)). Raises ValueError.
     Source: Dwork, Naor, Pitassi, Rothblum (2010); Chan, Shi, Song (2011).
     """
-    W = workloads.prefix(k, dtype=dtype, device=device).dense()
+    W = workloads.prefix(k).dense()
     types, length = torch.arange(k, device=W.device), torch.arange(1, k + 1, device=W.device)
     left, right = [], []
     for level in range((k - 1).bit_length() + 1):
@@ -49,29 +45,25 @@ def binary_tree(
     return at_uniform_weights(W, torch.cat(left, 1).double(), torch.cat(right).double(), p)
 
 
-def square_root(
-    k: int, p: float = math.inf, *, dtype: torch.dtype = torch.float64, device: Device = None
-) -> Factorization:
+def square_root(k: int, p: float = math.inf) -> Factorization:
     """Prefix sums as A A, A the lower triangular Toeplitz matrix of the coefficients f_j of (1 - x)^{-1/2}.
 
     f_j = binom(2j, j) / 4^j; gamma_2's upper bound is sum_{j<k} f_j^2 <= 1 + (ln k + 0.5773) / pi, and
     ln k / pi + 1.0663 as k grows. Raises ValueError.
     Source: Fichtenberger, Henzinger, Upadhyay (2023); the bound by f_j^2 <= 1 / (pi j) (Wallis).
     """
-    W = workloads.prefix(k, dtype=dtype, device=device).dense()
+    W = workloads.prefix(k).dense()
     A = _root(W)
     return at_uniform_weights(W, A, A, p)
 
 
-def normalised_square_root(
-    k: int, p: float = math.inf, *, dtype: torch.dtype = torch.float64, device: Device = None
-) -> Factorization:
+def normalised_square_root(k: int, p: float = math.inf) -> Factorization:
     """Prefix sums with right = A D^{-1}, the square root A with its columns scaled to norm 1; left = A A D A^{-1}.
 
     gamma_2's upper bound is ln k / pi + 0.846 + o(1). Raises ValueError.
     Source: Henzinger, Kalinin, Upadhyay (2025, arXiv 2509.14334).
     """
-    W = workloads.prefix(k, dtype=dtype, device=device).dense()
+    W = workloads.prefix(k).dense()
     A = _root(W)
     right = A / A.norm(dim=0)
     left = torch.linalg.solve_triangular(right, W.double(), upper=False, left=False)

@@ -43,7 +43,7 @@ class ScalarResponse(ABC):
     def sums(self, values: Tensor, counts: Tensor, draws: Simulated) -> Tensor:
         """Sum over types of the messages of counts[x] users who hold values[..., x]: (*batch, k), (k,) -> (*batch,).
 
-        Exact in law; the cost does not depend on the counts.
+        Exact in distribution; the cost does not depend on the counts.
         """
 
 

@@ -40,7 +40,7 @@ class ProjectedProtocol(PairsInRounds):
         budgets = checks.instance("budgets", self.budgets, tuple)
         budgets = tuple(checks.positive("budgets", each) for each in budgets)
         object.__setattr__(self, "budgets", budgets)
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+        checks.keep(self, epsilon=checks.positive)
         if len(budgets) != self.messages:
             raise ValueError(
                 f"budgets must hold {self.messages} numbers, one for each message, not {len(budgets)}"

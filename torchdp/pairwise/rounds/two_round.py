@@ -36,9 +36,7 @@ class TwoRound(PairsInRounds):
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
-        object.__setattr__(self, "first", checks.positive("first", self.first))
-        object.__setattr__(self, "weight", checks.positive("weight", self.weight))
+        checks.keep(self, epsilon=checks.positive, first=checks.positive, weight=checks.positive)
         if self.first >= self.epsilon:
             raise ValueError(f"first must be below the whole budget {self.epsilon:g}, not {self.first!r}")
         if self.weight > 1:

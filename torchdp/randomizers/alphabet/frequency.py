@@ -78,7 +78,7 @@ class FrequencyOracle(TypeProtocol):
 
     @abstractmethod
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """The reports where counts[x] users hold x: (*shape, reports), int64, exactly in law."""
+        """The reports where counts[x] users hold x: (*shape, reports), int64, exactly in distribution."""
 
     @property
     def layout(self) -> Layout:
@@ -159,7 +159,7 @@ class FrequencyOracle(TypeProtocol):
 
 
 class StrategyOracle(FrequencyOracle):
-    """One that is read through a decoder V with V Q = W, Q the laws of its outputs (outputs, k)."""
+    """One that is read through a decoder V with V Q = W, Q the distributions of its outputs (outputs, k)."""
 
     @abstractmethod
     def decoder(self, W: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ class RandomizedResponse(FrequencyOracle):
         return Tally(len(x), {"reports": response_counts.counts(x, self.k, self._step, key)})
 
     def covariance(self, x: int) -> Tensor:
-        """(diag(pi) - pi pi^T)/(p - q)^2, pi = q 1 + (p - q) e_x the law of the report."""
+        """(diag(pi) - pi pi^T)/(p - q)^2, pi = q 1 + (p - q) e_x the distribution of the report."""
         pi = torch.full((self.k,), self._q, dtype=torch.float64)
         pi[self._type(x)] = self.p
         return (torch.diag(pi) - torch.outer(pi, pi)) / self._kept**2

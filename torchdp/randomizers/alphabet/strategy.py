@@ -89,7 +89,6 @@ class StrategyMatrix(StrategyOracle):
         outputs: int | None = None,
         steps: int | None = None,
         exchanges: int | None = None,
-        restarts: int = 1,
         start: Tensor | None = None,
     ) -> "StrategyMatrix":
         """A strategy of small variance for W among all epsilon-LDP ones.
@@ -106,7 +105,6 @@ class StrategyMatrix(StrategyOracle):
             outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
             steps: of descent; None: 500, beyond 64 types 300.
             exchanges: None: 50, beyond 64 types 10.
-            restarts: how many, of the random starts.
             start: (rows, k), bool, at least 2k rows: which of their entries are large at the start; the first
                 ``outputs`` are used. None: two random starts, beyond 64 types the rows of ``ShiftStrategy.tuned`` and
                 above epsilon = 2.5 the better of both.
@@ -116,7 +114,7 @@ class StrategyMatrix(StrategyOracle):
         Source: McKenna, Maity, Mazumdar, Miklau (2020); the search: see ``strategy_search``.
         """
         W, epsilon, prior = strategy_problem(W, epsilon, prior)
-        effort = Effort.of(W.shape[1], outputs, steps, exchanges, restarts)
+        effort = Effort.of(W.shape[1], outputs, steps, exchanges)
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
         starts: list[Tensor | None] = [None if start is None else _first_rows(start, W)]

@@ -34,15 +34,14 @@ Found = tuple[Design, Tensor]  # of several searches, and the cost of each
 
 
 class Effort(NamedTuple):
-    """How hard to search: rows at most, steps, rounds of exchanges, repetitions of the two starts."""
+    """How hard to search: rows at most, steps, rounds of exchanges."""
 
     outputs: int
     steps: int
     exchanges: int
-    restarts: int
 
     @classmethod
-    def of(cls, k: int, outputs: int | None, steps: int | None, exchanges: int | None, restarts: int) -> "Effort":
+    def of(cls, k: int, outputs: int | None, steps: int | None, exchanges: int | None) -> "Effort":
         """What is asked for k types, or usual where that is None. Raises ValueError."""
         usual = (4 * k, 500, 50) if k <= SMALL else (4 * k, 300, 10)
         asked = (("outputs", outputs, 2 * k), ("steps", steps, 0), ("exchanges", exchanges, 0))
@@ -50,8 +49,8 @@ class Effort(NamedTuple):
             checks.integer(name, each if own is None else own, least)
             for (name, own, least), each in zip(asked, usual, strict=True)
         )
-        checks.fits("restarts of outputs", checks.integer("restarts", restarts, 1), outputs, k)
-        return cls(outputs, steps, exchanges, restarts)
+        checks.fits("outputs", outputs, k)
+        return cls(outputs, steps, exchanges)
 
 
 @one_thread
@@ -72,7 +71,7 @@ def search(
     low = torch.tensor(math.exp(-(1 - SLACK) * epsilon), dtype=torch.float64, device=W.device)
     problem = Problem(_gram(W), low, prior)
     if start is None:
-        logits = _starts(k, m, epsilon, effort.restarts, W.device, generator)
+        logits = _starts(k, m, epsilon, W.device, generator)
     else:
         noise = torch.randn(start[:m].shape, device=W.device, generator=generator)
         logits = (5.0 * start[:m].float() - 2.5 + 0.2 * noise)[None]
@@ -202,16 +201,14 @@ def _gram(W: Tensor) -> Tensor:
     return gram
 
 
-def _starts(
-    k: int, outputs: int, epsilon: float, restarts: int, device: torch.device, generator: torch.Generator
-) -> Tensor:
-    """Logits of the first rows, (2 restarts, outputs, k)."""
-    noise = torch.randn(restarts, 2, outputs, k, dtype=torch.float64, device=device, generator=generator)
+def _starts(k: int, outputs: int, epsilon: float, device: torch.device, generator: torch.Generator) -> Tensor:
+    """Logits of the first rows, (2, outputs, k)."""
+    noise = torch.randn(2, outputs, k, dtype=torch.float64, device=device, generator=generator)
     single = torch.eye(k, dtype=torch.float64, device=device).repeat(-(-outputs // k), 1)[:outputs]
     size = max(1, round(k / (math.exp(epsilon) + 1)))
-    order = torch.rand(restarts, outputs, k, dtype=torch.float64, device=device, generator=generator).argsort(-1)
-    responses, subsets = 6 * single - 3 + noise[:, 0], 3 * (order < size) - 1.5 + 0.3 * noise[:, 1]
-    return torch.stack([responses, subsets], 1).flatten(0, 1)
+    order = torch.rand(outputs, k, dtype=torch.float64, device=device, generator=generator).argsort(-1)
+    responses, subsets = 6 * single - 3 + noise[0], 3 * (order < size) - 1.5 + 0.3 * noise[1]
+    return torch.stack([responses, subsets])
 
 
 def _finish(design: Design) -> list[tuple[Tensor, Tensor | None]]:

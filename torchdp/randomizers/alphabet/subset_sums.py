@@ -1,4 +1,4 @@
-"""How many of n random subsets hold each value: exact in law, without drawing one of them."""
+"""How many of n random subsets hold each value: exact in distribution, without drawing one of them."""
 
 import math
 from collections.abc import Iterator

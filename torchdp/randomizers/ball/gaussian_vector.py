@@ -36,7 +36,7 @@ class GaussianVector(LatticeRandomizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "delta", checks.fraction("delta", self.delta))
+        checks.keep(self, delta=checks.fraction)
         checks.within("epsilon", self.epsilon, 1e-3, 30)
         checks.validated(self, "guarantee")  # a delta that arithmetic would use up
 

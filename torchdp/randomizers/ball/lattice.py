@@ -23,8 +23,7 @@ UNIT = 2.0**-53
 MARGIN = 4  # of the error bound
 NORMALS = 36  # |dG| <= (4 pi + 2 sqrt(2) K + K + 2) UNIT |r|: K = 4 units in the last place for log, sin and cos
 LONGEST = math.sqrt(96 * math.log(2))  # radius of a pair of normals whose first word has 15 bits
-MORE = 3  # further words for each, of a row in doubt
-LEFT = 2.0**-255  # of a uniform number, not drawn
+MORE, LEFT = 3, 2.0**-255  # further words for each, of a row in doubt; what of a uniform number is not drawn
 SMALLEST, LARGEST = 2.0**-126, 2.0**112  # steps whose multiples of 16 bits are normal numbers of float32
 
 
@@ -174,8 +173,7 @@ class LatticeRandomizer(BallRandomizer):
         return super().randomize_unchecked(x if short else x.double(), draws)
 
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
-        # the sign of a zero would tell which side rounded to it
-        return self._whole(users, draws).mul_(self.step).add_(0.0)
+        return self._whole(users, draws).mul_(self.step).add_(0.0)  # -0 would show what rounded to it
 
     def _whole(self, users: Tensor, draws: Draws) -> Tensor:
         """N for points (n, dim), float64."""
@@ -188,10 +186,8 @@ class LatticeRandomizer(BallRandomizer):
         if len(rows):
             more = self.further(len(rows), draws).cpu()
             asked = zip(whole[rows].tolist(), *(each[rows].cpu() for each in words), more, strict=True)
-            decided = [
-                [int(one.context.nint(one)) for one in self.exactly(x, Words(*own), rest)]
-                for x, *own, rest in asked
-            ]
+            exact = (self.exactly(x, Words(*own), rest) for x, *own, rest in asked)
+            decided = [[int(one.context.nint(one)) for one in each] for each in exact]
             N[rows] = torch.tensor(decided, dtype=torch.float64, device=N.device)
         return N.clamp_(-self._limit, self._limit - 1)
 
@@ -270,11 +266,8 @@ class LatticeRandomizer(BallRandomizer):
         least, most = (float(end) for end in whole.aminmax()) if whole.numel() else (0.0, 0.0)
         if not float((near - whole).abs_().amax() if whole.numel() else 0.0) < 0.01:
             raise ValueError(f"messages must be whole multiples of step = {self.step!r}, as users send them")
-        if (
-            least < -self._limit
-            or most >= self._limit
-            or max(-least, most) * self.step > self.entry_limit * (1 + 1e-9)
-        ):
+        fits = -self._limit <= least and most < self._limit
+        if not fits or max(-least, most) * self.step > self.entry_limit * (1 + 1e-9):
             raise ValueError(f"messages must be below {self.entry_limit:g} in size, what users send")
         return whole.to(torch.int64)
 
@@ -288,8 +281,7 @@ def on_lattice(users: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     squares = whole.square().sum(-1)
     out = (squares > WHOLE**2).nonzero()[:, 0]
     if len(out):
-        shrink = WHOLE / squares[out].sqrt() * (1 - 2.0**-50)
-        inside = whole[out].mul_(shrink[:, None]).trunc_()
+        inside = whole[out].mul_((WHOLE / squares[out].sqrt() * (1 - 2.0**-50))[:, None]).trunc_()
         whole[out], squares[out] = inside, inside.square().sum(-1)
     return whole, squares
 

@@ -1,8 +1,7 @@
-"""The logit of a Beta variable: tails by quadrature, and its quantiles as a smooth table in the normal scale.
+"""The logit of a symmetric Beta variable: tails by quadrature, quantiles as a smooth table of a normal's.
 
-A coordinate T of a uniform point of the sphere and the length R of a random projection are both simple functions
-of such a logit: (1 + T)/2 and R^2 have Beta laws. Its density is smooth and log-concave on the whole line,
-which makes every step here exact to rounding, from the circle to millions of dimensions.
+(1 + T)/2 for a coordinate T of a uniform point of the sphere is such a variable. The logit's density is smooth and
+log-concave on the whole line, which makes every step exact to rounding, from the circle to millions of dimensions.
 """
 
 import math
@@ -22,74 +21,57 @@ REACH, STEPS_PER_UNIT = 14, 64
 
 @dataclass(frozen=True)
 class LogitBeta:
-    """w = log(B/(1 - B)) for B ~ Beta(p, q): its density is proportional to s(w)^p s(-w)^q, s the logistic function.
+    """w = log(B/(1 - B)) for B ~ Beta(p, p): its density is proportional to s(w)^p s(-w)^p, s the logistic function.
 
-    p, q > 0. Computed in float64 by numpy; ``quantile`` in torch.
+    p > 0. Computed in float64 by numpy; ``quantile`` in torch.
     """
 
     p: float
-    q: float
-
-    @property
-    def mode(self) -> float:
-        """log(p/q), where the density is largest."""
-        return math.log(self.p / self.q)
-
-    @property
-    def mirrored(self) -> "LogitBeta":
-        """The law of -w."""
-        return LogitBeta(self.q, self.p)
 
     def log_ratio(self, w: np.ndarray, step: np.ndarray) -> np.ndarray:
-        """log of the density at w + step over that at w; no digits cancel for p = q and w, step >= 0."""
+        """log of the density at w + step over that at w; no digits cancel for w, step >= 0."""
         both = np.sinh(step / 2) ** 2 * (2 - np.cosh(w / 2) ** -2.0) + np.tanh(w / 2) * np.sinh(step)
-        value = -min(self.p, self.q) * np.log1p(both)
-        if self.p > self.q:
-            value -= (self.p - self.q) * np.log1p(expit(-w) * np.expm1(-step))
-        if self.q > self.p:
-            value -= (self.q - self.p) * np.log1p(expit(w) * np.expm1(step))
-        return value
+        return -self.p * np.log1p(both)
 
     def tail_length(self, w: np.ndarray, cut: float) -> np.ndarray:
         """A step beyond w at which the density is below e^-cut of its value at w."""
-        length = np.full_like(w, 1 / (self.p + self.q))
+        length = np.full_like(w, 1 / (2 * self.p))
         while (short := self.log_ratio(w, length) > -cut).any():
             length = np.where(short, 1.25 * length, length)
         return length
 
     def tail(self, w: np.ndarray) -> np.ndarray:
-        """P(logit >= w) over the density at w, by quadrature; for w near the mode or beyond."""
+        """P(logit >= w) over the density at w, by quadrature; for w near 0 or beyond."""
         length = self.tail_length(w, CUT)
         steps, weights = panel_rule(PANELS)
         return length * (np.exp(self.log_ratio(w[..., None], length[..., None] * steps)) @ weights)
 
     @property
     def log_total(self) -> float:
-        """log of the whole mass, for the density divided by its value at the mode."""
-        return math.log(self.tail(np.array(self.mode)) + self.mirrored.tail(np.array(-self.mode)))
+        """log of the whole mass, for the density divided by its value at 0, where it is largest."""
+        return math.log(2 * self.tail(np.zeros(())))
 
     def log_survival(self, w: np.ndarray) -> np.ndarray:
-        """log P(logit >= w), for w near the mode or beyond."""
-        mode = np.array(self.mode)
-        return self.log_ratio(mode, w - mode) + np.log(self.tail(w)) - self.log_total
+        """log P(logit >= w), for w near 0 or beyond."""
+        return self.log_ratio(np.zeros(()), w) + np.log(self.tail(w)) - self.log_total
 
     def quadrature(self, start: float, stop: float) -> tuple[np.ndarray, np.ndarray]:
-        """60 nodes in [start, stop] and their probabilities, exact to rounding where 2p and 2q are integers.
+        """60 nodes in [start, stop] and their probabilities, exact to rounding where 2p is an integer.
 
         In the angle arctan(e^(w/2)) the density is then a polynomial in sine and cosine.
         """
         if start >= 0:  # angles near 0 keep more digits than those near pi/2
-            w, mass = self.mirrored.quadrature(-stop, -start)
+            w, mass = self.quadrature(-stop, -start)
             return -w, mass
         ends, (grid, weights) = np.arctan(np.exp([start / 2, stop / 2])), panel_rule(3)
         angles = ends[0] + (ends[1] - ends[0]) * grid
-        w, mode = 2 * np.log(np.tan(angles)), np.array(self.mode)
-        density = np.exp(self.log_ratio(mode, w - mode) - self.log_total) * 4 / np.sin(2 * angles)
+        w = 2 * np.log(np.tan(angles))
+        density = np.exp(self.log_ratio(np.zeros(()), w) - self.log_total) * 4 / np.sin(2 * angles)
         return w, (ends[1] - ends[0]) * weights * density
 
     def quantile(self, z: Tensor) -> Tensor:
         """The increasing function of a standard normal z that has this law, float64; |z| > 14 counts as 14."""
-        table = _table_on(self.p, self.q, z.device)
+        table = _table_on(self.p, z.device)
         position = (z.double().clamp(-REACH, REACH) + REACH) * STEPS_PER_UNIT
         index = position.long().clamp_max(len(table) - 1)
         t = position - index
@@ -104,21 +86,16 @@ def panel_rule(panels: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=64)
-def _table_on(p: float, q: float, device: torch.device) -> Tensor:
+def _table_on(p: float, device: torch.device) -> Tensor:
     """``_table`` on this device."""
-    return torch.from_numpy(_table(p, q)).to(device)
+    return torch.from_numpy(_table(p)).to(device)
 
 
 @lru_cache(maxsize=64)
-def _table(p: float, q: float) -> np.ndarray:
+def _table(p: float) -> np.ndarray:
     """Coefficients (cells, 6) of the quintics that match value, slope and curvature of the quantile at the nodes."""
-    law = LogitBeta(p, q)
-    value, slope, curvature = _upper_quantiles(law)
-    left = (value, slope, curvature) if p == q else _upper_quantiles(law.mirrored)
-    value, slope, curvature = (
-        np.concatenate([sign * mirror[:0:-1], ours])
-        for sign, mirror, ours in zip((-1, 1, -1), left, (value, slope, curvature), strict=True)
-    )
+    signs = zip((-1, 1, -1), _upper_quantiles(LogitBeta(p)), strict=True)
+    value, slope, curvature = (np.concatenate([sign * upper[:0:-1], upper]) for sign, upper in signs)
     h = 1 / STEPS_PER_UNIT
     rise, s0, s1 = value[1:] - value[:-1], h * slope[:-1], h * slope[1:]
     c0, c1 = h * h * curvature[:-1], h * h * curvature[1:]
@@ -136,15 +113,15 @@ def _upper_quantiles(law: LogitBeta) -> tuple[np.ndarray, np.ndarray, np.ndarray
     """
     z = np.arange(REACH * STEPS_PER_UNIT + 1) / STEPS_PER_UNIT
     target = log_ndtr(-z)
-    w = np.full_like(z, law.mode)
+    w, zero = np.zeros_like(z), np.zeros(())
     while True:
         mass = law.tail(w)  # survival over density
-        step = (law.log_ratio(np.array(law.mode), w - law.mode) + np.log(mass) - law.log_total - target) * mass
+        step = (law.log_ratio(zero, w) + np.log(mass) - law.log_total - target) * mass
         w = w + step
         if np.abs(step).max() <= 1e-9 * np.abs(w).max():
             break
     mass = law.tail(w)
-    w = w + (law.log_ratio(np.array(law.mode), w - law.mode) + np.log(mass) - law.log_total - target) * mass
+    w = w + (law.log_ratio(zero, w) + np.log(mass) - law.log_total - target) * mass
     slope = law.tail(w) * np.exp(-z * z / 2 - math.log(2 * math.pi) / 2 - target)
-    score = law.p * expit(-w) - law.q * expit(w)
+    score = law.p * expit(-w) - law.p * expit(w)
     return w, slope, -slope * (z + slope * score)

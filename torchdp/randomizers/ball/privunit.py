@@ -46,7 +46,7 @@ class PrivUnit(LatticeRandomizer):
 
     @cached_property
     def cap(self) -> CapLaw:
-        """The law of <V, u>."""
+        """The distribution of <V, u>."""
         return CapLaw(self.dim + 1, self.epsilon)
 
     @property

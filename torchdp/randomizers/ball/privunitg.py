@@ -30,7 +30,7 @@ TAU = 700  # units of 2^-53 in tau: 1.26 x 8 by its chance, 16 x 40 by the quant
 
 
 class Tilted(ABC):
-    """A law of which a set of share s is made e^epsilon times as likely as the rest."""
+    """A distribution of which a set of share s is made e^epsilon times as likely as the rest."""
 
     epsilon: float
 
@@ -41,7 +41,7 @@ class Tilted(ABC):
 
     @cached_property
     def low_density(self) -> float:
-        """c0 = 1/(1 + (e^epsilon - 1) s), the density off the set relative to the law as it was."""
+        """c0 = 1/(1 + (e^epsilon - 1) s), the density off the set relative to the distribution as it was."""
         return 1 / (1 + math.expm1(self.epsilon) * self.survival)
 
     @cached_property
@@ -109,7 +109,7 @@ class TiltedNormal(Tilted):
         return cap_chance(self.epsilon, Fraction(int(share * 2**320) - 1, 2**320))  # hardly less
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes and weights for expectations under this law, with an edge at k."""
+        """Nodes and weights for expectations under this distribution, with an edge at k."""
         grid, weights = panel_rule(48)
         reach = 38.0  # the normal density underflows there
         t = np.concatenate([self.threshold - reach * grid, self.threshold + reach * grid])
@@ -144,7 +144,7 @@ class PrivUnitG(LatticeRandomizer):
 
     @cached_property
     def tau(self) -> TiltedNormal:
-        """The law of the noisy coordinate along x."""
+        """The distribution of the noisy coordinate along x."""
         return TiltedNormal(self.epsilon)
 
     @property

@@ -155,7 +155,7 @@ class DuchiJordanWainwright(SignRounding):
 
     @cached_property
     def _ahead_sum(self) -> AxialSums:
-        """The law of sums of very many half-spheres, dim > 1."""
+        """The distribution of sums of very many half-spheres, dim > 1."""
         return AxialSums(*coordinate_size(self.dim), self.dim)
 
     def _ahead(self, users: int, draws: Draws) -> tuple[Tensor, Tensor]:

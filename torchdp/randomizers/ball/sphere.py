@@ -24,20 +24,20 @@ def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
     if dim == 1:
         zero = torch.zeros_like(z, dtype=torch.float64)
         return torch.where(z < 0, -1.0, zero + 1), zero
-    half = LogitBeta((dim - 1) / 2, (dim - 1) / 2).quantile(z) / 2  # T = tanh(half)
+    half = LogitBeta((dim - 1) / 2).quantile(z) / 2  # T = tanh(half)
     return half.tanh(), half.cosh().reciprocal()
 
 
 def mean_coordinate(dim: int) -> float:
     """E |T| = Gamma(dim/2) / (sqrt(pi) Gamma((dim + 1)/2)), to rounding in every dimension."""
-    return 1.0 if dim == 1 else 4 / ((dim - 1) * math.exp(LogitBeta((dim - 1) / 2, (dim - 1) / 2).log_total))
+    return 1.0 if dim == 1 else 4 / ((dim - 1) * math.exp(LogitBeta((dim - 1) / 2).log_total))
 
 
 def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights for expectations of functions of |T|."""
     if dim == 1:
         return np.ones(1), np.ones(1)
-    law = LogitBeta((dim - 1) / 2, (dim - 1) / 2)
+    law = LogitBeta((dim - 1) / 2)
     w, mass = law.quadrature(0.0, float(law.tail_length(np.zeros(()), WIDE)))
     return np.tanh(w / 2), 2 * mass
 
@@ -60,8 +60,8 @@ class CapLaw(Tilted):
 
     @property
     def uniform(self) -> LogitBeta:
-        """The law of log((1 + T)/(1 - T)) = 2 artanh T for uniform V."""
-        return LogitBeta((self.dim - 1) / 2, (self.dim - 1) / 2)
+        """The distribution of log((1 + T)/(1 - T)) = 2 artanh T for uniform V."""
+        return LogitBeta((self.dim - 1) / 2)
 
     @cached_property
     def rapidity(self) -> float:
@@ -150,7 +150,7 @@ class CapLaw(Tilted):
         return cap_chance(self.epsilon, self.survival)
 
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes 2 artanh T and weights for expectations under this law, off the cap and on it."""
+        """Nodes 2 artanh T and weights for expectations under this distribution, off the cap and on it."""
         uniform, edge = self.uniform, 2 * self.rapidity
         ends = [
             -float(uniform.tail_length(np.zeros(()), WIDE)),

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 
 from torchdp.privacy.root import root
 
-Law = tuple[np.ndarray, np.ndarray]  # nodes of a centred law, and their weights
+Law = tuple[np.ndarray, np.ndarray]  # nodes of a centred distribution, and their weights
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class SubGaussian:
 
 
 def constants(law: Law) -> SubGaussian:
-    """Both constants of one centred law."""
+    """Both constants of one centred distribution."""
     return SubGaussian(psi2(law), proxy(law))
 
 
 def widest(laws: Callable[[float], Law], top: float) -> SubGaussian:
-    """The largest of each constant over a family of laws with a parameter in [0, top]."""
+    """The largest of each constant over a family of distributions with a parameter in [0, top]."""
     return SubGaussian(
         _maximum(lambda q: psi2(laws(q)), 0.0, top, 9),
         _maximum(lambda q: proxy(laws(q)), 0.0, top, 9),

@@ -31,7 +31,7 @@ def truncated_sums(threshold: float, counts: Tensor, draws: Draws) -> Tensor:
 
 
 def quantile(threshold: float, copies: Tensor, z: Tensor) -> Tensor:
-    """F^{-1}(Phi(z)), F the law of the standardised sum of this many copies (0 for 0 copies)."""
+    """F^{-1}(Phi(z)), F the distribution function of the standardised sum of this many copies (0 for 0 copies)."""
     single, smooth = (torch.from_numpy(a).to(z.device) for a in _tables(threshold))
     nodes, copies = single.shape[-1], copies.double()  # int64 would make s float32
     inside = z.clamp(-REACH, REACH)
