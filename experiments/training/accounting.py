@@ -101,7 +101,7 @@ def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     steps, users, batch = config.cell
     for epsilon in config.epsilons:
-        settings = {"samples": config.samples, "generator": keyed_generator(b"choose")}
+        settings = {"bins": config.samples, "generator": keyed_generator(b"choose")}
         for one in choose(Iterates(steps), users, batch, epsilon=epsilon, delta=1e-5, **settings).candidates:
             plan = one.protocol
             if isinstance(plan.sampling, BallsInBins):

@@ -57,7 +57,7 @@ def table(name: str) -> tuple[Tensor, Tensor]:
 
 def planned(steps: int, users: int, batch: int, epsilon: float, samples: int) -> Choice:
     """With balls in bins."""
-    draws = {"samples": samples, "generator": keyed_generator(b"bins")}
+    draws = {"bins": samples, "generator": keyed_generator(b"bins")}
     return choose(Iterates(steps), users, batch, epsilon=epsilon, delta=DELTA, **draws)
 
 

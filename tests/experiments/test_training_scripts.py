@@ -1,6 +1,8 @@
 """The scripts of private training find what their docstrings promise."""
 
 import pytest
+import torch
+from scripts import loaded
 
 
 def test_prefix_noise(smoke):
@@ -48,6 +50,29 @@ def test_choose(smoke):
     errors = {row["plan"]: row["error"] for row in tables["errors"]}
     assert min(errors.values()) < errors["Poisson, independent noise"]
     assert all(row["accuracy"] > 0.8 for row in tables["accuracy"]) and len(tables["accuracy"]) in (2, 3, 4)
+
+
+@pytest.mark.parametrize("model", ["linear", "MLP", "CNN", "attention"])
+def test_lanes_clip_as_single_examples_do(model):
+    with loaded("training/optimizers.py") as script:
+        x, y, _ = script.data("digits", None)
+        lanes = script.Lanes(script.shapes(model, 64, 10), 2, 2)
+        index, kept = torch.arange(6).view(2, 3), torch.tensor([[1.0, 1, 1], [1, 0, 1]])
+        for W in lanes.whole.values():
+            W.mul_(1 + torch.arange(4.0).view(2, 2, 1, 1))
+        sums, one = lanes.clipped(script.FORWARD[model], x[index], y[index], kept), script.Lanes({}, 1, 1)
+        expected = {name: torch.zeros_like(W) for name, W in lanes.whole.items()}
+        for rate, seed, i in torch.cartesian_prod(*map(torch.arange, (2, 2, 3))).tolist():
+            one.whole = {k: W[rate, seed, None, None].clone().requires_grad_() for k, W in lanes.whole.items()}
+            row = index[seed, i]
+            loss = torch.nn.functional.cross_entropy(
+                script.FORWARD[model](one, x[row, None, None])[0], y[row, None]
+            )
+            own = torch.autograd.grad(loss, list(one.whole.values()))
+            norm = torch.cat([g.flatten() for g in own]).norm()
+            for total, g in zip(expected.values(), own, strict=True):
+                total[rate, seed] += kept[seed, i] * g[0, 0] / norm.clamp_min(1)
+        torch.testing.assert_close(sums, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow  # trains in 20 seconds

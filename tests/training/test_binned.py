@@ -168,7 +168,7 @@ def test_users_draw_their_bins_independently():
 
 def test_chosen_among_the_candidates():
     generator = keyed_generator(b"choose")
-    choice = choose(Iterates(24), 80, 10, epsilon=2.0, delta=1e-3, samples=20_000, generator=generator)
+    choice = choose(Iterates(24), 80, 10, epsilon=2.0, delta=1e-3, bins=20_000, generator=generator)
     one = next(c for c in choice.candidates if c.name.startswith("balls in bins"))
     plan = one.protocol
     again = plan.sampling.likely_guarantee(
@@ -195,7 +195,7 @@ def test_chosen_without_samples():
 
 
 def test_smaller_steps_than_the_others_count():
-    settings = {"samples": 2000, "generator": keyed_generator(b"fewer")}
+    settings = {"bins": 2000, "generator": keyed_generator(b"fewer")}
     choice = choose(Iterates(3), 10, 6, epsilon=2.0, delta=0.05, **settings)  # 5 users a step
     one = next(c for c in choice.candidates if c.name.startswith("balls in bins"))
     assert one.error == pytest.approx(1.2 * float(one.protocol.standard_errors.square().mean().sqrt()))
@@ -210,7 +210,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="bins"):
         BallsInBins(0)
     with pytest.raises(ValueError, match="without a generator"):
-        choose(Iterates(4), 8, 2, epsilon=1.0, delta=1e-3, samples=1000)
+        choose(Iterates(4), 8, 2, epsilon=1.0, delta=1e-3, bins=1000)
 
 
 def test_guarantee_bins_without_a_step_and_extremes_are_served():

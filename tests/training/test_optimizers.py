@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from torchdp.noise import SeededNoise
-from torchdp.training import CorrelatedNoise, Iterates, PrivateAdam, choose, standard_errors
+from torchdp.training import CorrelatedNoise, Descent, Iterates, PrivateAdam, choose, standard_errors
 
 
 class Noisy:
@@ -117,7 +117,7 @@ def test_deviations_are_those_of_the_noise(place):
 
 def test_curved_losses_are_weighed_as_they_are_written_down():
     """Descent on c x^2 / 2 at rate 1, by a loop over steps; what noise adds to it, for every c alike."""
-    choice = choose(Iterates(6, curved=True), 60, 10, epsilon=4.0, delta=1e-5)
+    choice = choose(Descent(6), 60, 10, epsilon=4.0, delta=1e-5)
     for one in choice.candidates:
         C = one.protocol.strategy
         noise, total = torch.linalg.inv(C.dense()), torch.zeros(6, dtype=torch.float64)
@@ -126,24 +126,24 @@ def test_curved_losses_are_weighed_as_they_are_written_down():
             for t in range(6):
                 x = (1 - c) * x + noise[t]
                 total[t] += c * x.square().sum()
-        torch.testing.assert_close(standard_errors(Iterates(6, curved=True), C), total.sqrt())
+        torch.testing.assert_close(standard_errors(Descent(6), C), total.sqrt())
         assert one.error == pytest.approx(float((one.protocol.sigma**2 * total).mean().sqrt()))
     assert choice.best is choice.candidates[0].protocol
 
 
 def test_momentum_and_rates_change_no_share_of_a_curved_loss():
     """c is the share of the way that a step takes: in the long run, momentum's whole effect counted."""
-    found = Iterates(64, 0.9, learning_rates=[0.5] * 64, curved=True).curvatures()
+    found = Descent(64, 0.9, learning_rates=[0.5] * 64).curvatures()
     assert list(found) == [2.0**-k for k in range(7)]
     for c, one in found.items():
-        assert one.weight_decay * 0.5 / (1 - 0.9) == pytest.approx(c) and not one.curved
+        assert one.weight_decay * 0.5 / (1 - 0.9) == pytest.approx(c)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 8.0])
 def test_single_steps_are_noisiest_under_plans_that_a_flat_loss_prefers(epsilon):
     """Where a step's own noise counts, DP-SGD is first: what Adam is given, whose error a flat loss does not see."""
     ask = {"users": 1500, "batch": 100, "epsilon": epsilon, "delta": 1e-5}
-    flat, curved = (choose(W, **ask) for W in (Iterates(30, 0.9), Iterates(30, curved=True)))
+    flat, curved = (choose(W, **ask) for W in (Iterates(30, 0.9), Descent(30)))
     assert curved.candidates[0].name == "Poisson, independent noise" != flat.candidates[0].name
     own = [float(one.best.deviations().square().mean().sqrt()) for one in (flat, curved)]
     assert own[0] > 1.5 * own[1]

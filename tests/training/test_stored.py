@@ -21,9 +21,7 @@ X = torch.linspace(-1, 1, 60)[:, None]
 
 @pytest.fixture(scope="module")
 def plans():
-    choice = choose(
-        Iterates(8), 60, 15, epsilon=1.0, delta=1e-3, samples=20_000, generator=keyed_generator(b"bins")
-    )
+    choice = choose(Iterates(8), 60, 15, epsilon=1.0, delta=1e-3, bins=20_000, generator=keyed_generator(b"bins"))
     found = {one.name.split(",")[0]: one.protocol for one in choice.candidates}
     falling = torch.linspace(2, 1, 8).double()
     buffers = BufferedStrategy(torch.tensor([0.9, 0.4]), torch.tensor([0.6, 0.1]), falling, falling)

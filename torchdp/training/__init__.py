@@ -3,9 +3,9 @@
     >>> import torch
     >>> from torchdp import training
     >>> x, model = torch.linspace(-1, 1, 60)[:, None], torch.nn.Linear(1, 1)
-    >>> W = training.Iterates(12)  # what is released: the parameters after each of twelve steps
+    >>> W = training.Descent(12, momentum=0.9)  # what noise shall do least harm to: twelve steps of SGD
     >>> choice = training.choose(W, users=60, batch=20, epsilon=2.0, delta=1e-5)
-    >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     >>> run = choice.best.start(model, torch.nn.functional.mse_loss)
     >>> for users in run:
     ...     loss = run.backward(x[users], 2 * x[users])  # clipped, summed, noise added, in ``.grad``; loss: not private
@@ -56,13 +56,14 @@ from torchdp.training.passes import Passes
 from torchdp.training.plan import Plan
 from torchdp.training.run import Run
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
-from torchdp.training.strategy import Iterates, causal_strategy, standard_errors
+from torchdp.training.strategy import Descent, Iterates, causal_strategy, standard_errors
 
 __all__ = [
     "BallsInBins",
     "Batches",
     "CorrelatedNoise",
     "CyclicPoisson",
+    "Descent",
     "Epochs",
     "FeatureLayer",
     "Iterates",

@@ -43,6 +43,7 @@ from torchdp.training.plan import Plan
 from torchdp.training.sampled import CyclicPoisson
 from torchdp.training.strategy import (
     MOST_DENSE,
+    Descent,
     Iterates,
     causal_strategy,
     lower_triangular,
@@ -63,7 +64,7 @@ ITERATIONS = 500
 
 @on_host
 def choose(
-    W: Tensor | Workload | Iterates,
+    W: Tensor | Workload | Iterates | Descent,
     users: int,
     batch: int,
     *,
@@ -71,50 +72,47 @@ def choose(
     delta: float,
     bound: float = 1.0,
     p: float = 2.0,
-    bins: bool = False,
-    samples: int = 0,
+    bins: bool | int = False,
     generator: torch.Generator | None = None,
     participation: Participation | None = None,
 ) -> Choice[Plan]:
-    """The plans for releasing W G at one guarantee, the least error first; ``choice.best`` is a :class:`Plan`.
+    """The plans for training, or for releasing W G, at one guarantee, the least error first; ``choice.best`` is one.
 
     Candidates: Poisson sampling with independent noise (DP-SGD); cyclic Poisson sampling with strategies of 2, 4, 8,
     ... bands, as many groups, up to users / batch; batches in one fixed order, which need not be secret, with the
-    certified best strategy for it. Independent noise is among them, so nothing chosen errs more than DP-SGD. Which is
-    best changes with epsilon: sampling gains most where it is small, correlation where it is large.
+    certified best strategy for it. Independent noise is among them, so nothing chosen has a larger error than DP-SGD.
+    Which is best changes with epsilon: sampling gains most where it is small, correlation where it is large.
 
-    What is compared is the error of W (G + C^{-1} Z), a linear function of the gradients: for :class:`Iterates`, of
-    what ``torch.optim.SGD`` makes of them on a flat loss. A network's loss is curved and soon forgets noise, so that a
-    plan whose noise cancels over many steps gains less than it says, or loses: ``Iterates(steps, momentum,
-    curved=True)`` weighs that. Adam and its kin divide by the size of single steps, so that momentum does not hide a
-    step's own noise: ``Iterates(steps, curved=True)``, whatever their betas.
+    What is compared is said by W. :class:`Descent` is training: what noise adds to the losses of networks. Of anything
+    else it is the error of W (G + C^{-1} Z), linear in the gradients: exact for sums that are wanted as sums, but of
+    training (:class:`Iterates`) that on a flat loss, and such plans learned worse than DP-SGD at small epsilon.
 
     participation: what your own loader keeps to, as ``Separated(gap, times)``; the candidates are then strategies of
     so many bands and up to 512 steps the certified best one, nothing is sampled, and each batch is shown to the run
     first (:meth:`Run.admit`).
 
-    bins: whether balls in bins (:class:`BallsInBins`) are candidates too, of any number of steps, in half a minute or
-    so: with the number of bands of least error, and for Iterates with one and with two buffers, whose state is one or
-    two numbers for each parameter. samples: with them balls in bins with bands are a candidate whose noise is found by
-    Monte Carlo, so many samples of each law, 1 / delta or more, in a minute or two; delta holds the chance that the
-    bound is wrong. generator: of the samples. There are
-    users / batch bins, rounded up; where users / bins is less than batch, the error counts as many times more.
+    bins: whether balls in bins (:class:`BallsInBins`) are candidates too. True: of any number of steps, in half a
+    minute or so, with the number of bands of least error, and for Iterates with one and with two buffers, whose state
+    is one or two numbers for each parameter. A number: with bands, whose noise is found by Monte Carlo with so many
+    samples of each law, 1 / delta or more, in a minute or two; delta holds the chance that the bound is wrong.
+    generator: of the samples. There are users / batch bins, rounded up; where users / bins is less than batch, the
+    error counts as many times more.
 
-    W: :class:`Iterates` of any number of steps, or (steps, steps), lower triangular, its diagonal not 0, of up to
-    4,096. users, batch: all of them, and those of a step. bound: the clipping norm, the longest that a user's gradient
-    may be. p: in [2, inf]; the error is the l_p mean of the standard errors of W's rows: 2 for the root mean square,
-    inf for the largest. Above 512 steps strategies have one row of at most 64 coefficients, optimised for W's first
-    column (``Iterates.first``). That of the fixed order has each of its bands' entries optimised for Iterates of up to
-    4,096 steps, in half a minute, and for a matrix of up to 2,048 and p = 2 its columns scaled. Where ``Iterates.sums``
-    is not None, a fixed order has a strategy of four buffers if that errs less: mostly above so many steps. Raises
-    TypeError, ValueError.
+    W: :class:`Descent` or :class:`Iterates` of any number of steps, or (steps, steps), lower triangular, its diagonal
+    not 0, of up to 4,096. users, batch: all of them, and those of a step. bound: the clipping norm, the longest that a
+    user's gradient may be. p: in [2, inf]; the error is the l_p mean of the standard errors of W's rows: 2 for the
+    root mean square, inf for the largest. Above 512 steps strategies have one row of at most 64 coefficients,
+    optimised for W's first column (``Iterates.first``). That of the fixed order has each of its bands' entries
+    optimised for Iterates of up to 4,096 steps, in half a minute, and for a matrix of up to 2,048 and p = 2 its columns
+    scaled. Where ``Iterates.sums`` is not None, a fixed order has a strategy of four buffers if its error is less:
+    mostly above so many steps. For Descent strategies are made for one curvature, 1/4. Raises TypeError, ValueError.
 
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.
     """
-    judged = W if isinstance(W, Iterates) and W.curved else None
-    if judged:
-        W = min(judged.curvatures().items(), key=lambda one: abs(one[0] - MIDDLE))[1]
+    judged = None
+    if isinstance(W, Descent):
+        judged, W = W, min(W.curvatures().items(), key=lambda one: abs(one[0] - MIDDLE))[1]
     sums = W.sums() if isinstance(W, Iterates) and not judged else None
     if not isinstance(W, Iterates) or W.steps <= DENSE:
         W = lower_triangular("W", W.dense() if isinstance(W, Workload | Iterates) else W)
@@ -128,6 +126,13 @@ def choose(
             f"batch must be at least users x {LEAST_CHANCE:g}, not {batch}: no smaller chance is followed"
         )
     gaussian_sigma(epsilon, delta, 1.0)  # refuses what no noise gives
+    samples = 0 if isinstance(bins, bool) else checks.integer("bins", bins, 0)
+    if bins and participation is not None:
+        raise ValueError(
+            "bins must be False with participation: it draws who comes, and so can not keep to a rule"
+        )
+    if samples and (generator is None or steps > MOST_DENSE):
+        raise ValueError(f"bins must be True or False without a generator and above {MOST_DENSE} steps")
     most = min(users // batch, steps if steps <= DENSE else MOST_BANDS)
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
     task = _Task(W, judged, sums, users, batch, epsilon, delta, bound, p)
@@ -136,18 +141,11 @@ def choose(
         plans = task.attended(checks.instance("participation", participation, Participation))
     else:
         plans = {named[groups]: task.sampled(groups) for groups in counts} | {"fixed order": task.ordered()}
-    if bins and participation:
-        raise ValueError(
-            "bins must be False with participation: it draws who comes, and so can not keep to a rule"
-        )
-    if checks.integer("samples", samples, 0):
-        if generator is None or participation or steps > MOST_DENSE:
-            raise ValueError(
-                f"samples must be 0 without a generator, with participation, above {MOST_DENSE} steps"
-            )
+    if samples and generator is not None:
         binned = task.binned(samples, generator)
         plans[f"balls in bins, {binned.strategy.bands} bands"] = binned
-    plans |= task.compared() if bins else {}
+    elif bins:
+        plans |= task.compared()
     notes = {name: f"noise {plan.sigma / plan.bound:.4g} x bound" for name, plan in plans.items()}
     return Choice(tuple(Candidate(name, plan, _error(plan, p), notes[name]) for name, plan in plans.items()))
 
@@ -169,7 +167,7 @@ class _Task:
     """What is asked for, and its plan for each way to sample."""
 
     W: Tensor | Iterates
-    judged: Iterates | None
+    judged: Descent | None
     sums: tuple[float, RunningSums] | None
     users: int
     batch: int
@@ -256,7 +254,9 @@ class _Task:
             if kept.delta + (TRIES - 1) * doubt <= self.delta:  # the doubts of all tries
                 return self.plan(C, sampling, sigma, replace(kept, delta=self.delta), errors)
             sigma *= 1.003 * max(1.0, kept.delta / self.delta) ** 0.1
-        raise ValueError(f"samples = {samples} are too few for delta = {self.delta:g}; take four times as many")
+        raise ValueError(
+            f"bins = {samples} samples are too few for delta = {self.delta:g}; take four times as many"
+        )
 
 
 def _correlated(W: Tensor | Iterates, period: int, p: float, flat: bool) -> tuple[StreamStrategy, Tensor]:

@@ -21,36 +21,30 @@ MOST_DENSE = 4096  # steps of a matrix that is formed
 
 @dataclass(frozen=True)
 class Iterates:
-    """What training by gradient descent asks for: row t of W G is how far the gradients have moved the parameters.
+    """The iterates of gradient descent as linear queries: row t of W G is how far gradients have moved the parameters.
 
     x_t = x_{t-1} - eta_t m_t, m_t = momentum m_{t-1} + g_t + weight_decay x_{t-1}: ``torch.optim.SGD``'s steps; -W G is
     x_t less what it would be without gradients, its start where weight_decay is 0. With
     momentum and weight decay 0 and learning rates 1, prefix sums. Nothing of size steps x steps is held.
 
-    This takes the loss to be flat, as if noise were never forgotten. With ``curved`` what is weighed is the loss that
-    noise adds to quadratic functions, every curvature alike: of each c = 1, 1/2, 1/4, ..., down to 1 / steps, which is
-    the share of the way to its optimum that a step takes off a number, the noise of the iterates, squared, times c. A
-    step's own noise counts there as much as that of all steps together.
+    Their error is exact where sums are what is wanted. Of training it is the error on a flat loss, which never forgets
+    noise: plans of least error then learn worse than DP-SGD's where epsilon is small; see :class:`Descent`.
 
-    steps: at least 1; momentum: in [0, 1); weight_decay: at least 0, 0 with curved; learning_rates: positive, one for
-    each step, or None for 1. Raises TypeError, ValueError.
-    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum and learning rates as a workload;
-    curved: ours.
+    steps: at least 1; momentum: in [0, 1); weight_decay: at least 0; learning_rates: positive, one for each step, or
+    None for 1. Raises TypeError, ValueError.
+    Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), section 4, momentum and learning rates as a workload.
     """
 
     steps: int
     momentum: float = 0.0
     weight_decay: float = 0.0
     learning_rates: Tensor | Sequence[float] | None = None
-    curved: bool = False
 
     def __post_init__(self) -> None:
         checks.own(self)
         object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
         object.__setattr__(self, "momentum", checks.below_one("momentum", self.momentum))
         object.__setattr__(self, "weight_decay", checks.non_negative("weight_decay", self.weight_decay))
-        if checks.instance("curved", self.curved, bool) and self.weight_decay:
-            raise ValueError("weight_decay must be 0 with curved=True, which stands for it too")
         given = self.learning_rates
         if given is not None:
             checks.instance("learning_rates", given, (Sequence, Tensor))
@@ -67,12 +61,6 @@ class Iterates:
     def shape(self) -> tuple[int, int]:
         """(steps, steps)."""
         return self.steps, self.steps
-
-    def curvatures(self) -> dict[float, "Iterates"]:
-        """c, and what a loss of this curvature makes of the gradients: of decay, the same at the mean learning rate."""
-        unit = (1 - self.momentum) / float(self.rates.mean())
-        shares = [2.0**-k for k in range(self.steps.bit_length())]
-        return {c: replace(self, weight_decay=c * unit, curved=False) for c in shares}
 
     @property
     @on_host
@@ -133,6 +121,35 @@ class Iterates:
         return W
 
 
+@dataclass(frozen=True)
+class Descent:
+    """Training by gradient descent: what noise adds to the losses of networks, which are curved.
+
+    Weighed is the loss that noise adds to quadratic functions, every curvature alike: of each c = 1, 1/2, 1/4, ..., down
+    to 1 / steps, which is the share of the way to its optimum that a step takes off a number, the noise of the iterates,
+    squared, times c. A step's own noise counts there as much as that of all steps together.
+
+    steps: at least 1; momentum: that of ``torch.optim.SGD``, in [0, 1); 0 for Adam and its kin, whatever their betas:
+    they divide by the size of single steps, so that momentum does not hide a step's own noise. learning_rates:
+    positive, one for each step, or None for equal ones. Raises TypeError, ValueError.
+    Source: ours; measured by ``experiments/training/optimizers.py``.
+    """
+
+    steps: int
+    momentum: float = 0.0
+    learning_rates: Tensor | Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        checks.own(self)
+        Iterates(self.steps, self.momentum, 0.0, self.learning_rates)  # refuses
+
+    def curvatures(self) -> dict[float, Iterates]:
+        """c, and what a loss of this curvature makes of the gradients: of decay, the same at the mean learning rate."""
+        flat = Iterates(self.steps, self.momentum, 0.0, self.learning_rates)
+        unit = (1 - flat.momentum) / float(flat.rates.mean())
+        return {2.0**-k: replace(flat, weight_decay=2.0**-k * unit) for k in range(flat.steps.bit_length())}
+
+
 def as_strategy(strategy: Strategy) -> StreamStrategy:
     """C, a matrix as its coefficients. Raises TypeError, ValueError."""
     if isinstance(strategy, StreamStrategy):
@@ -169,16 +186,16 @@ def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization
     return C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one law
 
 
-def standard_errors(W: Tensor | Iterates, strategy: Strategy) -> Tensor:
+def standard_errors(W: Tensor | Iterates | Descent, strategy: Strategy) -> Tensor:
     """Standard deviation of each number of row t of W (G + C^{-1} Z): the row norms of W C^{-1}, float64.
 
     For noise of one standard deviation in Z; multiply by ``CorrelatedNoise.sigma``. W: (queries, steps), or
     :class:`Iterates`, which are never formed for bands, O(steps bands^2), and any Toeplitz strategy without buffers
     where learning rates are constant, O(steps bands). Other strategies of more than 4,096 steps are refused.
-    Where W is ``curved``, the roots of the sums over c of c times their squares. Raises TypeError, ValueError.
+    Of :class:`Descent`, the roots of the sums over c of c times their squares. Raises TypeError, ValueError.
     Guarantees: exact, up to rounding.
     """
-    if isinstance(W, Iterates) and W.curved:
+    if isinstance(W, Descent):
         squares = [c * standard_errors(one, strategy).square() for c, one in W.curvatures().items()]
         return torch.stack(squares).sum(0).sqrt()
     if isinstance(W, Iterates) and not isinstance(strategy, Tensor):
