@@ -27,12 +27,17 @@ class Passes:
     Args:
         run: whose batches these are.
         data: one row for each of the plan's users.
-        options: of ``DataLoader``, as :meth:`Run.loader` takes them.
+        options: of ``DataLoader``, as :meth:`Run.loader` takes them, but for ``max_rows``.
 
-    Raises TypeError; an iteration raises what :meth:`Run.loader` raises.
+    Raises TypeError, ValueError; an iteration raises what :meth:`Run.loader` raises.
     """
 
     def __init__(self, run: Run, data: Dataset[Any], **options: Any) -> None:
+        if "max_rows" in options:
+            raise ValueError(
+                f"max_rows must be left out: {PARTS}, where memory is short by plan.start(..., at_once=); a loop "
+                "of one's own takes parts of a batch, see Run.loader"
+            )
         self.run, self.dataset, self.options = checks.instance("run", run, Run), data, options
 
     def __len__(self) -> int:
