@@ -6,8 +6,8 @@ Steps:    parity of every fused kernel in every form (forms.py), the kernels' ti
           (static_kernels.txt), torchdp doctor, every bench row beside the CPU's, an experiment of each of the five
           papers at full size with the CPU's time beside, sweeps of 1e9 users, a training step of 1.1e8 parameters
           beside independent noise, the tests that need a GPU. Correctness comes before speed.
-          Each is a process of its own with a time limit (twice its plan there), so that a lost context or a hang costs one
-          step. What fails is a row. The same command again goes on: what succeeded is kept, what failed is tried again.
+          Each is a process of its own with a time limit, on a GPU twice its plan, so that a lost context or a hang
+          costs one step. What fails is a row. The same command again goes on: what succeeded is kept.
 Output:   FOLDER/first_day.json, written after each step; first_day.html, one page with a figure; first_day.txt, seconds
           by step. --rehearse: the same steps with small sizes on the CPU, kernels in Triton's interpreter, experiments
           on the device that is not there (tests/far); experiments/bench/first_day_rehearsal.txt is such a table.
@@ -149,7 +149,7 @@ def day(every: Sequence[Step], folder: Path, budget: float, patience: float = 2)
         def one(step: Step) -> None:
             left = ends - time.monotonic()
             if step.name in found:
-                pass
+                found[step.name]["planned"] = step.seconds
             elif left < 5:
                 found[step.name] = {"status": "no time left", "seconds": 0.0, "planned": step.seconds, "rows": []}
             else:
