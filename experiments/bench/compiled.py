@@ -64,20 +64,25 @@ def counters(bits: int) -> float:
     return sum(1 - (1 - 2.0 ** (-4 * j)) ** bits for j in range(14))
 
 
+def count(base: int, many: float) -> int:
+    return max(1, int(base * many))
+
+
 def words(many: float) -> Iterator[Launch]:
     from torchdp.kernels.chacha import fused as chacha
     from torchdp.kernels.normals import fused as normals
 
-    key, device, n = torch.zeros(8, dtype=torch.int32), torch.get_default_device(), int(10**6 * many)
+    key, device, n = torch.zeros(8, dtype=torch.int32), torch.get_default_device(), count(10**6, many)
+    rows = count(10**5, many)
     work = Work("word", 16 * chacha.BLOCKS, (10,), 4)
     yield Launch("key stream", lambda: chacha.keystream(key, 0, n), (work,), (16 * n,))
     for width, dtype in ((64, torch.float32), (64, torch.float64), (63, torch.float32), (63, torch.float64)):
         work = Work("normal", 4 * normals.BLOCK, bytes=dtype.itemsize)
         yield Launch(
             f"width {width}, {bits_of(dtype)}",
-            lambda w=width, t=dtype: normals.draws(1, 0, n // 10, w, t, 0, device),
+            lambda w=width, t=dtype: normals.draws(1, 0, rows, w, t, 0, device),
             (work,),
-            (n // 10 * width,),
+            (rows * width,),
         )
 
 
@@ -85,7 +90,7 @@ def reports(many: float) -> Iterator[Launch]:
     from torchdp.kernels.response_counts import fused as response
     from torchdp.kernels.unary_counts import fused as unary
 
-    n = int(10**6 * many)
+    n = count(10**6, many)
     for k, dtype in ((16, torch.int64), (1024, torch.int64), (100_000, torch.int64), (256, torch.uint8)):
         x = (torch.arange(n) % k).to(dtype)
         work = Work("user", 100 * 2 * response.PAIRS, (100,), x.itemsize)
@@ -105,7 +110,7 @@ def vectors(many: float) -> Iterator[Launch]:
     from torchdp.kernels.privunit import fused as privunit
     from torchdp.kernels.privunitg import fused as privunitg
 
-    users, each = 1024, int(1024 * many)  # of a program; of each point
+    users, each = 1024, count(1024, many)  # of a program; of each point
     counts, n = torch.full((64,), each), 64 * each
     for dtype in (torch.float32, torch.float64):
         points, rows = values(64, 64, dtype=dtype) / 8, privunitg.MOST_ROWS
@@ -140,7 +145,7 @@ def features(many: float) -> Iterator[Launch]:
     from torchdp.kernels.secure_sketch import fused as sketch
 
     for width, waves, classes in ((768, 1, 10), (77, 2, 100)):
-        n = int(4096 * many)
+        n = count(4096, many)
         x, w, phases = values(n, width), values(width, 768), values(waves, 768)
         labels, tile = torch.arange(n) % classes, features.BLOCK_N * features.BLOCK_I
         depth, kinds = -(-width // features.BLOCK_D), -(-classes // 16)
@@ -158,7 +163,7 @@ def features(many: float) -> Iterator[Launch]:
             (work,),
             (768 * n,),
         )
-    n = int(10**4 * many)
+    n = count(10**4, many)
     rows, signs = torch.arange(2 * n).view(2, n) * 37 % 1000, torch.ones(2, n, dtype=torch.int8)
     units, key = torch.ones(1000, dtype=torch.float64), torch.zeros(8, dtype=torch.int32)
     for ring, real, servers in (
@@ -180,7 +185,7 @@ def steps(many: float) -> Iterator[Launch]:
     from torchdp.kernels.correlated_noise import Step
     from torchdp.kernels.correlated_noise import fused as correlated
 
-    key, numbers, n = torch.zeros(8, dtype=torch.int32), torch.ones(5, dtype=torch.float64), int(10**6 * many)
+    key, numbers, n = torch.zeros(8, dtype=torch.int32), torch.ones(5, dtype=torch.float64), count(10**6, many)
     for running, kept, dtype, earlier in (
         (0, 0, torch.float32, 0),
         (4, 0, torch.float32, 0),
@@ -204,9 +209,26 @@ def steps(many: float) -> Iterator[Launch]:
         )
 
 
+def integers(many: float) -> Iterator[Launch]:
+    from torchdp.kernels.dispatch import trials
+    from torchdp.kernels.guided_draws import fused as guided
+
+    n = count(10**6, many)
+    for dtype, chosen, times in ((torch.int16, 16, 0), (torch.int16, 16, 3), (torch.int32, 20, 0)):
+        parts, cells = trials.guide(torch.empty(n, dtype=dtype), 2)[0], torch.arange(2**chosen).to(torch.int16)
+        out, bits = torch.zeros(n, dtype=torch.int64), 8 * dtype.itemsize
+        works = (Work("draw", guided.DRAWS, (), each) for each in (bits / 8, bits / 8 + (16 if times else 8)))
+        yield Launch(
+            f"{bits} bits{', added' if times else ''}",
+            lambda a=(out, parts, cells, times): guided.fill(*a),
+            tuple(works),
+            (n, n),
+        )
+
+
 def launches(many: float = 1) -> Iterator[Launch]:
     """On torch's default device; many: times the number of users, rows and numbers."""
-    for room in (words, reports, vectors, features, steps):
+    for room in (words, reports, vectors, features, steps, integers):
         yield from room(many)
 
 

@@ -92,7 +92,7 @@ def picture(found: Mapping[str, Found], rehearsed: bool) -> str:
         first.plot([each["planned"]] * 2, [place - 0.4, place + 0.4], color=MARK, linewidth=1)
     if launches and not rehearsed:
         bars(axis := next(axes), [row["launch"] for row in launches], [row["of the bound"] for row in launches])
-        axis.set_xlabel("share of the least time that machine code and bytes allow")
+        axis.set_xlabel("bound of machine code and bytes, over the time taken")
     if benches and not rehearsed:
         bars(axis := next(axes), [row["case"] for row in benches], [row["times as fast"] for row in benches])
         axis.set_xscale("log")

@@ -1,7 +1,7 @@
 """All benches, one command, one table for each kind of machine; fails where a ratio fell by more than 20 %.
 
 Command:  python experiments/bench/run.py [--quick] [--only oracles vectors] [--before CHECKOUT] [--keep]
-    The gate, on a machine that does nothing else, weekly and before a release: python3 run.py bench
+    The gate, on a machine that does nothing else, each week and before a release: python3 run.py bench
 What: every case of every bench beside its floors (a copy, a matrix product, the random numbers alone) and its peers
     (numpy, published packages; named as absent where they are not installed), each bench in a fresh process, in turns,
     processor time of one thread (on a GPU the wall's, synchronised). times: how many times as long as the other takes.
