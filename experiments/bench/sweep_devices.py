@@ -4,9 +4,11 @@ Command:  OMP_NUM_THREADS=1 python experiments/bench/sweep_devices.py [--devices
 What: a part of the grid of experiments/pairwise/error_vs_n.py, in this process on the first device, then with one
     worker process for each device (default: cpu cpu), alternately; then blocks of one trivial trial each, whose time
     is the overhead: handing out, merging and fsync of the store. Start: what the first block waits for, the import of
-    torch above all. On every device the rows must be the same bits.
+    torch above all. On every device the rows must be the same bits. Then one worker: a process, Dask's by --cluster
+    local:1, and Dask's as docs/cluster.md starts it, by --cluster tcp://...; blocks of some 15 ms, arrays of 2.4 MB.
 Expected: wall near one over the number of devices, with as many idle cores and trials that outweigh the start;
-    a block costs a few milliseconds at most.
+    a block costs a few milliseconds at most. On an idle machine Dask costs at most 1.2 times what processes do on the
+    cores, and some pages a block, where its setting of the allocator would cost thousands.
 Output: results/bench/sweep_devices/*.csv: the least and the largest of the repetitions, on the wall and (where others
     use the machine) on the cores.
 Artifact: - | speed of sweeps
@@ -17,15 +19,17 @@ Time: about three minutes; --smoke in 10 to 20 CPU-seconds.
 import resource
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from torchdp.cli.sweep import Script, load
+from torchdp.cli.sweep import QUIET, Script, cluster, load
 from torchdp.simulate import Experiment, Report, Row, sweep
 from torchdp.simulate.blocks import Sampler
 
@@ -63,10 +67,11 @@ class Config:
     blocks: tuple[int, ...] = (100, 1_100)  # of which the second less the first are timed
     repeats: int = 3
     grid: Literal["full", "smoke"] = "full"  # of error_vs_n.py
+    dask: int = 200  # blocks of one worker; 0: none
 
 
 FULL = Config()
-SMOKE = Config(trials=200, block_size=100, blocks=(5, 25), repeats=1, grid="smoke")
+SMOKE = Config(trials=200, block_size=100, blocks=(5, 25), repeats=1, grid="smoke", dask=0)
 
 
 def real_trials(config: Config, report: Report) -> None:
@@ -110,10 +115,72 @@ def overhead(config: Config, report: Report) -> None:
         report.row("overhead", where=name, **cells)
 
 
+def arrays(config: dict[str, Any]) -> Sampler:
+    """Some 15 ms of arrays; beside them what it took of a core, and this process of cores and pages since it began."""
+
+    def sample(generator: torch.Generator, size: int) -> dict[str, Tensor]:
+        start = time.thread_time()
+        x = torch.rand(300_000, generator=generator, dtype=torch.float64)
+        for _ in range(8):
+            x = (x * 1.0001 + 0.1).sqrt()
+        pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        clocks = {"trial": time.thread_time() - start, "worker": time.process_time(), "pages": float(pages)}
+        return {"value": x[:size], **{name: torch.full((size,), each).double() for name, each in clocks.items()}}
+
+    return sample
+
+
+@contextmanager
+def worker(name: str) -> Iterator[dict[str, Any]]:
+    """One worker: where a sweep runs."""
+    if name == "process":
+        yield {"devices": ["cpu"]}
+        return
+    import dask
+    import distributed
+
+    if name == "local:1":
+        with cluster(name) as client:
+            yield {"executor": client}
+        return
+    settings: dict[str, Any] = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
+    with (
+        dask.config.set(QUIET),
+        distributed.LocalCluster(**settings) as others,
+        cluster(others.scheduler_address) as client,
+    ):
+        client.wait_for_workers(1)
+        yield {"executor": client}
+
+
+def clusters(config: Config, report: Report) -> None:
+    """Of a block: its trial, the rest of the worker's process, and this process after a first sweep; pages."""
+    found: dict[str, list[list[float]]] = {name: [] for name in ("process", "local:1", "tcp")}
+    counts = config.blocks[0], config.blocks[0] + config.dask
+    for _ in range(config.repeats):
+        for name, each in found.items():
+            with worker(name) as where:
+                clock = [time.process_time()]
+                for count in counts:
+                    _, _, (row,) = timed(make_trial=arrays, grid=[{}], trials=count, block_size=1, **where)
+                    clock.append(time.process_time())
+            here = (clock[2] - clock[1]) - (clock[1] - clock[0])
+            spent, pages = (row.metrics[part].maximum - row.metrics[part].minimum for part in ("worker", "pages"))
+            trial, there = row.metrics["trial"].mean, spent / (counts[1] - 1)
+            each.append([1e3 * trial, 1e3 * (there - trial), 1e3 * here / config.dask, pages / (counts[1] - 1)])
+    least = {name: [min(column) for column in zip(*each, strict=True)] for name, each in found.items()}
+    for name, (*parts, pages) in least.items():
+        cells = dict(zip(("trial_ms", "worker_ms", "here_ms"), parts, strict=True))
+        report.row("clusters", where=name, **cells, pages=pages, over=sum(parts) / sum(least["process"][:3]))
+
+
 def measure(config: Config, report: Report) -> None:
     real_trials(config, report)
     report.say()
     overhead(config, report)
+    if config.dask and find_spec("distributed"):
+        report.say()
+        clusters(config, report)
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)

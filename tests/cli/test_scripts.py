@@ -1,7 +1,10 @@
 """``torchdp new`` and ``torchdp list``; the tutorial's commands, as docs/sweeps.md and docs/cluster.md give them."""
 
+import os
 import re
 import shlex
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,28 @@ def test_shards_make_one_page(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert cli.main(["sweep", "coin.py", "--smoke", "--shard", "1/2", "--out", "idle"]) == 0  # one block alone
     assert "shard 1/2 has no block" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("code", "again"), [(138, "requeue 7_2"), (0, ""), (1, "")])
+def test_the_job_of_slurm_is_requeued_when_its_time_is_over_alone(tmp_path, code, again):
+    """Beside commands that stand for SLURM's; its sweep is one that the command line takes."""
+    for name, does in {"srun": f'echo "$@" > asked; exit {code}', "scontrol": 'echo "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    script = ["bash", ROOT / "docs/jobs/slurm.sh"]
+    said = subprocess.run(script, cwd=tmp_path, env=given, capture_output=True, text=True, check=False).stdout
+    assert said.strip() == again and 128 + signal.SIGUSR1 == 138
+    assert cli.parser().parse_args((tmp_path / "asked").read_text().split()[1:]).out == "results/coin"
+
+
+def test_the_job_of_kubernetes_gives_each_pod_its_shard():
+    spec = pytest.importorskip("yaml").safe_load((ROOT / "docs/jobs/kubernetes.yaml").read_text())["spec"]
+    *shell, command = spec["template"]["spec"]["containers"][0]["command"]
+    options = cli.parser().parse_args(command.replace("$JOB_COMPLETION_INDEX", "3").split()[2:])
+    assert shell == ["sh", "-c"] and command.startswith("exec torchdp sweep")  # exec: the signal is for the sweep
+    assert (options.shard, options.out) == (f"3/{spec['completions']}", "/data/3")
+    assert spec["completionMode"] == "Indexed" and spec["template"]["spec"]["restartPolicy"] == "OnFailure"
 
 
 def digest(page):

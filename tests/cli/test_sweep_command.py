@@ -2,6 +2,11 @@
 
 import csv
 import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +14,7 @@ import pytest
 import torch
 
 from torchdp import cli
-from torchdp.cli.sweep import GPUS, cluster, gpus, places
+from torchdp.cli.sweep import GPUS, PROFILE, cluster, gpus, places, stopped_cleanly
 from torchdp.simulate import write_page
 from torchdp.simulate.store import load
 
@@ -246,6 +251,16 @@ def test_a_local_cluster_has_as_many_workers_as_it_is_told(count, monkeypatch):
         assert [worker["nthreads"] for worker in workers] == [1] * count
 
 
+def test_a_scheduler_whose_workers_watch_themselves_is_told_so(recwarn):
+    distributed = pytest.importorskip("distributed")
+    dask = pytest.importorskip("dask")
+    settings = {"n_workers": 1, "processes": False, "protocol": "tcp://", "dashboard_address": None}
+    with distributed.LocalCluster(**settings) as there:
+        for watched in (False, True):
+            with dask.config.set({PROFILE: watched}), cluster(there.scheduler_address):
+                assert any("PROFILE__ENABLED=False" in str(each.message) for each in recwarn) == watched
+
+
 @pytest.mark.parametrize(
     ("visible", "expected"), [(None, ["0", "1"]), ("", ["0", "1"]), ("5, 3", ["5", "3"]), ("7", ["0", "1"])]
 )
@@ -281,6 +296,43 @@ def test_an_error_in_a_worker_is_one_line(toy, tmp_path, capfd):
     Path(toy).write_text(TOY.replace("def sample(", "raise ValueError('a planted error')\n    def sample("))
     said = refuse(capfd, toy, "--out", tmp_path, "--devices", "cpu")
     assert 'a planted error (block 0 of seed 0, config {"n":2}, on cpu)' in said
+
+
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [("SIGUSR1", ()), pytest.param("SIGTERM", ("--devices", "cpu,cpu"), marks=pytest.mark.slow)],
+)
+def test_a_signal_of_a_cluster_stops_a_sweep_that_then_goes_on(toy, tmp_path, number, more):
+    """It reaches the workers too, as srun sends it; the code is a shell's, by which a batch script requeues."""
+    naps = TOY.replace("        return", "        time.sleep(float(os.environ.get('NAP', 0)))\n        return")
+    Path(toy).write_text("import os, time\n" + naps)
+    asked, store = ["--smoke", "--out", str(tmp_path / "a"), *more], tmp_path / "a" / "results.jsonl"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "torchdp", "sweep", toy, *asked], env={**os.environ, "NAP": "1"},
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while child.poll() is None and (not store.exists() or b'"block"' not in store.read_bytes()):
+        time.sleep(0.05)
+    os.killpg(child.pid, getattr(signal, number))
+    _, said = child.communicate(timeout=600)
+    assert child.returncode == 128 + getattr(signal, number)
+    assert said == f"torchdp sweep: interrupted by {number}; finished blocks are kept\n"
+    done = sum(map(len, load(store).runs.values()))
+    assert 1 <= done < 6
+    run(toy, *asked)
+    run(toy, "--smoke", "--out", tmp_path / "b")
+    assert sum(map(len, load(store).runs.values())) == 6 and len(load(store).starts) == 2
+    assert untimed(tmp_path / "a") == untimed(tmp_path / "b")
+
+
+def test_signals_are_again_what_they_were():
+    before = signal.getsignal(signal.SIGTERM)
+    with stopped_cleanly():
+        with pytest.raises(KeyboardInterrupt, match=f"{signal.SIGUSR1.value}"):
+            signal.raise_signal(signal.SIGUSR1)
+        with ThreadPoolExecutor(1) as other:  # which may set none
+            other.submit(stopped_cleanly().__enter__).result()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(

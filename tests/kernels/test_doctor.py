@@ -129,8 +129,8 @@ def test_triton_that_does_not_agree(interpreter, capsys, monkeypatch):
     ("arguments", "message"),
     [
         (["--only", "chacha"], "--only: chacha is no kernel; there are chacha.keystream, normals.draws"),
-        (["--device", "tpu"], "--device tpu"),
-        (["--device", "cuda:99"], "CUDA devices"),
+        (["--device", "tpu"], "--device must be a device of this machine"),
+        (["--device", "cuda:99"], "--device must be a device of this machine"),
         (["--interpret", "--device", "cuda"], "--interpret runs on the CPU"),
     ],
 )

@@ -1,7 +1,9 @@
 """Any executor gives the bits of one process; a cluster may lose workers and get new ones."""
 
 import os
+import platform
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -111,6 +113,33 @@ def test_a_block_that_takes_too_long_fails_alone(tmp_path, expected):
     rows = sweep(trials.hanging, GRID, store=tmp_path / "s.jsonl", **settings)
     assert "longer than time_limit = 1 seconds" in rows[1].error
     assert [results(rows)[i] for i in (0, 2, 3)] == [expected[i] for i in (0, 2, 3)]
+
+
+KEPT = """
+import resource, torch
+from torchdp.simulate import pools
+
+def pages():
+    for _ in range(25):
+        before, x = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, torch.zeros(300_000)
+        for _ in range(8):
+            x = x + 1
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = pages()
+pools._keep_memory()
+print(before, pages())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="is about glibc's allocator")
+@pytest.mark.parametrize(("told", "kept"), [("65536", True), pytest.param("4096", False, marks=pytest.mark.slow)])
+def test_a_worker_keeps_the_memory_that_trials_free_unless_told_otherwise(told, kept):
+    """Pages that the system hands out in the last of 25 trials; with Dask's setting all of each of its arrays."""
+    given = {**os.environ, "MALLOC_TRIM_THRESHOLD_": told}
+    said = subprocess.run([sys.executable, "-c", KEPT], env=given, capture_output=True, text=True, check=True)
+    before, after = map(int, said.stdout.split())
+    assert before > 1000 and (after < 50) == kept, said.stdout
 
 
 @pytest.mark.slow  # starts a cluster

@@ -1,6 +1,7 @@
 """The command line: ``torchdp estimate``, ``sweep`` and ``doctor``. Bad input: one line on stderr, exit code 2."""
 
 import argparse
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -257,7 +258,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         say(f"{command}: {' '.join(str(error).split())}", error=True)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        number = stop.args[0] if stop.args and isinstance(stop.args[0], signal.Signals) else signal.SIGINT
+        by = f" by {number.name}" if number != signal.SIGINT else ""
         kept = "; finished blocks are kept" if command == "torchdp sweep" else ""
-        say(f"{command}: interrupted{kept}", error=True)
-        return 130
+        say(f"{command}: interrupted{by}{kept}", error=True)
+        return 128 + number  # as a shell says it: 130, 138, 143

@@ -12,6 +12,7 @@ from dataclasses import asdict
 
 import torch
 
+from torchdp import checks
 from torchdp.cli import examine
 from torchdp.cli.examine import Ceilings, Finding
 from torchdp.kernels.dispatch import Kernel, LostDevice, mode, verdicts
@@ -70,13 +71,8 @@ def _device(options: argparse.Namespace) -> torch.device:
         if options.device not in (None, "cpu"):
             raise ValueError(f"--interpret runs on the CPU, not on --device {options.device}")
         return torch.device("cpu")
-    try:
-        device = torch.device(options.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError as error:
-        raise ValueError(f"--device {options.device}: {str(error).splitlines()[0]}") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"--device {device}: there are {torch.cuda.device_count()} CUDA devices")
-    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+    found = checks.device_or_best("--device", options.device)
+    return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
 
 
 def installed() -> dict[str, str]:

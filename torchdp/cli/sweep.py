@@ -3,6 +3,9 @@
 import argparse
 import importlib.util
 import os
+import signal
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from torchdp.simulate.blocks import Sampler
 from torchdp.simulate.code import code_of
 from torchdp.simulate.page import write_page
 from torchdp.simulate.plots import write_csv
+from torchdp.simulate.pools import STOPS
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.sweep import MakeTrial
 from torchdp.text import integer, say
@@ -33,8 +37,12 @@ RANKS = (  # the number of this process among its kin, their count, their first 
 )
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-SURROUNDINGS = "distributed.nanny.pre-spawn-environ"  # what Dask tells its workers' processes
-TRIM = "MALLOC_TRIM_THRESHOLD_"  # with it, as Dask sets it, each array of a trial is mapped anew: half the speed
+PROFILE = "distributed.worker.profile.enabled"
+QUIET = {PROFILE: False, "distributed.admin.tick.interval": "1s"}  # else Dask watches itself, some ms a block
+LOUD = (
+    "the cluster's workers watch themselves, some ms a block; start scheduler and workers with "
+    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED=False DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL=1s"
+)
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -86,7 +94,7 @@ def places(device: str | None, devices: str | None, cluster: str | None) -> dict
 def _measured(
     there: "Script", experiment: Sweep, trials: int | None, store: Path, options: argparse.Namespace
 ) -> list[Row]:
-    with cluster(options.cluster) as client:
+    with stopped_cleanly(), cluster(options.cluster) as client:
         return simulate.sweep(
             there,
             experiment.grid,
@@ -103,6 +111,22 @@ def _measured(
             other_code=OtherCode(options.other_code),
             on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
         )
+
+
+@contextmanager
+def stopped_cleanly() -> Iterator[None]:
+    """What a cluster sends before it takes a machine away stops a sweep inside as Ctrl-C does; blocks are kept."""
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number))
+
+    main = threading.current_thread() is threading.main_thread()
+    before = {each: signal.signal(each, stop) for each in STOPS if main}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def shard(text: str | None) -> tuple[int, int] | None:
@@ -140,8 +164,7 @@ def cluster(address: str | None) -> Iterator[Any]:
     if kind == "local":
         if not count.isdecimal() or not count.isascii() or not int(count):
             raise ValueError(f"--cluster local:N needs a number of workers, such as local:4, not {address!r}")
-        told = {name: value for name, value in dask.config.get(SURROUNDINGS).items() if name != TRIM}
-        with dask.config.set({SURROUNDINGS: told}):
+        with dask.config.set(QUIET):
             there: Any = _local(distributed, int(count))
     elif kind in distributed.comm.registry.backends:
         there = nullcontext(address)
@@ -150,6 +173,8 @@ def cluster(address: str | None) -> Iterator[Any]:
             f"--cluster must be local:N or a scheduler's address such as tcp://host:8786, not {address!r}"
         )
     with there as scheduler, distributed.Client(scheduler) as client:
+        if kind != "local" and any(client.run(dask.config.get, PROFILE).values()):
+            warnings.warn(LOUD, RuntimeWarning, stacklevel=2)
         yield client
 
 

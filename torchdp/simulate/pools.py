@@ -1,5 +1,6 @@
 """Where tasks are done: an executor of the user's, or a process of our own on each device; and what a worker does."""
 
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -10,7 +11,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
@@ -20,7 +21,9 @@ import torch
 
 Task = Future[list[tuple[Any, Any]]]
 SECONDS = 0.25  # of work in a task: what a cluster spends on one, some 4 ms, stays below 2 %
+DASKS = "65536"  # what its nannies tell the allocator, at half the speed of trials
 LATE = 124  # exit code of a worker whose job took longer than allowed
+STOPS = (signal.SIGTERM, signal.SIGUSR1)  # of a cluster to all processes: it is for the parent, as Ctrl-C is
 UNGUARDED = "a script that uses devices= must be a file, and must do so under if __name__ == '__main__':"
 TOO_LARGE = "the system kills what takes too much memory"
 THREADS = "time_limit ends worker processes, and this executor has threads; leave it out"
@@ -101,7 +104,7 @@ class ProcessPool(WorkerPool):
         spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self._executor = ProcessPoolExecutor(1, spawn, _begin, (self._sent,))
         resource_tracker.ensure_running()  # else it is started, and signals let through, under the mask below
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: Ctrl-C is for the parent
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *STOPS})  # inherited
         try:
             task = self._submit(jobs)  # starts its process
         finally:
@@ -197,6 +200,7 @@ def _ready(token: str, sent: bytes, device: torch.device) -> Order:
         except Exception as error:
             raise TypeError(f"the worker cannot load it ({error}); its modules must be installed there") from error
         if order.home != _HOME:
+            _keep_memory()
             torch.set_num_threads(1)  # or the last bits of some operations would depend on the number of workers
             torch.set_default_dtype(order.dtype)
             torch.set_float32_matmul_precision(order.precision)
@@ -210,6 +214,17 @@ def _ready(token: str, sent: bytes, device: torch.device) -> Order:
             raise ValueError(f"{device} is not available in this worker") from error
         _held.token, _held.order = token, order
     return _held.order
+
+
+def _keep_memory() -> None:
+    """Tells glibc to keep what a trial frees: by Dask's setting, often by its own, large arrays are mapped anew."""
+    if os.environ.get("MALLOC_TRIM_THRESHOLD_", DASKS) == DASKS:
+        with suppress(AttributeError, OSError):  # another library
+            for parameter, size in (
+                (-1, 2**26),
+                (-3, 2**25),
+            ):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: glibc's own most
+                ctypes.CDLL(None).mallopt(parameter, size)
 
 
 def _told(error: Exception | SystemExit) -> tuple[type[Exception], str, str]:
