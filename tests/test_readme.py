@@ -82,7 +82,7 @@ def test_every_block_is_run():  # in any form and on any page: test_blocks.py
 
 
 @pytest.mark.parametrize(("page", "number"), PRINTED)
-def test_python_blocks(page, number, tmp_path, monkeypatch):
+def test_python_blocks(page, number, tmp_path, monkeypatch, brief):
     monkeypatch.chdir(tmp_path)
     with contextlib.redirect_stdout(io.StringIO()) as output:
         exec(compile(blocks("python", page)[number], page, "exec"), {"__name__": "__main__"})
@@ -93,7 +93,7 @@ def test_python_blocks(page, number, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", [page for page in TOLD if TOLD[page]])
-def test_stories(page, tmp_path, monkeypatch):
+def test_stories(page, tmp_path, monkeypatch, brief):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -113,8 +113,7 @@ def test_a_loop_of_opacus_becomes_one_of_ours_by_five_new_lines_at_most():
 @pytest.mark.parametrize("page", [page for page in PAGES if estimates(page)])
 def test_estimate_command(page, tmp_path, monkeypatch, capsys, request):
     commands = estimates(page)
-    if page != "README.md":
-        request.getfixturevalue("quick")
+    request.getfixturevalue("brief" if page == "README.md" else "quick")
     monkeypatch.chdir(tmp_path)
     rows = "\n".join(f"{150 + i % 50},{1000 * (i % 70)},{'ab'[i % 2]}" for i in range(200))
     Path("users.csv").write_text("height,income,town\n" + rows + "\n")

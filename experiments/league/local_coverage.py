@@ -97,7 +97,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(("min(x, y)",), ("random queries",), 4, (1_000,), (4.0,), 1_000, 1)
+SMOKE = Config(("min(x, y)",), ("random queries",), 4, (1_000,), (4.0,), 400, 1)
 
 
 def shapes(task: str) -> tuple[str, ...]:

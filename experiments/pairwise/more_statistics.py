@@ -44,7 +44,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(users=(30_000,), epsilons=(4.0,), trials=400, search=False)
+SMOKE = Config(users=(30_000,), epsilons=(4.0,), trials=150, search=False)
 
 
 def statistics() -> dict[str, PairwiseStatistic | ShareFunction]:

@@ -8,7 +8,7 @@ from torchdp import cli
 
 
 @pytest.fixture
-def estimate(capsys):
+def estimate(capsys, brief):
     """What ``torchdp estimate`` prints of these words; where ``--json`` is one, its record."""
 
     def ask(*words, code=0):

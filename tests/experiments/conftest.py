@@ -15,7 +15,7 @@ from scripts import FOLDER, Found, loaded
 
 
 @pytest.fixture
-def smoke(tmp_path):
+def smoke(tmp_path, brief):
     """Runs a script's smoke configuration, with these fields changed, in this process."""
 
     def smoke(name, **changes):

@@ -108,7 +108,7 @@ def test_local_accuracy(smoke):
 def test_local_coverage(smoke):
     found = smoke("league/local_coverage.py")
     assert len(found.tables["coverage"]) == 7 and "of 7 cells in" in found.printed
-    assert all(0.92 < row["coverage"] < 0.98 for row in found.tables["coverage"])
+    assert all(0.91 < row["coverage"] < 0.985 for row in found.tables["coverage"])
     tasks = {row["task"][:14] for row in found.tables["ranges"]}
     assert tasks == {"min(x, y)", "random queries", "near stationar"}
 

@@ -66,15 +66,15 @@ def test_separation(smoke):
 def test_coverage(smoke):
     (marked,) = smoke("pairwise/coverage.py").tables["marked"]
     assert marked["cells"] == 78 and marked["marked"] > 50
-    assert marked["least"] > 0.93 and marked["largest"] < 0.97
+    assert marked["least"] > 0.91 and marked["largest"] < 0.985  # 500 trials: 0.01 in standard errors
 
 
 def test_more_statistics(smoke):
     found = smoke("pairwise/more_statistics.py")
     (marked,) = found.tables["marked"]
     assert len(found.tables["cells"]) == 24 and marked["cells"] == 22
-    assert 0.85 < marked["least_ratio"] <= marked["largest_ratio"] < 1.15  # 400 trials: 0.035 in standard errors
-    assert marked["least_coverage"] > 0.9 and marked["largest_bias_z"] < 4.5
+    assert 0.8 < marked["least_ratio"] <= marked["largest_ratio"] < 1.25  # 150 trials: 0.06 in standard errors
+    assert marked["least_coverage"] > 0.88 and marked["largest_bias_z"] < 4.5
 
 
 @pytest.mark.slow

@@ -62,13 +62,13 @@ def test_sums_of_a_users_columns_are_those_of_the_dense_strategy():
 
 @pytest.mark.parametrize(("p", "decay", "momentum"), [(2.0, 1.0, 0.0), (math.inf, 0.99, 0.0), (2.0, 1.0, 0.8)])
 def test_passes_share_a_strategy_that_moves_by_one(p, decay, momentum):
-    W = RunningSums(100, decay, momentum)
-    C, norms = buffered_passes(W, 30, 3, p)
-    sums = torch.stack([C.dense()[:, i::30].sum(1).norm() for i in range(30)])
+    W = RunningSums(40, decay, momentum)
+    C, norms = buffered_passes(W, 12, 3, p)
+    sums = torch.stack([C.dense()[:, i::12].sum(1).norm() for i in range(12)])
     rows = torch.linalg.solve_triangular(C.dense(), W.dense(), upper=False, left=False).norm(dim=1)
-    assert torch.allclose(sums, torch.ones(30, dtype=torch.float64)) and torch.allclose(norms, rows, rtol=1e-9)
+    assert torch.allclose(sums, torch.ones(12, dtype=torch.float64)) and torch.allclose(norms, rows, rtol=1e-9)
     once = factorize_buffered(W, 3, p).strategy.dense()  # the control: made for a single pass
-    moved = max(float(once[:, i::30].sum(1).norm()) for i in range(30))
+    moved = max(float(once[:, i::12].sum(1).norm()) for i in range(12))
     rest = torch.linalg.solve_triangular(once, W.dense(), upper=False, left=False).norm(dim=1)
     assert torch.linalg.vector_norm(norms, ord=p) < 0.95 * moved * torch.linalg.vector_norm(rest, ord=p)
 
@@ -77,19 +77,6 @@ def test_passes_share_a_strategy_that_moves_by_one(p, decay, momentum):
 @pytest.mark.parametrize(("p", "gap"), [(2.0, 0.0015), (math.inf, 0.0062)])
 def test_ten_thousand_steps(p, gap):
     assert factorize_buffered(RunningSums(10_000), 4, p, tol=2e-4).certificate.gap < gap
-
-
-def test_bad_input_is_named():
-    one = torch.ones(3)
-    for poles, zeros in ((torch.tensor([0.5]), torch.tensor([0.6])), (torch.tensor([1.0]), torch.tensor([0.6]))):
-        with pytest.raises(ValueError, match="fall in turns"):
-            BufferedStrategy(poles, zeros, one, one)
-    with pytest.raises(ValueError, match="before"):
-        BufferedStrategy(torch.tensor([0.6]), torch.tensor([0.5]), -one, one)
-    with pytest.raises(ValueError, match="buffers"):
-        factorize_buffered(RunningSums(3), 0)
-    with pytest.raises(TypeError, match="RunningSums"):
-        factorize_buffered(torch.eye(3))
 
 
 def test_rates_that_jump_leave_poles_and_zeros_apart():

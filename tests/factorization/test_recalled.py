@@ -110,15 +110,3 @@ def test_fewer_passes_drawn_again_err_more(monkeypatch):
 def test_folding_puts_a_class_in_a_row():
     assert folded(torch.arange(7), 3).tolist() == [[0, 3, 6], [1, 4, 0], [2, 5, 0]]
     assert folded(torch.arange(2), 3).tolist() == [[0], [1]]
-
-
-def test_bad_input_is_named():
-    few = BufferedStrategy(torch.tensor([0.6]), torch.tensor([0.5]), torch.ones(4), torch.ones(4))
-    for arguments, error, name in [
-        ((few, 0, torch.ones(1, 4)), ValueError, "period"),
-        ((few, 2, torch.ones(1, 3)), ValueError, "earlier must be of shape"),
-        ((few, 2, torch.full((1, 4), math.nan)), ValueError, "earlier"),
-        ((few.before, 2, torch.ones(1, 4)), TypeError, "buffered"),
-    ]:
-        with pytest.raises(error, match=name):
-            RecalledStrategy(*arguments)

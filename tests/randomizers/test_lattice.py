@@ -110,10 +110,10 @@ def test_words_put_in_by_hand(kind, word):
     for dim in (1, 4):
         protocol = kind(dim, 3.0, 2.5)
         for place in range(4):
-            words = protocol.words(6, SeededNoise(place))
+            words = protocol.words(9, SeededNoise(place))
             part = words[place]
             part[:, : max(1, part.shape[1] // 2)] = word
-            t, bound, long, sent = both(protocol, 6, words)
+            t, bound, long, sent = both(protocol, 9, words)
             assert compared(t.nan_to_num(math.inf).clamp(-1e9, 1e9), bound, long) < 1 / 4
             assert differ(protocol, long, sent) == 0
             if place == 0 and word in (0, 1, 2**10):

@@ -101,24 +101,6 @@ def test_beyond_64_types_a_matrix_starts_from_shifts():
     assert worst(found, W) < 1.15 * strategy_lower_bound(W, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("patterns", "shares", "k", "message"),
-    [
-        (PATTERNS.double(), SHARES, 7, "patterns must be of type bool"),
-        (PATTERNS[:, :6], SHARES, 7, "do not fit on a circle of 6"),
-        (torch.ones(1, 8).bool(), torch.ones(1), 7, "neither empty nor full"),
-        (torch.tensor([[True, False, True, False]]), torch.ones(1), 4, "tell all types apart"),
-        (PATTERNS, SHARES[:2], 7, "shares must"),
-        (PATTERNS, torch.tensor([1.0, 1e-30, 1.0]), 7, "chance that integers of 63 bits"),
-    ],
-)
-def test_bad_input_is_named(patterns, shares, k, message):
-    with pytest.raises(ValueError, match=message):
-        ShiftStrategy(patterns, shares, k, 1.0)
-    with pytest.raises(ValueError, match=r"epsilon must be at least 0.0001"):
-        ShiftStrategy(PATTERNS, SHARES, 7, 1e-5)
-
-
 def test_guarantee_each_cell_of_the_table_has_its_integers(planted):
     """The first and the last integer of each (pattern, inside or outside), of 2^63."""
     patterns = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1], [0, 0, 1, 0, 0, 0]]).bool()

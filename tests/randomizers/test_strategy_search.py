@@ -56,7 +56,8 @@ def exact_optimum(W, epsilon):
     return (problem.value - float(W.square().sum()) / k) / len(W)
 
 
-CASES = [(name, epsilon) for name in WORKLOADS for epsilon in (0.5, 1.0, 3.0)]
+BUDGETS = [(0.5, 3.0), (1.0, 3.0), (0.5,), (1.0,), (3.0,), (0.5, 3.0)]
+CASES = [(name, epsilon) for name, each in zip(WORKLOADS, BUDGETS, strict=True) for epsilon in each]
 
 
 @functools.cache
