@@ -103,6 +103,12 @@ def test_clipping(smoke):
 
 
 @pytest.mark.slow
+def test_accepted(smoke):
+    rows = smoke("training/accepted.py").tables["accepted"]
+    assert len(rows) == 4 and all(row["torchdp"] == "equal" for row in rows)
+
+
+@pytest.mark.slow
 def test_recalled(smoke):
     least, buffers, again = smoke("training/recalled.py").tables["recalled"]
     assert least["error"] < again["error"] < 0.98 * buffers["error"]

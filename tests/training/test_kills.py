@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,9 +16,14 @@ from torch import nn
 from torchdp.noise import SeededNoise
 from torchdp.training import Iterates, choose, clipped_sum
 from torchdp.training.ledger import Ledger
+from torchdp.training.sampled import CyclicPoisson
 
 X = torch.linspace(-1, 1, 60)[:, None]
-NAMES = {"ordered": "fixed order", "independent": "Poisson, independent noise", "banded": "cyclic Poisson, 4 bands"}
+NAMES = {
+    "ordered": "fixed order",
+    "independent": "Poisson, independent noise",
+    "banded": "cyclic Poisson, 4 bands",
+}
 KINDS = pytest.mark.parametrize("kind", NAMES)
 
 
@@ -92,7 +96,11 @@ def killed(plan, place, generator, noted=True):
         if os.WTERMSIG(os.waitpid(child, 0)[1]) != signal.SIGKILL:
             break
     told = (place / "out").read_text().splitlines() if (place / "out").exists() else []
-    return start, [(int(step), int(life), np.frombuffer(bytes.fromhex(got))) for step, life, got in map(str.split, told)], life
+    return (
+        start,
+        [(int(step), int(life), np.frombuffer(bytes.fromhex(got))) for step, life, got in map(str.split, told)],
+        life,
+    )
 
 
 def check(plan, place, start, told):
@@ -126,3 +134,44 @@ def test_guarantee_no_step_is_out_twice_after_any_kill(plans, kind, tmp_path):
     start, told, _ = killed(plan, tmp_path / "control", generator, noted=False)
     with pytest.raises(AssertionError):
         check(plan, tmp_path / "control", start, told)
+
+
+def attack(plan, seed, canary):
+    """The ln likelihood ratio of user 0, who is there or not, by what one run releases and what is public."""
+    steps, run = plan.strategy.steps, plan.start(nn.Linear(1, 1, bias=False), squares, noise=SeededNoise(seed))
+    attended, out = np.zeros(steps), []
+    for users in run:
+        attended[run.step] = 0 in users
+        run.release([(1.5 * plan.bound * (users == 0) * canary)[:, None, None]])  # is clipped
+        out.append(float(run.module.weight.grad) * plan.batch)
+    sets, chances = attended[None], np.ones(1)  # a fixed order is public
+    if isinstance(plan.sampling, CyclicPoisson):
+        q, groups = plan.sampling.chance, plan.sampling.groups
+        sets = np.array(list(itertools.product((0.0, 1.0), repeat=steps)))
+        own = np.array([np.arange(steps) % groups == group for group in range(groups)])
+        each = np.where(own, np.where(sets[:, None] > 0, q, 1 - q), sets[:, None] == 0)
+        chances = each.prod(2).mean(1)
+    C = plan.strategy.dense().numpy()
+    shift = sets * plan.bound @ C.T / plan.sigma
+    return float(np.log(chances @ np.exp(shift @ (C @ out) / plan.sigma - (shift * shift).sum(1) / 2)))
+
+
+def shown(plan, runs):
+    """Lower bound, of level 1 - 2e-4, on epsilon at the plan's delta; and the test's own delta at its epsilon."""
+    seen = np.array([[attack(plan, 2 * i + there, there) for i in range(runs)] for there in (0, 1)])
+    cut = plan.guarantee.epsilon
+    away, there = (seen > cut).sum(1)
+    low, high = beta.ppf(1e-4, there, runs - there + 1), beta.ppf(1 - 1e-4, away + 1, runs - away)
+    return math.log(max(low - plan.guarantee.delta, 1e-9) / high), (there - math.exp(cut) * away) / runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fixed order", "Poisson, independent noise", "cyclic Poisson, 2 bands"])
+def test_guarantee_a_canary_in_real_runs_shows_no_more_than_the_plan_says(name):
+    """And a part of its delta; of a third of the noise it shows more: the control."""
+    choice = choose(Iterates(4), 12, 3, epsilon=0.5, delta=0.1)
+    plan = {one.name: one.protocol for one in choice.candidates}[name]
+    epsilon, delta = shown(plan, 400)
+    assert epsilon <= 0.5 and delta > 0.02
+    epsilon, _ = shown(replace(plan, sigma=plan.sigma / 3), 400)
+    assert epsilon > 0.5

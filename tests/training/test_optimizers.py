@@ -57,6 +57,36 @@ def test_each_number_moves_as_written_down_and_groups_have_their_own_options(dty
             assert found == pytest.approx(wanted, rel=2e-5 if dtype == torch.float32 else 1e-12)
 
 
+def test_a_parameter_that_is_trained_later_has_steps_of_its_own():
+    g, deviations = gradients(8, [(), ()], torch.float64), [0.9, 0.2, 0.1, 1.4, 0.9, 0.3, 0.3, 0.1]
+    first, late = (torch.ones((), dtype=torch.float64, requires_grad=True) for _ in range(2))
+    run = Noisy()
+    optimizer = PrivateAdam([first, late], run, lr=0.1)
+    stepped(optimizer, [first], run, [each[:1] for each in g[:5]], deviations[:5])
+    stepped(optimizer, [first, late], run, g[5:], deviations[5:])
+    for p, begun in ((first, 0), (late, 5)):
+        seen = [float(each[bool(begun)]) for each in g[begun:]]
+        wanted = by_hand(1.0, seen, deviations[begun:], 0.1, (0.9, 0.999), 0.0, 1.0)
+        assert float(p.detach()) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_moments_of_half_precision_are_kept_in_float32_also_when_they_are_loaded(dtype):
+    """Their squares are 0 in float16, and .999 of a number of bfloat16 is the number."""
+    g = [[1e-4 * part for part in each] for each in gradients(40, [(50,)], torch.float32)]
+    ends, run = [], Noisy()
+    for kind, stop in ((dtype, 40), (dtype, 17), (torch.float32, 40)):
+        p = torch.zeros(50, dtype=kind, requires_grad=True)
+        optimizer = PrivateAdam([p], run, lr=0.01)
+        stepped(optimizer, [p], run, g[:stop], [1e-5] * stop)
+        again = PrivateAdam([p], run)
+        again.load_state_dict(optimizer.state_dict())
+        stepped(again, [p], run, g[stop:], [1e-5] * (40 - stop))
+        ends.append(p.detach().float())
+    assert torch.equal(ends[0], ends[1])
+    torch.testing.assert_close(ends[0], ends[2], rtol=0.05, atol=2e-3)
+
+
 def test_without_noise_it_is_torchs_own():
     g, deviations = gradients(6, [(5,), (2, 3)], torch.float64), [0.0] * 6
     pairs = []

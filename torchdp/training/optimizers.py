@@ -38,7 +38,8 @@ class PrivateAdam(torch.optim.Optimizer):
         eps: added to what divides, at least 0.
 
     All of it is a function of ``.grad`` and of what is public, so that what is private stays so; the state dict holds
-    the moments and each group's u. Parameters without a gradient stay as they are. Raises TypeError, ValueError.
+    each parameter's moments, in float32 at least, its u, and t, its own steps. Parameters without a gradient stay as
+    they are. Raises TypeError, ValueError.
     Source: Tang, Shpilevskiy, Lecuyer (2024), DP-AdamBC, for the correction by a constant variance; ours is that of
     each step of a correlated plan, averaged as the squares are. Decay: Loshchilov, Hutter (2019).
     """
@@ -58,7 +59,7 @@ class PrivateAdam(torch.optim.Optimizer):
             raise TypeError(f"run must be a Run, whose deviation says what noise is in .grad, not {run!r}")
         self._run = run
         options = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "floor": floor, "eps": eps}
-        super().__init__(params, options | {"steps": 0, "noise": 0.0})
+        super().__init__(params, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """One more group of parameters with options of its own. Raises TypeError, ValueError."""
@@ -77,21 +78,30 @@ class PrivateAdam(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("closure must be None: each private gradient is released once, by run.backward")
         for group in self.param_groups:
-            moved = [p for p in group["params"] if p.grad is not None]
-            if moved:
-                self._step(group, moved, [p.grad for p in moved])
+            alike: dict[tuple[int, float], list[Tensor]] = {}  # of equally many steps of their own
+            for p in group["params"]:
+                if p.grad is not None:
+                    state = self.state[p]
+                    if not state:
+                        wide = torch.promote_types(p.dtype, torch.float32)
+                        state |= {name: torch.zeros_like(p, dtype=wide) for name in ("m", "v")} | {
+                            "steps": 0,
+                            "u": 0.0,
+                        }
+                    alike.setdefault((state["steps"], state["u"]), []).append(p)
+            for (steps, u), moved in alike.items():
+                self._step(group, steps + 1, u, moved)
         return None
 
-    def _step(self, group: dict[str, Any], moved: list[Tensor], gradients: list[Tensor]) -> None:
-        for p in moved:
-            if p not in self.state:
-                self.state[p] = {"m": torch.zeros_like(p), "v": torch.zeros_like(p)}
-        m, v = ([self.state[p][name] for p in moved] for name in ("m", "v"))
+    def _step(self, group: dict[str, Any], steps: int, u: float, moved: list[Tensor]) -> None:
         (first, second), rate = group["betas"], group["lr"]
-        group["steps"] += 1
-        group["noise"] = second * group["noise"] + (1 - second) * self._run.deviation**2
-        seen = 1 - second ** group["steps"]
-        noise = group["noise"] / seen
+        u = second * u + (1 - second) * self._run.deviation**2
+        for p in moved:
+            self.state[p] |= {"steps": steps, "u": u}
+        m, v = ([self.state[p][name] for p in moved] for name in ("m", "v"))
+        gradients = [p.grad.to(each.dtype) for p, each in zip(moved, m, strict=True) if p.grad is not None]
+        seen = 1 - second**steps
+        noise = u / seen
         torch._foreach_lerp_(m, gradients, 1 - first)
         torch._foreach_mul_(v, second)
         torch._foreach_addcmul_(v, gradients, gradients, 1 - second)
@@ -102,4 +112,14 @@ class PrivateAdam(torch.optim.Optimizer):
         torch._foreach_add_(sizes, group["eps"])
         if group["weight_decay"]:
             torch._foreach_mul_(moved, 1 - rate * group["weight_decay"])
-        torch._foreach_addcdiv_(moved, m, sizes, -rate / (1 - first ** group["steps"]))
+        moves = [part.to(p.dtype) for part, p in zip(torch._foreach_div(m, sizes), moved, strict=True)]
+        torch._foreach_add_(moved, moves, alpha=-rate / (1 - first**steps))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As of any optimizer; the moments keep their precision, which is float32 at least."""
+        super().load_state_dict(state_dict)
+        numbers = [i for group in state_dict["param_groups"] for i in group["params"]]
+        places = [p for group in self.param_groups for p in group["params"]]
+        for i, p in zip(numbers, places, strict=True):
+            if kept := state_dict["state"].get(i):
+                self.state[p] |= {name: kept[name].to(p.device, copy=True) for name in ("m", "v")}
