@@ -3,12 +3,12 @@
 Command:  python experiments/stories/pictures.py --out docs/pictures
 Expected: survey: the 95 % intervals hold nearly all of the truth; errors fall as one over the root of the people asked.
     federated: at epsilon = 1 the map is that of the truth but for the random waves, at 0.1 noise is seen. training: the
-    released parameters of the best plan err less from about ten steps on, most at epsilon = 8; mean test
-    accuracies over eight runs are 86.3 % (DP-SGD), 88.6 % (best), 91.0 % (no noise); single runs of both plans overlap.
+    error of the best plan is less from the eighth step on (epsilon = 2; from the sixth at 8); mean test accuracies over
+    ten runs at epsilon = 8 are 92.3 % (DP-SGD), 92.9 % (best), 94.2 % (no noise); single runs of both plans overlap.
 Output: survey.csv, federated.csv, training.csv, accuracy.csv and a .png of each story.
 Artifact: our own | pictures of the stories
 Status: agrees
-Time: two minutes on one core; --smoke, the survey alone, in ten.
+Time: three minutes on one core; --smoke, the survey alone, in ten.
     On the CPU, whatever --device says.
 """
 
@@ -39,7 +39,7 @@ COLOURS = {"DP-SGD": "#D55E00", "best": "#0072B2", "no noise": "#009E73"}
 @dataclass(frozen=True)
 class Config:
     stories: tuple[str, ...] = ("survey", "federated", "training")
-    seeds: int = 20  # runs of each plan
+    seeds: int = 10  # runs of each plan
 
 
 def told(story: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def unprotected(story: dict[str, Any], seed: int) -> float:
     x, y, people = story["x"], story["y"], story["people"]
     torch.manual_seed(seed)
     model = torch.nn.Linear(64, 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.9)
     for _ in range(story["steps"]):
         users = torch.randint(people, (story["batch"],))
         optimizer.zero_grad()
@@ -168,7 +168,7 @@ def drawn_training(tables: Mapping[str, Rows]) -> "Figure":
         found = [float(row["accuracy"]) for row in tables["accuracy"] if row["plan"] == name]
         right.plot([at] * len(found), found, "o", color=COLOURS[name], alpha=0.6)
     right.set(
-        xticks=range(3), xticklabels=list(COLOURS), xlim=(-0.5, 2.5), ylabel="test accuracy", title="epsilon = 2"
+        xticks=range(3), xticklabels=list(COLOURS), xlim=(-0.5, 2.5), ylabel="test accuracy", title="epsilon = 8"
     )
     right.grid(alpha=0.3, axis="y")
     return figure

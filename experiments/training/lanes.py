@@ -185,7 +185,10 @@ FORWARD: dict[str, Forward] = {"linear": linear, "MLP": mlp, "CNN": cnn, "attent
 
 @cache
 def data(name: str, folder: Path | None) -> Data:
-    """digits, breast cancer, text (pieces of Python's own source), or "agnews", embeddings in ``folder``."""
+    """digits, breast cancer, text (pieces of Python's own source), agnews (embeddings in ``folder``), or short digits.
+
+    Of these columns have mean 0 and rows a norm of about 1.
+    """
     if name == "text":
         import argparse
         import optparse
@@ -201,9 +204,10 @@ def data(name: str, folder: Path | None) -> Data:
         x, y = torch.load(folder / "agnews_test_mpnet.pt", weights_only=True)
         x, users = 28 * x.float(), 6000  # numbers of about 1
     else:
-        x, y = map(torch.tensor, (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True))
-        users = 1500 if name == "digits" else 400
-        x = (x.float() - 8) / 16 if name == "digits" else ((x - x.mean(0)) / x.std(0)).float()
+        x, y = map(torch.tensor, (load_breast_cancer if name == "breast cancer" else load_digits)(return_X_y=True))
+        users = 400 if name == "breast cancer" else 1500
+        x = (x.float() - 8) / 16 if name == "digits" else ((x - x.mean(0)) / x.std(0).clamp_min(1e-9)).float()
+        x = x / 8 if name == "short digits" else x
     order = torch.randperm(len(x), generator=keyed_generator(b"split"))
     return x[order], y[order].long(), users
 

@@ -133,6 +133,8 @@ def choose(
         )
     if samples and (generator is None or steps > MOST_DENSE):
         raise ValueError(f"bins must be True or False without a generator and above {MOST_DENSE} steps")
+    if generator is not None:
+        checks.instance("generator", generator, torch.Generator)
     most = min(users // batch, steps if steps <= DENSE else MOST_BANDS)
     counts = [2**i for i in range(steps.bit_length()) if 2**i <= most]
     task = _Task(W, judged, sums, users, batch, epsilon, delta, bound, p)

@@ -125,9 +125,9 @@ class Iterates:
 class Descent:
     """Training by gradient descent: what noise adds to the losses of networks, which are curved.
 
-    Weighed is the loss that noise adds to quadratic functions, every curvature alike: of each c = 1, 1/2, 1/4, ..., down
-    to 1 / steps, which is the share of the way to its optimum that a step takes off a number, the noise of the iterates,
-    squared, times c. A step's own noise counts there as much as that of all steps together.
+    Weighed is the loss that noise adds to quadratic functions, every curvature alike: of each c = 1, 1/2, 1/4, ...,
+    down to 1 / steps, which is the share of the way to its optimum that a step takes off a number, the noise of the
+    iterates, squared, times c. A step's own noise counts there as much as that of all steps together.
 
     steps: at least 1; momentum: that of ``torch.optim.SGD``, in [0, 1); 0 for Adam and its kin, whatever their betas:
     they divide by the size of single steps, so that momentum does not hide a step's own noise. learning_rates:
@@ -141,7 +141,9 @@ class Descent:
 
     def __post_init__(self) -> None:
         checks.own(self)
-        Iterates(self.steps, self.momentum, 0.0, self.learning_rates)  # refuses
+        flat = Iterates(self.steps, self.momentum, 0.0, self.learning_rates)
+        for name in ("steps", "momentum", "learning_rates"):
+            object.__setattr__(self, name, getattr(flat, name))
 
     def curvatures(self) -> dict[float, Iterates]:
         """c, and what a loss of this curvature makes of the gradients: of decay, the same at the mean learning rate."""
