@@ -8,7 +8,7 @@ What:     every launcher is called as its rooms call it (compiled.py); what it w
           A GPU meets it only where warps hide all latency.
 Command:  python experiments/bench/static_kernels.py [--write]
           python experiments/bench/static_kernels.py --triton 3.4.0 3.5.1 3.6.0 3.7.0 3.9.0 --targets 80 90 100 --write
-          python experiments/bench/static_kernels.py --which tiles --triton 3.6.0 3.9.0 --targets 80 90 --write
+          python experiments/bench/static_kernels.py --which tiles --triton 3.9.0 --targets 80 90 --write
 Expected: no stack and no spill, and the numbers of static_kernels.txt, which --write writes.
           --triton: every launch compiled by each version, which pip installs without its dependencies into a folder of
           its own beside the table; static_versions.txt. --which tiles: the same with all other sizes of tiles that
@@ -283,8 +283,8 @@ def beside(rows: Sequence[dict[str, Any]], versions: Sequence[str]) -> list[str]
         lines.setdefault((row["gpu"], row["kernel"], row["call"]), {})[row["triton"]] = row
     table = [["gpu", "kernel", "call", "unit", *(f"{name} {version}" for name in SHOWN for version in versions)]]
     for place, found in lines.items():
-        cells = [str(found[version][name]) for name in SHOWN for version in versions]
-        table.append([*place, found[versions[0]]["unit"], *cells])
+        cells = [str(found[version][name]) if version in found else "" for name in SHOWN for version in versions]
+        table.append([*place, next(iter(found.values()))["unit"], *(cell or "." for cell in cells)])
     return aligned(table)
 
 

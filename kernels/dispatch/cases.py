@@ -93,7 +93,7 @@ RESPONSE_COUNTS = Case(
     2**27,
     2**20,
     trials.response_counts,
-    tiles={"PAIRS": (512, 1024, 2048)},
+    tiles={"PAIRS": (512, 1024)},  # 2048 spills at k = 1024
     few={"PROGRAMS": 2},
 )
 
@@ -231,7 +231,7 @@ CORRELATED_NOISE = Case(
     2**19,
     trials.correlated_noise,
     tolerance=1e-6,
-    tiles={"NUMBERS": (256, 512, 1024)},
+    tiles={"NUMBERS": (256, 1024)},  # 512 spills with passes
 )
 
 

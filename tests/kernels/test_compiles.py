@@ -13,6 +13,9 @@ import pytest
 pytest.importorskip("triton")
 import triton
 
+from torchdp.cli import examine
+from torchdp.kernels.dispatch import every
+
 BENCH, KERNELS = Path(__file__).parents[2] / "experiments" / "bench", Path(__file__).parents[2] / "kernels"
 FILES = sorted(KERNELS.glob("*/fused.py"))
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -153,3 +156,35 @@ def test_a_program_s_instructions_are_counted_as_often_as_they_are_passed(static
     assert static.writes(code) == "local 64 x1, store 128 x1"
     with pytest.raises(RuntimeError, match="2 loops, not 1"):
         static.counted(code, {**work, "trips": [5]}, 32)
+
+
+KNOWN = {"static_versions.txt": {("sm_80", "correlated_noise.add_kernel", "3.7.0")}, "static_tiles.txt": set()}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_version_and_no_tile_that_may_be_chosen_spills(name):
+    """The committed tables: none fails, one launch of one version keeps 12 bytes; the tiles are those of the doctor."""
+    head, columns, *lines = (BENCH / name).read_text().splitlines()
+    assert " 0 do not compile" in head
+    names = re.split("  +", columns)
+    held = [place for place, each in enumerate(names) if each.split()[0] in ("stack", "spilled")]
+    rows = [re.split("  +", line) for line in lines]
+    full = {(*row[:3], names[p], row[p]) for row in rows for p in held if row[p] not in ("0", ".")}  # ".": not yet
+    assert rows and held and {(gpu, kernel, what.split()[1]) for gpu, kernel, _, what, _ in full} <= KNOWN[name]
+    kernels = {kernel for _, kernel, *_ in rows}
+    stated = {line.split()[1] for line in (BENCH / "static_kernels.txt").read_text().splitlines()[2:]}
+    assert kernels == stated
+    if name == "static_tiles.txt":
+        chosen = {(kernel.split(".")[0], *call.split("; ")[1:]) for _, kernel, call, *_ in rows}
+        for kernel in every.KERNELS:
+            package, sizes = kernel.package.rpartition(".")[2], list(examine.products(kernel))
+            forms = {(package, *(f"{each} {size}" for each, size in tiles.items())) for tiles in sizes}
+            assert len(forms - chosen) == 1, package  # the committed sizes, whose table is static_versions.txt
+
+
+@disassembled
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["90", "80"])
+def test_no_tile_that_may_be_chosen_spills_here(static, target):
+    rows = [static.resources("here", target, found) for found in static.launched("cuda", target, "tiles")]
+    assert not [row for row in rows if row["error"] or row["stack"] or row["spilled"]] and len(rows) > 80

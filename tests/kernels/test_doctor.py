@@ -150,7 +150,7 @@ def test_a_bad_variable_is_one_line(monkeypatch, capsys):
 def tiled(interpreter, monkeypatch):
     """A kernel on a device where it runs, and the time that each of its tiles is said to take."""
     monkeypatch.setattr(interpreter, "PAIRS", 1024)
-    costs = {512: 3.0, 1024: 2.0, 2048: 1.0}
+    costs = {512: 1.0, 1024: 2.0}
 
     def seconds(call, device):
         call()
@@ -167,13 +167,13 @@ CASE = replace(cases.RESPONSE_COUNTS, large=3000, host=100)
 def test_the_fastest_tiles_are_chosen_and_stay(tiled):
     kernel, module, _ = tiled
     found = examine.fused(kernel, CPU, CEILINGS, tune=True)
-    assert found.fault is None and found.tiles == {"PAIRS": 2048} and module.PAIRS == 2048
+    assert found.fault is None and found.tiles == {"PAIRS": 512} and module.PAIRS == 512
     assert found.seconds == 1.0 and found.share == pytest.approx(max(8 * 3000 / 1e10, 2 * 3000 / 1e8))
 
 
 def test_a_gain_within_noise_changes_nothing(tiled):
     kernel, module, costs = tiled
-    costs[2048] = 1.99
+    costs[512] = 1.99
     assert examine.fused(kernel, CPU, CEILINGS, tune=True).tiles == {"PAIRS": 1024} == {"PAIRS": module.PAIRS}
 
 
@@ -183,9 +183,9 @@ def test_tiles_that_fail_or_disagree_are_passed_over(tiled, monkeypatch, how):
     whole = module.counts
 
     def counts(x, k, step, key, first=0):
-        if module.PAIRS == 2048 and how == "fails":
+        if module.PAIRS == 512 and how == "fails":
             raise RuntimeError("out of resource: shared memory")
-        return whole(x, k, step, key, first) + (module.PAIRS == 2048)
+        return whole(x, k, step, key, first) + (module.PAIRS == 512)
 
     monkeypatch.setattr(module, "counts", counts)
     found = examine.fused(kernel, CPU, CEILINGS, tune=True)
