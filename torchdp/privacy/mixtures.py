@@ -38,6 +38,7 @@ rest: here.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import numpy as np
 from scipy.special import ndtr
@@ -158,13 +159,11 @@ def comparisons(overlaps: np.ndarray) -> list[Comparison]:
                 for size in SIZES:
                     scaled = one.scaled(size / overlaps[0])
                     looks = math.log1p(scaled.spread) + scaled.common
-                    best[runs, size] = min(best.get((runs, size), (math.inf, one)), (looks, one), key=_looks)
-    kept = (sorted((found for key, found in best.items() if key[1] == size), key=_looks) for size in SIZES)
+                    best[runs, size] = min(
+                        best.get((runs, size), (math.inf, one)), (looks, one), key=itemgetter(0)
+                    )
+    kept = (sorted((found for key, found in best.items() if key[1] == size), key=itemgetter(0)) for size in SIZES)
     return list(dict.fromkeys(one for each in kept for _, one in each[:TRIED]))
-
-
-def _looks(pair: tuple[float, Comparison]) -> float:
-    return pair[0]
 
 
 def _runs(overlaps: np.ndarray, runs: int, length: int, across: float) -> Iterator[Comparison]:

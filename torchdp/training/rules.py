@@ -131,8 +131,8 @@ def convolution(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     if dims > 2 or groups != 1 or isinstance(padding, str):
         r.claim(W, out, alone(n, W, (kept,), lambda w, x: func(x, w, **rest)))
     else:
-        kernel, line = tuple(W.shape[2:]), dims == 1
-        dilation, stride = ((v,) * dims if isinstance(v, int) else tuple(v) for v in _steps(call))
+        kernel, line, steps = tuple(W.shape[2:]), dims == 1, (call.get("dilation", 1), call.get("stride", 1))
+        dilation, stride = ((v,) * dims if isinstance(v, int) else tuple(v) for v in steps)
         padding = (padding,) * dims if isinstance(padding, int) else tuple(padding)
         if line:
             kernel, dilation, stride, padding = (1, *kernel), (1, *dilation), (1, *stride), (0, *padding)
@@ -145,10 +145,6 @@ def convolution(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     if b is not None:
         r.claim(b, out, lambda g: channels(n, g))
     return out
-
-
-def _steps(call: dict[str, Any]) -> tuple[Any, Any]:
-    return call.get("dilation", 1), call.get("stride", 1)
 
 
 def alone(n: int, source: Tensor, kept: tuple[Tensor, ...], call: Any) -> Any:
