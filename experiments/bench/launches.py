@@ -1,11 +1,13 @@
 """Launches and synchronisations of one call each, over all rooms, counted on a device that is not there.
 
-Command:  python experiments/bench/launches.py [--write FILE | --json | --show PART] [--only PART|PART]
+Command:  python experiments/bench/launches.py [--write FILE | --json | --show PART | --floors] [--only PART|PART]
 Expected: no synchronisation in a training step; as many whatever the users, types and repetitions in what collects,
     samples and predicts (two sizes are measured). Latency on a GPU is about 5 us a launch and 10 to 20 us a
     synchronisation, so the table tells which call waits for the processor.
-Output:   launches.csv beside this file, launches_before.csv of the code before the first count.
-Time: two minutes on one core.
+Output:   launches.csv beside this file, launches_before.csv of the code before the first count; --floors writes
+    floors.csv: a core's milliseconds of each call with 100,000 users, 32 types, 24 repetitions, beside 5 us a launch
+    and 15 us a wait of the larger size in launches.csv. A call whose floor is above that gains nothing from a GPU.
+Time: two minutes on one core; --floors ten.
 
 ``PYTHONPATH=<another checkout> python experiments/bench/launches.py`` counts that checkout's calls. What counts:
 tests/far/device.py, which makes the device and belongs to the tests. A call's tensors and its protocol are made before
@@ -15,6 +17,7 @@ it is counted, unless the row says "construct". ``--show`` says where a call's s
 import csv
 import json
 import sys
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -48,7 +51,7 @@ class World:
         return SeededNoise(1, self.device)
 
     def generator(self, seed=1):
-        return device.generator(seed)
+        return device.generator(seed) if self.device.type == "far" else torch.Generator().manual_seed(seed)
 
     def types(self):
         return (torch.arange(self.n, device=self.device) ** 2) % self.k
@@ -64,7 +67,8 @@ class World:
         return torch.rand(self.n, instances, generator=torch.Generator().manual_seed(2)).to(self.device) < 0.4
 
 
-SMALL, LARGE = World(), World(1600, 32, 24)
+SMALL, LARGE, MANY = World(), World(1600, 32, 24), World(100_000, 32, 24)
+LAUNCH, WAIT = 5e-3, 15e-3  # milliseconds at least
 CALLS = {}
 GROWS = ("factorization", "tuning")  # rooms whose calls iterate until they are done
 
@@ -341,6 +345,26 @@ def measure(calls, sizes=(SMALL, LARGE)):
         yield row
 
 
+def floors(calls):
+    """Rows: a call, its floor on a GPU by the table, and what one core takes of it; the device is not registered."""
+    with (HERE / "launches.csv").open(newline="") as file:
+        kept = {f"{row['room']}: {row['call']}": row for row in csv.DictReader(file)}
+    for name, made in calls.items():
+        row = kept[name]
+        launches, waits = (int(row[f"{each}_large"] or row[each]) for each in ("launches", "synchronisations"))
+        times = []
+        for _ in range(3):
+            it = made(MANY)
+            start = time.process_time()
+            it()
+            times.append(1e3 * (time.process_time() - start))
+        floor, core = LAUNCH * launches + WAIT * waits, min(times)
+        yield {
+            "call": name, "launches": launches, "waits": waits, "floor_ms": f"{floor:.3g}", "core_ms": f"{core:.3g}",
+            "floor_over_core": f"{floor / core:.2g}",
+        }  # fmt: skip
+
+
 def show(name):
     """Where a call's launches and synchronisations come from."""
     for one, made in CALLS.items():
@@ -354,12 +378,23 @@ def show(name):
 
 
 def main():
-    device.register(True)
     torch.set_num_threads(1)
+    if "--floors" not in sys.argv:
+        device.register(True)
     calls = all_calls()
     if "--only" in sys.argv:
         parts = sys.argv[-1].split("|")
         calls = {name: made for name, made in calls.items() if any(part in name for part in parts)}
+    if "--floors" in sys.argv:
+        with (HERE / "floors.csv").open("w", newline="") as file:
+            for place, row in enumerate(floors(calls)):
+                writer = csv.DictWriter(file, row, lineterminator="\n")
+                if place == 0:
+                    writer.writeheader()
+                writer.writerow(row)
+                file.flush()
+                print(*row.values(), sep=" | ", flush=True)
+        return None
     if "--show" in sys.argv:
         return show(sys.argv[-1])
     rows = list(measure(calls))
@@ -367,7 +402,7 @@ def main():
         return print(json.dumps(rows))
     if "--write" in sys.argv:
         with Path(sys.argv[sys.argv.index("--write") + 1]).open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
+            writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
     for row in rows:

@@ -4,7 +4,8 @@ Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11 and Corollary 
 Command:  torchdp sweep experiments/pairwise/error_vs_n.py
 Expected: measured / predicted MSE within 1 +- 0.05 (10,000 trials, standard error about 0.015) for the means; for
     auc, a ratio, wherever the error is below 0.05. Slopes near -1/2 for large n, near -1 where n is small.
-    Coverage of 95 % intervals, beside the error in the same table: XXX.
+    Coverage of 95 % intervals, beside the error in the same table: 0.944 to 0.956 of Gini's cells with 10,000 trials;
+    0.934 to 0.974 of Kendall's and the AUC's with --trials 2500 (standard error about 0.0044).
 Data: fixed histograms (Zipf, or a discretised normal), so the error is that of the privacy noise alone.
 Artifact: Ghazi et al. (2023) | Lemma 11, Corollary 7
 Status: agrees

@@ -98,7 +98,7 @@ class TestRandomizedResponsePlugIn(Pairwise, LocalContract):
 
 class TestSubsetPairs(Pairwise, LocalContract):
     protocol = pairwise.SubsetPairs(pairwise.unequal(4), 2.0)
-    repeats, runs = 1500, 100
+    repeats, runs, honest = 1500, 100, (0.7, 1.6)  # of 24 users 1.37
 
     def loss(self, protocol):  # of a set that holds x against one that does not
         p, size = protocol.client.on, protocol.client.subset

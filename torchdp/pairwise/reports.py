@@ -126,10 +126,10 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
 
     def tally(self, messages: Tensor) -> Tally:
         """Packed bits (n, ceil(k/64)): the oracle's tally, and the sum of the squares of the coordinates of Z, (r,)."""
-        reports, (centred, middle) = self.client.tally(messages), self._centred
-        bits = unpack(messages)[:, : self.statistic.types].double()
+        rows, (centred, middle) = self.client.packed(messages), self._centred
+        bits = unpack(rows)[:, : self.statistic.types].double()
         squares = (bits @ centred / self.client.gap + middle).square().sum(0)
-        return Tally(reports.n, {**reports.parts, "squares": squares})
+        return Tally(len(rows), {"reports": bits.sum(0).long(), "squares": squares})
 
     def limits(self, n: int) -> dict[str, Limits]:
         (centred, middle), gap = self._centred, self.client.gap

@@ -53,8 +53,14 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
 def from_messages(
     protocol: MessageProtocol[Any, Any], x: Tensor, draws: Simulated, shape: tuple[int, ...]
 ) -> Tally:
-    """``sample_tally`` from what these users say, O(n) each time."""
-    each = [protocol.collect_unchecked(x, draws) for _ in range(math.prod(shape))]
+    """``sample_tally`` from what these users say, O(n) each time; crowds that fit beside each other speak as one."""
+    times, beside = math.prod(shape), max(1, protocol.users_at_once // len(x))
+    if beside == 1:
+        each = [protocol.collect_unchecked(x, draws) for _ in range(times)]
+    else:
+        crowds = [torch.cat([x] * min(beside, times - start)) for start in range(0, times, beside)]
+        said = [part for crowd in crowds for part in protocol.randomize_unchecked(crowd, draws).split(len(x))]
+        each = [protocol.tally(messages) for messages in said]
     parts = {
         name: torch.stack([one[name] for one in each]).view(*shape, *size)
         if each
