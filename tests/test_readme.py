@@ -39,9 +39,10 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("table.md", 1): r"[\s\S]*one message",
     ("table.md", 2): r"tensor\(0\.[56]\d+, dtype=torch\.float64\) \(tensor",
     ("training.md", 0): HEAD + r"(Poisson|cyclic|fixed)[\s\S]*central differential privacy, at most epsilon = ",
-    ("training.md", 1): r"6 central differential privacy, at most epsilon = [12][\s\S]*\nTrue",
-    ("training.md", 3): r"6 central differential privacy, epsilon = 2, ",
-    ("training.md", 2): r"True tensor\(9\.93[\s\S]*tensor\(\[",
+    ("training.md", 1): r"\d+\.\d+ central differential privacy, at most epsilon = 4",
+    ("training.md", 2): r"6 central differential privacy, at most epsilon = [12][\s\S]*\nTrue",
+    ("training.md", 4): r"6 central differential privacy, epsilon = 2, ",
+    ("training.md", 3): r"True tensor\(9\.93[\s\S]*tensor\(\[",
 }
 TOLD = {  # pages whose blocks follow one another: what all of them print
     "sums.md": r"tensor\(1\.00\d+,[\s\S]*at most epsilon = 0\.5, delta = 1e-06\ntensor\(\[",

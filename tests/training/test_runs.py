@@ -18,8 +18,9 @@ from torch.func import functional_call, grad, vmap
 
 from torchdp.factorization import BandedStrategy
 from torchdp.noise import SeededNoise
-from torchdp.training import Iterates, choose, clipped_sum
+from torchdp.training import Iterates, choose
 from torchdp.training.batches import Waiting
+from torchdp.training.clipping import clipped_rows
 
 STEPS = 8
 
@@ -180,13 +181,13 @@ def test_guarantee_a_batch_serves_one_step_whatever_interrupts_copies_or_compete
     g = [torch.zeros(len(users), *p.shape) for p in run.module.parameters()]
 
     def clipped(gradients, bound):  # another thread releases the batch while this one clips it
-        monkeypatch.setattr("torchdp.training.run.clipped_sum", clipped_sum)
+        monkeypatch.setattr("torchdp.training.run.clipped_rows", clipped_rows)
         other = threading.Thread(target=run.release, args=(g,))
         other.start()
         other.join()
-        return clipped_sum(gradients, bound)
+        return clipped_rows(gradients, bound)
 
-    monkeypatch.setattr("torchdp.training.run.clipped_sum", clipped)
+    monkeypatch.setattr("torchdp.training.run.clipped_rows", clipped)
     with pytest.raises(RuntimeError, match="no batch waits"):
         run.release(g)
     assert run.step == run.batches.step == 2

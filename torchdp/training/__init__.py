@@ -35,6 +35,7 @@ A user is in steps by a :class:`Participation`, in one's own loader by :class:`O
 | standard_errors | | row norms of W C^{-1}: at sigma = 1 | no |
 """
 
+from torchdp.training.adaptive import AdaptiveBound
 from torchdp.training.batches import Batches, ParticipationLog
 from torchdp.training.binned import BallsInBins
 from torchdp.training.choose import choose
@@ -59,6 +60,7 @@ from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.strategy import Descent, Iterates, causal_strategy, standard_errors
 
 __all__ = [
+    "AdaptiveBound",
     "BallsInBins",
     "Batches",
     "CorrelatedNoise",

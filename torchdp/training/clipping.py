@@ -117,6 +117,7 @@ class Clipper:
             if fresh and self._last is None:
                 _all_reached([name for name in parameters if name not in {*reached, *self._unused}])
         total = _unless(sums.flat(parameters), wrong)
+        self.balance = _unless(sums.balance, wrong)  # of this call, see Sums
         if len(targets):
             self._known[key] = self._last = known
         return total, torch.cat(lost).mean() if lost else torch.tensor(math.nan, dtype=torch.float32)
@@ -218,6 +219,11 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     each g_i is a function of its own example.
     Source: as :func:`clip_and_sum`.
     """
+    return clipped_rows(gradients, bound)[0]
+
+
+def clipped_rows(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, Tensor]:
+    """As :func:`clipped_sum`, and a sum of signs: 1 for an example within the bound, -1 for one that is not."""
     bound, given = _bound(bound), checks.several("gradients", gradients, Tensor)
     if any(g.is_complex() for g in given):
         raise TypeError("gradients must be real; split complex ones by torch.view_as_real")
@@ -226,7 +232,8 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
         raise ValueError(f"gradients must hold equally many examples' each, not {sorted(n)}")
     rows = [Rows(flat(g)) for g in given]
     dtype = rows[0].rows.dtype
-    return torch.cat([part.to(dtype) for part in clipped(rows, bound)])
+    parts, balance = clipped(rows, bound)
+    return torch.cat([part.to(dtype) for part in parts]), balance
 
 
 def _bound(bound: float) -> float:

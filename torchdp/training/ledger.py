@@ -9,12 +9,13 @@ class Ledger:
 
     path: None for no ledger. name: of run and plan. fresh: whether the run starts; its file must not exist
     (FileExistsError). step: the last one that is spent; of a line that a kill cut short, its gradient not yet out, the
-    number may be a smaller one. Raises ValueError where the file is of another run, or damaged.
+    number may be a smaller one. bounds: steps, and the clipping bounds noted after them. Raises ValueError where the
+    file is of another run, or damaged.
     """
 
     def __init__(self, path: Path | None, name: str, fresh: bool) -> None:
         self.step, self._path, self._read = 0, path, 0
-        self._self, self._lost = os.urandom(8).hex(), False
+        self._self, self._lost, self.bounds = os.urandom(8).hex(), False, list[tuple[int, float]]()
         if path and fresh:
             with path.open("x") as file:
                 file.write(name)
@@ -28,19 +29,24 @@ class Ledger:
                     f"ledger {path.name} is damaged, not every line begins with a step; mend it by hand"
                 )
             self.step = max(map(int, steps), default=0)
+            noted = [line.split() for line in lines]  # of a line that was cut short no bound is read
+            self.bounds = [(int(found[0]), float(found[1])) for found in noted if len(found) == 3]
 
-    def record(self, step: int) -> None:
+    def record(self, step: int, bound: float | None = None) -> None:
         """The step is spent, whatever comes: on the disk when this returns. Nothing new where it is this run's last.
 
-        Raises RuntimeError where another run with this ledger has spent the step, and then for every step.
+        bound: the clipping bound after the step, once that is recorded. Raises RuntimeError where another run with this
+        ledger has spent the step, and then for every step.
         """
         if self._path and not self._lost:
             with self._path.open("ab") as file:  # a new line first: one that was cut short stays what it is
-                file.write(f"\n{step} {self._self}".encode())
+                line = f"\n{step} {self._self}" if bound is None else f"\n{step} {bound!r} {self._self}"
+                file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
-            told = [line.partition(" ") for line in self._news(self._path)]
-            self._lost = any(number == str(step) and who != self._self for number, _, who in told)
+            news = self._news(self._path) if bound is None else []
+            told = [(line.partition(" ")[0], line.rpartition(" ")[2]) for line in news]
+            self._lost = any(number == str(step) and who != self._self for number, who in told)
         if self._path and self._lost:
             raise RuntimeError(
                 f"ledger {self._path.name}: another run has spent step {step}, and one noise would serve two sums; let "

@@ -1,13 +1,14 @@
 """What a run of private training does, and what that promises: who is in a step, what is clipped, which noise."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import StreamStrategy
 from torchdp.privacy import Guarantee
+from torchdp.training.adaptive import AdaptiveBound
 from torchdp.training.binned import BallsInBins
 from torchdp.training.noise import noise_guarantee
 from torchdp.training.participation import OwnBatches, Participation
@@ -22,6 +23,7 @@ class Mechanism:
     strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part; sigma: standard
     deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in a step
     (where sampled: on average; of balls in bins users / bins, which may be less). guarantee: of all steps together.
+    adaptive: how the clipping bound moves from ``bound`` on, which remains that of users' rows; None: it stays.
     """
 
     strategy: StreamStrategy
@@ -31,6 +33,7 @@ class Mechanism:
     users: int
     batch: int
     guarantee: Guarantee
+    adaptive: AdaptiveBound | None = field(default=None, kw_only=True)
 
     def computed(self, steps: int) -> Guarantee | None:
         """Of the first ``steps`` steps by themselves, at least one; None of balls in bins, which is of all."""
@@ -61,12 +64,13 @@ class Mechanism:
 
     def digest(self) -> bytes:
         """32 bytes that name this plan."""
-        rest = (VERSION, self.sampling, self.bound, self.sigma, self.users, self.batch)
+        rest = (VERSION, self.sampling, self.bound, self.sigma, self.users, self.batch, self.adaptive)
         return hashlib.sha256(self.strategy.recurrence.digest() + repr(rest).encode()).digest()
 
     def __str__(self) -> str:
         C = self.strategy
         return (
             f"{self.guarantee}\n{C.steps} steps of {self.batch} of {self.users} users, {self.sampling}, "
-            f"clipped to {self.bound:g}; noise of standard deviation {self.sigma:g} over a strategy of {C}"
+            f"clipped to {self.bound:g}{' at first' if self.adaptive else ''}; "
+            f"noise of standard deviation {self.sigma:g} over a strategy of {C}"
         )

@@ -1,6 +1,6 @@
 """One plan of a private training run: what it promises, on the disk and off it again, and runs of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.noise import Noise, source
+from torchdp.training.adaptive import AdaptiveBound
 from torchdp.training.binned import BallsInBins
 from torchdp.training.clipping import ROUTES
 from torchdp.training.mechanism import Mechanism
@@ -53,7 +54,7 @@ class Plan(Mechanism):
         loss: Callable[[Tensor, Tensor], Tensor],
         secret: dict[str, Any],
         *,
-        step: int | None = None,
+        step: int | Mapping[str, Any] | None = None,
         ledger: str | Path | None = None,
         at_once: int | None = None,
         routes: Sequence[str] = ROUTES,
@@ -61,10 +62,11 @@ class Plan(Mechanism):
     ) -> Run:
         """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may not have been seen.
 
-        That is the latest of the secret state's, of ``step`` (of :meth:`Run.state_dict`) and of the ledger's. Steps in
-        between are lost: their noise is drawn, as later noise needs it, and answers no other sum. Without a ledger
-        ``step`` must say how many steps may have been released. The model may be an older one. Raises ValueError, where
-        neither is given, and where the secret state or the ledger is of another plan too.
+        That is the latest of the secret state's, of ``step`` (:meth:`Run.state_dict`, or its number) and of the
+        ledger's. Steps in between are lost: their noise is drawn, as later noise needs it, and answers no other sum.
+        Without a ledger ``step`` must say how many steps may have been released. An adaptive bound is the last that
+        these know; a number knows none. The model may be an older one. Raises ValueError, where neither is given, and
+        where the secret state or the ledger is of another plan too.
 
         Guarantees: the gradients of all steps, before and after, have ``guarantee``, where one run alone goes on, or
         those that do have one ledger.
@@ -78,6 +80,10 @@ class Plan(Mechanism):
         return Run(
             self, module, loss, secret, step=step, ledger=ledger, at_once=at_once, routes=routes, unused=unused
         )
+
+    def adapted(self, bound: AdaptiveBound) -> "Plan":
+        """This plan, its guarantee too, with a clipping bound that follows gradients' norms. Raises TypeError."""
+        return replace(self, adaptive=checks.instance("bound", bound, AdaptiveBound))
 
     def save(self, path: str | Path) -> None:
         """Into a file that :meth:`load` reads, to the last digit. Raises TypeError where the strategy is one's own."""

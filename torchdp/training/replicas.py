@@ -23,11 +23,11 @@ def place() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def most(step: int) -> int:
-    """The largest of all processes' steps."""
-    steps: list[int] = [0] * distributed.get_world_size()
-    distributed.all_gather_object(steps, step)
-    return max(steps)
+def most(at: tuple[int, tuple[int, float]]) -> tuple[int, tuple[int, float]]:
+    """The largest of all processes' steps, and what the process of it knows, or the largest of that."""
+    places = [at] * distributed.get_world_size()
+    distributed.all_gather_object(places, at)
+    return max(places)
 
 
 def added(total: Tensor, chunk: int) -> Tensor:

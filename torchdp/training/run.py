@@ -1,6 +1,6 @@
 """The steps of a private training run, each spent once: on one process or several, going on after a kill."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import urandom
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,7 +13,7 @@ from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.training import replicas
 from torchdp.training.batches import ParticipationLog
-from torchdp.training.clipping import ROUTES, Clipper, Inputs, clipped_sum, set_gradients
+from torchdp.training.clipping import ROUTES, Clipper, Inputs, clipped_rows, set_gradients
 from torchdp.training.ledger import Ledger
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise
@@ -62,7 +62,7 @@ class Run(Steps):
         loss: Callable[[Tensor, Tensor], Tensor],
         draws: Noise | dict[str, Any],
         *,
-        step: int = 0,
+        step: int | Mapping[str, Any] = 0,
         ledger: str | Path | None = None,
         at_once: int | None = None,
         routes: Sequence[str] = ROUTES,
@@ -75,8 +75,8 @@ class Run(Steps):
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
             raise ValueError("module must have a parameter that requires a gradient")
-        steps, self._dtype = plan.strategy.steps, torch.promote_types(parameters[0].dtype, torch.float32)
-        self._device, self._whole = parameters[0].device, sum(p.numel() for p in parameters)
+        self._dtype, self._device = torch.promote_types(parameters[0].dtype, torch.float32), parameters[0].device
+        self._whole = sum(p.numel() for p in parameters) + (plan.adaptive is not None)
         self._group, self._deviations = replicas.several(), list[float]()
         rank, ranks = replicas.place() if self._group else (0, 1)
         self._chunk = -(-self._whole // ranks)
@@ -101,9 +101,18 @@ class Run(Steps):
             self.noise.load_secret_state(self.noise.secret_state() | kept)
         name = self._secret.digest(b"ledger" + plan.digest()).hex()
         self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
-        step = max(checks.integer("step", step, 0, steps), self.noise.step, self._ledger.step)
-        self.noise.skip(replicas.most(step) if self._group else step)
+        given = step if isinstance(step, Mapping) else {"step": step}
+        step = checks.integer("step", given.get("step"), 0, plan.strategy.steps)
+        told = [(one["step"], one["bound"]) for one in (given, past or {}) if "bound" in one]
+        at = (
+            max(step, self.noise.step, self._ledger.step),
+            max([*told, *self._ledger.bounds], default=(0, plan.bound)),
+        )
+        step, (_, latest) = replicas.most(at) if self._group else at
+        self.noise.skip(step)
+        self._bound = checks.positive("bound", latest) if plan.adaptive else plan.bound
         self._masks = self._secret.generator(b"masks", urandom(16))
+        self._unit = plan.adaptive.unit(self.bound, plan.bound) if plan.adaptive else 1.0
         super().__init__(plan, self._secret, self.step, past)
 
     @property
@@ -115,6 +124,11 @@ class Run(Steps):
     def route(self) -> str:
         """How the last step's gradients were made, whether examples are apart by construction, and why not."""
         return self._clipper.route
+
+    @property
+    def bound(self) -> float:
+        """The clipping bound of the next step, public: the plan's, or where it is adaptive a function of outputs."""
+        return self._bound
 
     @property
     def guarantee(self) -> Guarantee:
@@ -131,7 +145,7 @@ class Run(Steps):
         """Standard deviation of the noise in each number of the last step's ``.grad``; public. 0 before the first."""
         if not self._deviations:
             self._deviations = [0.0, *self.plan.deviations().tolist()]
-        return self._deviations[self.step]
+        return self._deviations[self.step] * self._unit
 
     def backward(self, inputs: Inputs, targets: Tensor, *, more: bool = False) -> Tensor:
         """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user.
@@ -145,7 +159,10 @@ class Run(Steps):
         with (
             self._turn
         ):  # the module is one for all threads, and its parameters are swapped for the time of the call
-            total, mean = self._clipper(inputs, targets, self.plan.bound, dropout=self._masks, **self._options)
+            bound = self.bound
+            total, mean = self._clipper(inputs, targets, bound, dropout=self._masks, **self._options)
+            if self.plan.adaptive:
+                total = self.plan.adaptive.rows(total, self._clipper.balance, bound, self.plan.bound)
         self._add(total, len(targets), more, step)
         return mean
 
@@ -166,11 +183,16 @@ class Run(Steps):
         expected = [tuple(p.shape) for p in self.module.parameters() if p.requires_grad]
         if shapes != expected:
             raise ValueError(f"gradients must be one (n, *shape) tensor for each parameter, of shapes {expected}")
-        self._add(clipped_sum(gradients, self.plan.bound), count, more, step)
+        bound = self.bound  # read once: rows are scaled by what they were clipped to
+        total, balance = clipped_rows(gradients, bound)
+        if self.plan.adaptive:
+            total = self.plan.adaptive.rows(total, balance, bound, self.plan.bound)
+        self._add(total, count, more, step)
 
-    def state_dict(self) -> dict[str, int]:
-        """The step. Nothing in it is secret."""
-        return {"step": self.step}
+    def state_dict(self) -> dict[str, Any]:
+        """The step, and the next one's bound where it is adaptive. Nothing in it is secret."""
+        with self._turn:
+            return {"step": self.step, **({"bound": self.bound} if self.plan.adaptive else {})}
 
     def secret_state(self) -> dict[str, Any]:
         """What :meth:`Plan.resume` needs: step, key, past noise, and which plan it is of. As secret as the data.
@@ -181,7 +203,7 @@ class Run(Steps):
         """
         with self._turn:
             past = self.noise.secret_state()["past"] if self.step else torch.empty(0)
-            state = self._secret.state(self.plan, self.step, past)
+            state = self._secret.state(self.plan, self.step, past) | self.state_dict()
             if isinstance(self.batches, ParticipationLog):
                 state["attendance"] = self.batches.attendance.clone()
         return state
@@ -206,7 +228,12 @@ class Run(Steps):
             mine = replicas.added(total, self._chunk) if self._group else total
             self._ledger.record(step + 1)
             private = self.noise(mine[: self.noise.size])
-        private = replicas.joined(private, self._chunk, self._whole) if self._group else private
+            private = replicas.joined(private, self._chunk, self._whole) if self._group else private
+            if adaptive := self.plan.adaptive:
+                self._unit = adaptive.unit(self.bound, self.plan.bound)
+                number, private = float(private[-1]), private[:-1] * self._unit
+                self._bound = adaptive.following(number, self.bound, self.plan.bound, self.plan.batch)
+                self._ledger.record(self.step, self.bound)
         set_gradients(self.module, private / self.plan.batch)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:

@@ -43,7 +43,7 @@ class Secret:
 
 def opened(state: dict[str, Any], plan: Mechanism) -> tuple[Secret, dict[str, Any]]:
     """The key, and step and past, of a secret state of this plan. Raises TypeError, ValueError."""
-    names = [*["attendance"] * isinstance(plan.sampling, OwnBatches), *STATE]
+    names = [*["attendance"] * isinstance(plan.sampling, OwnBatches), *["bound"] * bool(plan.adaptive), *STATE]
     if not isinstance(state, dict) or sorted(state, key=str) != names:
         raise ValueError(f"secret must be what Run.secret_state returns, a dict of {', '.join(names)}")
     key, digest = (octets(name, state[name]) for name in ("key", "plan"))

@@ -11,6 +11,7 @@ from torchdp.factorization.streams.recalled import RecalledStrategy
 from torchdp.factorization.streams.strategy import Tabulated
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.guarantee import Arithmetic
+from torchdp.training.adaptive import AdaptiveBound
 from torchdp.training.binned import BallsInBins
 from torchdp.training.participation import Epochs, Once, OwnBatches, Separated
 from torchdp.training.sampled import CyclicPoisson
@@ -18,7 +19,7 @@ from torchdp.training.sampled import CyclicPoisson
 STRATEGIES = (BandedStrategy, BufferedStrategy, RecalledStrategy, Tabulated, Recurrence)
 REST = (Once, Epochs, Separated, OwnBatches, CyclicPoisson, BallsInBins, Guarantee, Model, Neighbours, Arithmetic)
 KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (*STRATEGIES, *REST)
+    kind.__name__: kind for kind in (*STRATEGIES, *REST, AdaptiveBound)
 }  # what a file may make, and nothing else
 
 

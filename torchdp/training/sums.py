@@ -8,6 +8,7 @@ from torch import Tensor
 from torchdp.training.factors import Form, Rows
 
 BLOCK = 256  # float32 squares that are added up as such: the relative error of their norm is at most 129 eps
+LONG = 1 - 2.0**-20  # of its length: what is shortened by less is not, but for rounding
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
 
 
@@ -17,10 +18,13 @@ class Sums:
     def __init__(self) -> None:
         self._totals: dict[str, Tensor] = {}
         self._parts = 0
+        self.balance = torch.zeros((), dtype=torch.float64)  # examples within the bound, less the others
 
     def add(self, forms: dict[str, Form], bound: float) -> None:
         self._parts += 1
-        for name, part in zip(forms, clipped(list(forms.values()), bound), strict=True):
+        parts, balance = clipped(list(forms.values()), bound)
+        self.balance = self.balance + balance
+        for name, part in zip(forms, parts, strict=True):
             before = self._totals.get(name)
             self._totals[name] = part if before is None else before.double() + part
 
@@ -31,10 +35,13 @@ class Sums:
         return torch.cat([part.detach().flatten().to(dtype) for part in parts])
 
 
-def clipped(forms: Sequence[Form], bound: float) -> list[Tensor]:
-    """sum_i g_i min(1, bound / ||g_i||), flat, of each form; example i's norm is that of all of them together."""
+def clipped(forms: Sequence[Form], bound: float) -> tuple[list[Tensor], Tensor]:
+    """sum_i g_i min(1, bound / ||g_i||), flat, of each form; example i's norm is that of all of them together.
+
+    And a sum of signs, () of float64: 1 for an example that is within the bound, -1 for one that is shortened.
+    """
     if not forms:
-        return []
+        return [], torch.zeros((), dtype=torch.float64)
     rows = [form.rows for form in forms if isinstance(form, Rows)]
     with torch.autocast(forms[0].rows.device.type, enabled=False):
         more = [form.norms() for form in forms if not isinstance(form, Rows)]
@@ -42,7 +49,8 @@ def clipped(forms: Sequence[Form], bound: float) -> list[Tensor]:
         kept = scales > 0
         if scales.device.type != "cpu" or not bool(kept.all()):
             scales, forms = torch.where(kept, scales, 0.0), [form.zeroed(kept) for form in forms]
-        return [form.sum(scales, bound) for form in forms]
+        signs = 2 * (scales > LONG).double() - 1
+        return [form.sum(scales, bound) for form in forms], signs.sum()
 
 
 def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -> Tensor:
