@@ -12,6 +12,7 @@ from torchdp import density, factorization, workloads
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.training import (
+    AdaptiveBound,
     CorrelatedNoise,
     FeatureLayer,
     Iterates,
@@ -81,18 +82,21 @@ def process(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-def whole_run(net, x, *, noise, steps=6):
+def whole_run(net, x, adaptive, *, noise, steps=6):
     """Gradients of a plan's run, who was there, and how much of the past this process keeps."""
     plan = choose(Iterates(8), 12, 3, epsilon=1.0, delta=1e-3).candidates[-1].protocol
+    plan = plan.adapted(AdaptiveBound(quantile=0.4)) if adaptive else plan
     run, seen, users = plan.start(net, mse_loss, noise=noise), [], []
-    secret = run.secret_state()
+    secret, state = run.secret_state(), None
     for who in run:
         run.backward(x[who], x[who, :1])
         seen.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
         users.append(who.tolist())
         if run.step == steps:
             break
-    again = plan.resume(net, mse_loss, secret, step=steps - 1)
+        state = run.state_dict()
+    assert (run.bound != plan.bound) == adaptive
+    again = plan.resume(net, mse_loss, secret, step=state)
     for who in again:
         again.backward(x[who], x[who, :1])
         break
@@ -100,26 +104,27 @@ def whole_run(net, x, *, noise, steps=6):
     return torch.stack(seen), users, run.noise.size
 
 
-def run_process(rank, folder):
+def run_process(rank, folder, adaptive):
     store = f"file://{folder}/store"
     torch.distributed.init_process_group(
         "gloo", init_method=store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
     net = nn.parallel.DistributedDataParallel(model())  # what is trained; the run clips its module's gradients
-    found = whole_run(net.module, data().flatten(0, 1), noise=SeededNoise(rank + 1))
+    found = whole_run(net.module, data().flatten(0, 1), adaptive, noise=SeededNoise(rank + 1))
     torch.save(found, f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_is_that_of_one(tmp_path):
-    torch.multiprocessing.spawn(run_process, (str(tmp_path),), nprocs=2)
-    expected, users, size = whole_run(model(), data().flatten(0, 1), noise=SeededNoise(1))
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_run_of_two_processes_is_that_of_one(tmp_path, adaptive):
+    torch.multiprocessing.spawn(run_process, (str(tmp_path), adaptive), nprocs=2)
+    expected, users, size = whole_run(model(), data().flatten(0, 1), adaptive, noise=SeededNoise(1))
     parts = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for found, _, _ in parts:
         torch.testing.assert_close(found, expected)
     assert [sorted(a + b) for a, b in zip(parts[0][1], parts[1][1], strict=True)] == [sorted(u) for u in users]
-    assert parts[0][2] + parts[1][2] >= size == 5 and max(parts[0][2], parts[1][2]) == 3
+    assert parts[0][2] + parts[1][2] >= size == 5 + adaptive and max(parts[0][2], parts[1][2]) == 3
 
 
 @pytest.mark.slow
