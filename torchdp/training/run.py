@@ -103,14 +103,16 @@ class Run(Steps):
         self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
         given: Mapping[str, Any] = step if isinstance(step, Mapping) else {"step": step}
         step = checks.integer("step", given.get("step"), 0, plan.strategy.steps)
-        told = [(one["step"], one["bound"]) for one in (given, past or {}) if "bound" in one]
+        told = [
+            (one["step"], checks.positive("bound", one["bound"])) for one in (given, past or {}) if "bound" in one
+        ]
         at = (
             max(step, self.noise.step, self._ledger.step),
             max([*told, *self._ledger.bounds], default=(0, plan.bound)),
         )
         step, (_, latest) = replicas.most(at) if self._group else at
         self.noise.skip(step)
-        self._bound = checks.positive("bound", latest) if plan.adaptive else plan.bound
+        self._bound = latest if plan.adaptive else plan.bound
         self._masks = self._secret.generator(b"masks", urandom(16))
         self._unit = plan.adaptive.unit(self.bound, plan.bound) if plan.adaptive else 1.0
         super().__init__(plan, self._secret, self.step, past)
