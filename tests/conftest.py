@@ -55,9 +55,9 @@ def brief(monkeypatch):
     """Searches of strategies stop early, where what is asked is not how good they are."""
     usual = Effort.of
 
-    def of(k, outputs, steps, exchanges, restarts):
+    def of(k, outputs, steps, exchanges):
         steps, exchanges = (min(each or most, most) for each, most in ((steps, 60), (exchanges, 4)))
-        return usual(k, outputs, steps, exchanges, restarts)
+        return usual(k, outputs, steps, exchanges)
 
     def shifts(W, epsilon, steps, starts, judge, source):
         return SHIFTS(W, epsilon, min(steps, 40), min(starts, 2), judge, source)

@@ -5,6 +5,7 @@ import torch
 from laws import generator
 
 from torchdp.density import (
+    Exponential,
     GaussianFourier,
     GaussianOrthogonal,
     GaussianSquareWave,
@@ -60,7 +61,7 @@ def test_error_is_predicted_without_a_graph(kde):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.parametrize("family", [GaussianFourier(D), InnerProduct(D), LaplacianSigns(D)])
+@pytest.mark.parametrize("family", [GaussianFourier(D), InnerProduct(D), LaplacianSigns(D), Exponential(D)])
 def test_kernels_take_two_dtypes(family):
     x, y = unit(4), unit(3, seed=2)
     mixed = family.kernel(x.float(), y)
@@ -68,7 +69,7 @@ def test_kernels_take_two_dtypes(family):
     torch.testing.assert_close(mixed, family.kernel(x, y), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", [GaussianFourier(D), LaplacianSigns(D)])
+@pytest.mark.parametrize("family", [GaussianFourier(D), LaplacianSigns(D), Exponential(D, radius=5.0)])
 def test_whole_numbers_are_the_same_vectors_as_floats(family):
     whole = torch.randint(-1, 2, (8, D), generator=generator())
     features = family.draw(6, generator=generator())

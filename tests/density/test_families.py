@@ -8,6 +8,7 @@ from buckets import LaplacianBuckets
 from laws import generator
 
 from torchdp.density import (
+    Exponential,
     GaussianFourier,
     GaussianSquareWave,
     InnerProduct,
@@ -26,6 +27,7 @@ UNBIASED = [
     GaussianSquareWave(D, 1.3),
     InnerProductSigns(D),
     LaplacianSigns(D, 2.0),
+    Exponential(D, 0.7, 1.0),
 ]
 EVERY = [
     *UNBIASED,

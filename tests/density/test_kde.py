@@ -16,6 +16,7 @@ from scipy import stats
 from torchdp.density import (
     CentralKDE,
     Density,
+    Exponential,
     GaussianFourier,
     GaussianSquareWave,
     InnerProduct,
@@ -47,6 +48,7 @@ OFFERED = [
     InnerProductSigns(D),
     InnerProductRotated(D, 1.5),
     LaplacianSigns(D, 2.0),
+    Exponential(D, 0.7, 1.0),
     Projected(D, GaussianSquareWave(3, 1.3)),
 ]
 FAMILIES = [*OFFERED, LaplacianBuckets(D, 2.0, 4)]

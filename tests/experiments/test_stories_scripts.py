@@ -1,5 +1,9 @@
 """The pictures of the stories are drawn from what their blocks leave, and the stories say what their data say."""
 
+import math
+import re
+import statistics
+
 from scripts import FOLDER
 
 from torchdp.simulate.report import read_table
@@ -26,4 +30,6 @@ def test_the_story_of_training_says_the_means_of_its_own_runs():
         ("no noise", "training without noise"),
     ):
         runs = [row["accuracy"] for row in rows if row["plan"] == plan]
-        assert f"{said} {100 * sum(runs) / len(runs):.1f} %" in story
+        mean, error = 100 * statistics.mean(runs), 100 * statistics.stdev(runs) / math.sqrt(len(runs))
+        words = re.search(rf"{said} ({mean:.1f}) \+- ({error:.1f}) %", story)
+        assert words, (said, mean, error)

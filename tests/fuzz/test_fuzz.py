@@ -84,6 +84,7 @@ MORE = (  # constructors that no other recipe calls with tensors
     "domains.LpBall(prior, 1.5, prior)", "domains.balls.BallSum(W, ((3, 2.0),), prior)",
     "domains.composite.LinearImage(W, domains.Polytope(W))",
     "workloads.RunningSums(3, rates=prior)", "training.Iterates(3, learning_rates=prior)",
+    "training.Descent(3, learning_rates=prior)",
     "factorization.BandedStrategy(prior[None], 5)", "factorization.BandedStrategy(W.abs() + 1.0, 3)",
     "factorization.BufferedStrategy(prior[:1], prior[1:2], prior, prior)",
     "factorization.RecalledStrategy(factorization.BufferedStrategy(prior[:1], prior[1:2], prior, prior), 1, W[:1])",

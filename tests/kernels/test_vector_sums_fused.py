@@ -9,7 +9,7 @@ from torchdp.kernels import philox, privunit, privunitg
 from torchdp.kernels.dispatch import Kernel
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import PrivUnit, PrivUnitG
-from torchdp.randomizers.ball import ball, sphere_randomizer
+from torchdp.randomizers.ball import ball
 
 triton = pytest.importorskip("triton")
 from torchdp.kernels.normals.pieces import pieces  # noqa: E402
@@ -162,7 +162,7 @@ def test_collect_on_a_device_with_fused_kernels(device, kind, monkeypatch):
     """The dispatch, in Triton's interpreter where there is no GPU: mean within the noise, reproducible, by parts."""
     monkeypatch.setenv("TORCHDP_KERNELS", "fused")
     monkeypatch.setattr(Kernel, "trial", lambda *_: None)
-    monkeypatch.setattr(sphere_randomizer, "USERS_AT_ONCE", 60)
+    monkeypatch.setattr("torchdp.randomizers.ball.privunit.USERS_AT_ONCE", 60)
     monkeypatch.setattr(ball.BallRandomizer, "_total", None)  # not the plain path
     randomizer, counts = kind(3, 20.0), torch.tensor([0, 50, 70], device=device)
     points = torch.tensor([[9.0, 0, 0], [0.6, 0, 0.8], [0, 0.5, 0]], dtype=torch.float64, device=device) / 9

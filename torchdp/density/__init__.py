@@ -27,6 +27,7 @@ move), ``ShuffledClasses`` for vectors and labels together; what is learned is p
 
 from torchdp.density.curator import CentralKDE
 from torchdp.density.density import Density
+from torchdp.density.exponential import Exponential
 from torchdp.density.family import Family, Features
 from torchdp.density.gaussian import GaussianFourier, GaussianSquareWave
 from torchdp.density.inner_product import InnerProduct, InnerProductRotated, InnerProductSigns
@@ -40,6 +41,7 @@ from torchdp.density.projection import Projected
 __all__ = [
     "CentralKDE",
     "Density",
+    "Exponential",
     "Family",
     "Features",
     "GaussianFourier",

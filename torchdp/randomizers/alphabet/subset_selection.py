@@ -14,7 +14,7 @@ from torchdp.privacy import Guarantee
 from torchdp.protocol import Limits, Tally
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle, spread
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle, keep_range, spread
 from torchdp.randomizers.alphabet.subset_sums import subset_sums
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, popcount, unpack
@@ -39,10 +39,11 @@ class SubsetSelection(BitVectorOracle):
     """
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        keep_range(self)
         w, growth = self.subset, exponential(self.epsilon)
         wanted = w * (self.k - w) * (growth - 1) / ((w * growth + self.k - w) * (self.k - 1))
         told_apart(self.epsilon, self._gap_exactly, wanted)
+        super().__post_init__()
 
     @property
     def guarantee(self) -> Guarantee:
