@@ -71,6 +71,7 @@ def test_features_keep_what_they_declare():
     step = wave.frequencies.mT * math.pi / wave.frequencies.square().sum()
     apart = wave.left(x[:1]) - wave.left(x[:1] + step)
     assert float(apart.square().sum() / 4) == pytest.approx(wave.movement, rel=1e-12)
+    assert wave.movement == family.movement
     assert ((left[:25] - left[25:]).square().sum(-1) / 4 <= 11).all()  # sum of squared changes of probabilities
     torch.testing.assert_close(left.unflatten(1, (11, 2)).square().sum(-1), torch.ones(50, 11).double())
 

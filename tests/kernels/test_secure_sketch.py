@@ -258,7 +258,7 @@ def test_extreme_words_are_in_doubt_and_decided(monkeypatch):
 
     monkeypatch.setattr(reference, "integers", given)
     found = reference.rounded_normals(key, 0, torch.full((8,), 2.0**28, dtype=torch.float64)).tolist()
-    assert len(asked) >= 4  # U = 2^-77 and U = 1 - 2^-77 among them
+    assert set(asked) == {0, 8, 16, 24}  # all four pairs: U = 2^-77, 1 - 2^-77, 2^-52 and 1 - 2^-52, or nearly
     assert abs(found[0]) > 10.3 * 2**28 and abs(found[2]) <= 1 and abs(found[0]) < 24 * 2**28
 
 
