@@ -7,7 +7,7 @@ Expected: a statistic or workload of 16 types, users, epsilon, data, the chosen 
     over its queries. Statistics are those of the package and kernels beyond them: random ones, the smaller of two, the
     squared difference, whether two are far apart; random queries beside the usual. Then seven cells near a stationary
     point of the form, where the linear part of the error nearly vanishes: .946 to .958 (.766 to .873 by intervals of
-    normal errors). 235 cells in all, .941 to .979; the seven above .965 are too wide: four of Gini's diversity of
+    normal errors). 235 cells in all, .940 to .979; the seven above .965 are too wide: four of Gini's diversity of
     uniform data, a stationary point too, and three of the AUC where one user in twenty is positive.
 Output: results/league/local_coverage/coverage.csv (kept: experiments/league/local_coverage.csv), ranges.csv,
     outside.csv.

@@ -117,7 +117,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config((1000, 20_000), (10**8, 10**10, 10**12), (5,), (0.5,), (0.1,), (10.0,), 3)
+SMOKE = Config((1000, 20_000), (10**8, 10**9, 10**10, 10**12), (5,), (0.5,), (0.1,), (10.0,), 3)
 
 
 def noisy(sums: Sums, epsilon: float, runs: int, generator: torch.Generator) -> Iterator[tuple[str, str, Tensor]]:

@@ -26,7 +26,7 @@ class PairwiseProtocol(Protocol[Tensor]):
     Coverage of ``interval(0.95)``, measured over 624 cells, seven kernels (experiments/pairwise/coverage.py): one and
     two messages and randomized response 0.94 to 0.985, from 100 users on; two rounds 0.936 to 0.961 from 10,000 users
     on, but only from 0.89 with 100 or 1,000. Chosen protocols from 1,000 users on, seven cells near stationary points
-    of their form included: 0.941 to 0.979 in 235 cells (experiments/league/local_coverage.py); above 0.965 in seven.
+    of their form included: 0.940 to 0.979 in 235 cells (experiments/league/local_coverage.py); above 0.965 in seven.
     statistic: what is estimated. epsilon: the whole budget of one user.
     """
 
