@@ -65,7 +65,7 @@ class Noise(Draws):
 
 
 class SeededNoise(Noise):
-    """The same distribution from a seed, so that a test or a simulation can be repeated. It protects nobody.
+    """The same distribution from a seed, so that a test or a simulation can be repeated. It gives no privacy.
 
     seed: any integer, all of which counts. Threads share one stream under a lock; in a forked child it raises
     RuntimeError, since it would repeat its parent's words.

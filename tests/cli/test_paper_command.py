@@ -98,6 +98,13 @@ def test_bad_names(folder, capsys):
     assert cli.main(["paper", "toy", "--device", "mars"]) == 2 and "--device" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_paper_at_smoke_differs_nowhere(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["paper", name, "--scale", "smoke", "--device", "cpu", "--out", str(tmp_path)]) == 0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_five_papers_name_scripts_that_are_there(name):
     paper = load(ROOT / "experiments/papers", name)

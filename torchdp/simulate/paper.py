@@ -27,7 +27,7 @@ SIGMAS = 4.0  # standard errors within which two numbers agree
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one claim. The verdict is computed, by one of the static methods, never given.
+    """What became of one claim. One of the static methods computes the verdict.
 
     result: "Figure 2". claim: in the paper's terms. measure: which error, and the range in which it was looked at.
     paper, ours: the two numbers, error: the standard error of ours; None where there is none.
@@ -146,7 +146,8 @@ def run_paper(
 def _outcome(part: Part, experiments: Path, folder: Path, scale: Scale, device: str | None) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     command, mark = part.command(experiments, folder, scale, device), folder / "finished.json"
-    source = hashlib.sha256((experiments / part.script).read_bytes()).hexdigest()
+    beside = sorted((experiments / part.script).parent.glob("*.py"))  # scripts import what lies there
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in beside)).hexdigest()
     made = {"arguments": command[1:], "script": source, "package": package()}
     known = json.loads(mark.read_text()) if mark.exists() else {}
     if {name: known.get(name) for name in made} != made:
@@ -159,10 +160,11 @@ def _outcome(part: Part, experiments: Path, folder: Path, scale: Scale, device: 
                 part, folder, time.perf_counter() - start, device or "", (), (lines or [f"exit code {code}"])[-1]
             )
         known = {**made, "seconds": time.perf_counter() - start, "device": _device(folder)}
-        mark.write_text(json.dumps(known))
+        mark.with_suffix(".part").write_text(json.dumps(known))
+        mark.with_suffix(".part").replace(mark)
     try:
         findings = tuple(part.judge({path.stem: read_table(path) for path in sorted(folder.glob("*.csv"))}))
-    except (LookupError, ValueError, ArithmeticError) as error:  # a table that lacks what is judged
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # a table that lacks what is judged
         return Outcome(part, folder, known["seconds"], known["device"], (), f"{type(error).__name__}: {error}")
     return Outcome(part, folder, known["seconds"], known["device"], findings)
 

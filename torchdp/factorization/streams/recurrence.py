@@ -213,7 +213,7 @@ def off_by(F: Tensor, V: Tensor, terms: Tensor, right: Tensor, C: Tensor) -> Ten
     """Above ||column of C - F^{-1} V^{-1} right||, for any C: (n,); inf or NaN where none is found.
 
     terms: the sum of the sizes of what each entry of V adds up, at most n + 100 numbers, each known up to n + 8 eps.
-    With Y near F^{-1} V^{-1}, E = I - Y V F, ||E||_F <= e < 1, C is off by (I - E)^{-1} Y (V F C - right), which is no
+    With Y near F^{-1} V^{-1}, E = I - Y V F, ||E||_F <= e < 1, the error of C is (I - E)^{-1} Y (V F C - right), no
     longer than abs(Y) abs(V F C - right) / (1 - e). Three factors' product moves by 2 n eps of that of their sizes.
     Source: Rump (2010), verified solutions of linear systems.
     """
