@@ -17,7 +17,7 @@ from torchdp.kernels.guided_draws import OPEN
 from torchdp.kernels.inversion import Table, discrete_normal, rounded_normal
 from torchdp.kernels.inversion.tables import WIDEST as ONE_TABLE
 
-AT_ONCE = 2**15  # draws whose words and cells stay in a nearby cache
+AT_ONCE = 2**16  # draws whose words and cells stay in a nearby cache
 AT_ONCE_THERE = 2**24  # on a GPU, where each part costs launches and a wait
 SHORT, LONG = (16, 16), (32, 20)  # bits of a draw's first part, and those of them that choose a cell of the guide
 MANY = 2048  # thresholds from which on the first part is LONG: 1 cell in 32 is open at most
