@@ -29,6 +29,7 @@ from torchdp.queries.choose import choose, choose_central
 from torchdp.queries.concepts import ConceptClass, conjunctions, parities, stumps, thresholds
 from torchdp.queries.consistent import consistent
 from torchdp.queries.factored import FactoredQueries
+from torchdp.queries.fit import fitted
 from torchdp.queries.function import LocalFunction, ShareFunction, choose_function, function_lower_bound
 from torchdp.queries.integer_sums import IntegerSums
 from torchdp.queries.learn import PrivateLearner
@@ -59,6 +60,7 @@ __all__ = [
     "choose_function",
     "conjunctions",
     "consistent",
+    "fitted",
     "function_lower_bound",
     "lower_bound",
     "parities",

@@ -80,6 +80,13 @@ class FrequencyOracle(TypeProtocol):
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """The reports where counts[x] users hold x: (*shape, reports), int64, exactly in distribution."""
 
+    def laws(self, types: Tensor) -> Tensor:
+        """Distributions of the messages, columns of Q: (t,) types -> (t, outputs), float64.
+
+        Raises ValueError where messages are sets of bits: they are too many to be listed.
+        """
+        raise ValueError(f"{type(self).__name__} has too many messages to list; its reports are counts of bits")
+
     @property
     def layout(self) -> Layout:
         return {"reports": ((self.outputs,), torch.int64)}
@@ -164,10 +171,6 @@ class StrategyOracle(FrequencyOracle):
     @abstractmethod
     def decoder(self, W: Tensor) -> Tensor:
         """V with V Q = W: (*batch, q, k) -> (*batch, q, outputs). Raises ValueError where there is none."""
-
-    @abstractmethod
-    def laws(self, types: Tensor) -> Tensor:
-        """Columns of Q: (t,) types -> (t, outputs), float64."""
 
     @property
     @abstractmethod

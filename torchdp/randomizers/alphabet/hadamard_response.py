@@ -91,6 +91,11 @@ class HadamardResponse(FrequencyOracle):
         wanted = bernoulli(x.numel(), self.lost, draws).view(x.shape)  # 1: H = -1
         return torch.where((popcount(row & y) & 1) == wanted, y, y ^ (row & -row))
 
+    def laws(self, types: Tensor) -> Tensor:
+        y = torch.arange(self.outputs, device=types.device)
+        signs = 1 - 2 * (popcount((types.long()[:, None] + 1) & y) & 1).double()
+        return (1 + signs * (1 - 2 * self.lost)) / self.outputs
+
     def totals(self, tally: Tally) -> Tensor:
         """By a fast transform."""
         return self._scale * walsh_hadamard(tally["reports"].double())[..., 1 : self.k + 1]

@@ -86,6 +86,10 @@ class RandomizedResponse(FrequencyOracle):
         d, S = spread(self._workload(W))
         return (self._q / self._kept * S + self._uniform * d.square()) / self._kept
 
+    def laws(self, types: Tensor) -> Tensor:
+        own = types[:, None] == torch.arange(self.k, device=types.device)
+        return self._q + (self.p - self._q) * own.double()
+
     def totals(self, tally: Tally) -> Tensor:
         """Sum of (e_y - q 1)/(p - q) over the users."""
         return (tally["reports"].double() - tally.n * self._q) / self._kept

@@ -105,6 +105,29 @@ class ShiftStrategy(StrategyOracle):
             raise ValueError("W needs no shifts that tell all types apart; use StrategyMatrix.tuned")
         return cls(*found, W.shape[1], epsilon)
 
+    @classmethod
+    def square_wave(cls, k: int, epsilon: float, width: int | None = None) -> "ShiftStrategy":
+        """For an interval cut in k types: outputs at most ``width`` from the type are e^epsilon times as likely.
+
+        One pattern, an arc of 2 width + 1 on a circle of k + 2 width, which no type's arc wraps around. Its unbiased
+        answers have a large variance: it is meant for ``queries.fitted``. Raises TypeError, ValueError.
+
+        Args:
+            k: number of types.
+            epsilon: in [1e-4, 700].
+            width: in types; by default of most mutual information for uniform types.
+        Guarantees: exactly epsilon-LDP.
+        Source: Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020), in whole types.
+        """
+        k, epsilon = checks.integer("k", k, 2), checks.positive("epsilon", epsilon)
+        if width is None:  # the published width, with both ends multiplied by e^-epsilon
+            less = -math.expm1(-epsilon)
+            width = max(0, round(k * (epsilon - less) / (2 * (math.expm1(epsilon) - epsilon))))
+        width = checks.integer("width", width, 0, k)
+        pattern = torch.arange(k + 2 * width) > k - 2
+        pattern = pattern.roll(1 - k - width)
+        return cls(pattern[None], torch.ones(1), k, epsilon)
+
     @property
     def guarantee(self) -> Guarantee:
         return exact_local(

@@ -1,0 +1,208 @@
+"""Fitted histograms: the likelihood's maximum within the stated gap, the nearest ones, and a lower error."""
+
+import math
+
+import pytest
+import torch
+
+from torchdp import workloads
+from torchdp.factorization.solvers.pivoting import nearest_histogram
+from torchdp.protocol import Tally
+from torchdp.queries import AdaptiveOracle, LocalOracle, consistent, fitted
+from torchdp.queries.likelihood import expected, freedom, most_likely, smoothed, smoothers
+from torchdp.randomizers import (
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    RandomizedResponse,
+    ShiftStrategy,
+    StrategyMatrix,
+    SubsetSelection,
+)
+from torchdp.randomness import keyed_generator
+
+K, N = 16, 5_000
+PREFIX = workloads.prefix(K).dense()
+CLIENTS = {
+    "response": RandomizedResponse(K, 2.0),
+    "Hadamard": HadamardResponse(K, 2.0),
+    "square wave": ShiftStrategy.square_wave(K, 2.0),
+    "balanced": StrategyMatrix.balanced(K, 2.0),
+    "bits": OptimizedUnaryEncoding(K, 2.0),
+    "subsets": SubsetSelection(K, 2.0),
+}
+LISTED = {name: client for name, client in CLIENTS.items() if name not in ("bits", "subsets")}
+clients = pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
+listed = pytest.mark.parametrize("client", LISTED.values(), ids=LISTED)
+
+
+def uneven(seed: bytes, *shape: int) -> torch.Tensor:
+    h = torch.rand(*shape, dtype=torch.float64, generator=keyed_generator(seed)) ** 4
+    return h / h.sum(-1, keepdim=True)
+
+
+def smooth(k: int = K) -> torch.Tensor:
+    x = (torch.arange(k) + 0.5) / k
+    return (N * torch.softmax(-(((x - 0.4) / 0.2) ** 2), 0)).round().long()
+
+
+@listed
+def test_distributions_are_those_that_reports_decode(client):
+    Q = client.laws(torch.arange(K))
+    torch.testing.assert_close(Q.sum(1), torch.ones(K, dtype=torch.float64), rtol=0, atol=1e-12)
+    spent = float((Q.log().amax(0) - Q.log().amin(0)).max())
+    assert spent == pytest.approx(client.guarantee.epsilon, abs=1e-9)
+    decoded = client.totals(Tally(1, {"reports": Q}))
+    torch.testing.assert_close(decoded, torch.eye(K, dtype=torch.float64), rtol=0, atol=1e-7)
+
+
+@clients
+def test_sets_of_bits_have_no_list(client):
+    if client in LISTED.values():
+        assert client.laws(torch.arange(K)).shape == (K, client.outputs)
+    else:
+        with pytest.raises(ValueError, match="too many"):
+            client.laws(torch.arange(K))
+
+
+@pytest.mark.parametrize("width", [0, 1, 5])
+def test_square_wave_is_what_was_published(width):
+    client = ShiftStrategy.square_wave(9, 1.5, width)
+    Q = client.laws(torch.arange(9)).mT  # (outputs, types)
+    near = [[min((y - x) % len(Q), (x - y) % len(Q)) <= width for x in range(9)] for y in range(len(Q))]
+    law = torch.tensor([[math.exp(1.5 * each) for each in row] for row in near], dtype=torch.float64)
+    torch.testing.assert_close(Q, law / law.sum(0), rtol=1e-12, atol=0)
+    assert client.guarantee.epsilon <= 1.5
+
+
+@pytest.mark.parametrize(("epsilon", "width"), [(1e-4, 50), (0.5, 36), (1.0, 26), (3.0, 6), (30.0, 0)])
+def test_default_width(epsilon, width):
+    e = math.exp(epsilon)  # the published formula, in floats that hold it where epsilon is not small
+    if epsilon > 0.01:
+        assert width == round(100 * (epsilon * e - e + 1) / (2 * e * (e - 1 - epsilon)))
+    assert ShiftStrategy.square_wave(100, epsilon).circle == 100 + 2 * width
+
+
+def best(Q: torch.Tensor, reports: torch.Tensor) -> float:
+    """The largest log likelihood of a histogram, by a solver of other people."""
+    cp = pytest.importorskip("cvxpy")
+    x = cp.Variable(Q.shape[1], nonneg=True)
+    problem = cp.Problem(cp.Maximize(reports.numpy() @ cp.log(Q.numpy() @ x)), [cp.sum(x) == 1])
+    problem.solve(solver=cp.CLARABEL)
+    return problem.value
+
+
+@pytest.mark.parametrize("case", range(8))
+def test_the_log_likelihood_lacks_at_most_the_gap(case):
+    k, outputs = 2 + case % 6, 3 + case
+    Q = uneven(b"Q%d" % case, k, outputs).mT + 0.02
+    Q = Q / Q.sum(0)
+    reports = (500 * uneven(b"r%d" % case, 1, outputs)).round() + 1
+    h, gap = most_likely(Q, reports, torch.full((1, k), 1 / k, dtype=torch.float64))
+    assert best(Q, reports[0]) - float((reports * (h @ Q.mT).log()).sum()) <= float(gap) + 1e-5
+    assert float(gap) <= 0.1
+    assert float(h.sum()) == pytest.approx(1)
+
+
+@listed
+def test_guarantee_a_fit_lacks_at_most_its_gap(client):
+    tally = client.sample_tally(smooth(), generator=keyed_generator(b"gap"))
+    found = fitted(LocalOracle(PREFIX, client), tally, ordered=False)
+    reports, Q = tally["reports"].double(), client.laws(torch.arange(K)).mT
+    lack = best(Q, reports) - float(reports @ (Q @ found.histogram).log())
+    assert lack <= float(found.gap) + 1e-4
+    assert float(found.gap) <= 0.1
+
+
+def test_a_smoothed_fit_is_its_fixed_point_and_its_freedom_lies_between():
+    Q = LISTED["square wave"].laws(torch.arange(K)).mT
+    reports = 1e4 * uneven(b"smooth", 3, len(Q)) + 50
+    even = torch.full((3, K), 1 / K, dtype=torch.float64)
+    held, last = even, torch.full((3,), -1.0, dtype=torch.float64)
+    for S in smoothers(K, Q.device):
+        torch.testing.assert_close(S.sum(0), torch.ones(K, dtype=torch.float64))
+        torch.testing.assert_close(S.sum(1), torch.ones(K, dtype=torch.float64))
+        held = smoothed(Q, reports, S, held)
+        again = (held * expected(Q, reports / reports.sum(-1, keepdim=True), held)[0]) @ S
+        assert float((again - held).abs().sum(-1).max()) < 1e-3
+        assert (held >= 0).all()
+        now = freedom(Q, held, S)
+        assert (now > last).all()  # a narrower kernel leaves more to the reports
+        last = now
+    assert (last < K - 1).all()
+    flat = torch.full((K, K), 1 / K, dtype=torch.float64)
+    assert float(freedom(Q, held, flat).abs().max()) < 1  # what is smoothed to even shares follows nothing
+
+
+def test_a_single_step_moves_as_the_degrees_of_freedom_say():
+    """dh/df by differences of refitted reports, traced against the distribution: the formula's definition."""
+    k = 6
+    Q = ShiftStrategy.square_wave(k, 2.0).laws(torch.arange(k)).mT
+    S, h = smoothers(k, Q.device)[3], torch.full((1, k), 1 / k, dtype=torch.float64)
+    f = (Q @ uneven(b"truth", k)).unsqueeze(0)
+
+    def refitted(f: torch.Tensor) -> torch.Tensor:
+        found = h
+        for _ in range(4000):
+            found = (found * expected(Q, f, found)[0]) @ S
+        return found / found.sum(-1, keepdim=True)
+
+    at, step = refitted(f), 1e-6
+    p = at @ Q.mT
+    moved = torch.cat(
+        [(refitted(f + step * e) - refitted(f - step * e)) / (2 * step) for e in torch.eye(len(Q)).double()]
+    )
+    spread = torch.diag(p[0]) - (Q * at) @ Q.mT  # of one user's reports, types fixed
+    traced = float(((Q / p.mT) @ moved.mT @ spread).trace())
+    assert float(freedom(Q, at, S)) == pytest.approx(traced, rel=0.1, abs=0.05)
+
+
+def test_projections_are_the_nearest_histograms():
+    client = CLIENTS["bits"]
+    tally = client.sample_tally(smooth(), generator=keyed_generator(b"bits"), sample_shape=(4,))
+    plain = fitted(LocalOracle(PREFIX, client), tally, ordered=False)
+    shares = client.totals(tally) / tally.n
+    h, _ = nearest_histogram(torch.eye(K, dtype=torch.float64), shares, 1e-12)
+    torch.testing.assert_close(plain.histogram, h, rtol=0, atol=1e-7)
+    assert (plain.gap == 0).all()
+    assert plain.weights.shape == (4, 1)
+
+
+@clients
+def test_a_batch_is_its_loop(client):
+    protocol = LocalOracle(PREFIX, client)
+    tally = protocol.sample_tally(smooth(), generator=keyed_generator(b"batch"), sample_shape=(2, 2))
+    found = fitted(protocol, tally)
+    assert found.value.shape == (2, 2, K)
+    for place in ((0, 1), (1, 0)):
+        alone = fitted(protocol, Tally(tally.n, {"reports": tally["reports"][place]}))
+        torch.testing.assert_close(found.value[place], alone.value, rtol=0, atol=2e-3)
+        assert alone.weights.sum() == pytest.approx(1)
+        assert alone.gap.shape == ()
+
+
+@clients
+def test_the_error_is_lower_than_that_of_the_nearest_answers(client):
+    """In geometric mean over a smooth shape, an even one and an uneven one; a single shape may lose."""
+    protocol, ratios = LocalOracle(PREFIX, client), []
+    for counts in (smooth(), torch.full((K,), N // K), (N * uneven(b"shape", K)).round().long()):
+        tally = protocol.sample_tally(counts, generator=keyed_generator(b"error"), sample_shape=(20,))
+        found, nearest = fitted(protocol, tally), consistent(PREFIX, protocol.analyse(tally).value)
+        shares = counts.double() / counts.sum()
+        for name, truth in (("histogram", shares), ("value", PREFIX @ shares)):
+            mine, theirs = (float((getattr(each, name) - truth).square().mean()) for each in (found, nearest))
+            ratios.append(math.log(mine / theirs) / 2)
+    assert sum(ratios) / len(ratios) < math.log(0.9)
+
+
+def test_degenerate_reports():
+    client = RandomizedResponse(K, 1.0)
+    reports = torch.zeros(K, dtype=torch.int64)
+    reports[3] = 1000
+    for ordered in (False, True):
+        found = fitted(LocalOracle(PREFIX, client), Tally(1000, {"reports": reports}), ordered=ordered)
+        assert float(found.histogram[3]) > 0.99
+    two = LocalOracle(torch.eye(2).double(), RandomizedResponse(2, 1.0))
+    found = fitted(two, Tally(10, {"reports": torch.tensor([10, 0])}))
+    assert found.weights.shape == (1,)
+    one = fitted(AdaptiveOracle(PREFIX, CLIENTS["balanced"]), CLIENTS["balanced"].collect(torch.tensor([5])))
+    assert one.value.isfinite().all()
