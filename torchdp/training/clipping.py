@@ -70,7 +70,7 @@ class Clipper:
         targets: Tensor,
         bound: float,
         *,
-        at_once: int = 256,
+        at_once: int = 1024,
         memory: int = MEMORY,
         dropout: torch.Generator | None = None,
     ) -> tuple[Tensor, Tensor]:
@@ -136,7 +136,7 @@ def clip_and_sum(
     targets: Tensor,
     bound: float,
     *,
-    at_once: int = 256,
+    at_once: int = 1024,
     memory: int = MEMORY,
     dropout: torch.Generator | None = None,
     routes: Sequence[str] = ROUTES,
