@@ -1,5 +1,6 @@
-"""What tests share: two-sample tests on atoms that rounding split, z-scores, divergences of laws, generators."""
+"""What tests share: two-sample tests on atoms that rounding split, z-scores, divergences of laws, generators, files."""
 
+import io
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -27,6 +28,14 @@ class Given(Noise):
         words[: len(first)] = torch.tensor(first, dtype=torch.int64)
         if len(first) < len(words):
             self.more.fill(words[len(first) :])
+
+
+def stored(state: Any) -> Any:
+    """What ``torch.load`` reads by default of what ``torch.save`` wrote."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def generator(seed: int = 0, device: str = "cpu") -> torch.Generator:

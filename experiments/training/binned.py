@@ -32,7 +32,7 @@ from torchdp.simulate import Experiment, Report
 from torchdp.training import BallsInBins, CyclicPoisson, Iterates, standard_errors
 from torchdp.workloads import RunningSums
 
-DELTA = 1e-5
+DELTA, MOST = 1e-5, 4096
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,11 @@ class Redrawn(StreamStrategy):
 
 @dataclass(frozen=True)
 class Config:
-    cells: tuple[tuple[int, int, int, tuple[float, ...]], ...] = (  # steps, bins, samples, epsilons
-        (120, 30, 2_000_000, (0.5, 2.0, 8.0)),
-        (100_000, 1_000, 0, (2.0,)),
+    cells: tuple[tuple[int, int, tuple[float, ...]], ...] = (  # steps, bins, epsilons
+        (120, 30, (0.5, 2.0, 8.0)),
+        (100_000, 1_000, (2.0,)),
     )
+    samples: int = 2_000_000  # of Monte Carlo, up to MOST steps; 0 for none
     bands: tuple[int, ...] = (1, 2, 4, 8)
     short: tuple[int, ...] = (2, 3, 5)  # steps that buffers are best for
     powers: tuple[float, ...] = (0.3, 0.5, 0.7)
@@ -64,7 +65,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(((12, 4, 20_000, (2.0,)),), (2,), (3,), (0.5,), (2,))
+SMOKE = Config(((12, 4, (2.0,)),), 20_000, (2,), (3,), (0.5,), (2,))
 
 
 def strategies(config: Config, steps: int) -> Iterator[tuple[str, StreamStrategy, Tensor]]:
@@ -85,15 +86,19 @@ def strategies(config: Config, steps: int) -> Iterator[tuple[str, StreamStrategy
 
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    for steps, bins, samples, epsilons in config.cells:
+    for steps, bins, epsilons in config.cells:
         for epsilon in epsilons:
             for name, C, norms in strategies(config, steps):
                 sampling, started = BallsInBins(bins), time.process_time()
                 sigma = sampling.sigma(C, 1.0, epsilon, DELTA)
                 seconds, mean = time.process_time() - started, float(norms.square().mean().sqrt())
                 sampled = cyclic = None
-                if samples and name.endswith("bands"):
-                    draws = {"doubt": DELTA / 1000, "samples": samples, "generator": keyed_generator(b"bins")}
+                if config.samples and steps <= MOST and name.endswith("bands"):
+                    draws = {
+                        "doubt": DELTA / 1000,
+                        "samples": config.samples,
+                        "generator": keyed_generator(b"bins"),
+                    }
                     sampled = sampling.likely_sigma(C, 1.0, epsilon, DELTA, **draws)
                 if C.bands <= bins:
                     groups = CyclicPoisson(C.bands, C.bands / bins)

@@ -25,6 +25,7 @@ class Lanes:
 
     def __init__(self, shapes: dict[str, tuple[int, int, bool]], rates: int, seeds: int) -> None:
         self.rates, self.seeds, self.whole = rates, seeds, dict[str, Tensor]()
+        self.biased = {name: bias for name, (_, _, bias) in shapes.items()}
         for name, (out, size, bias) in shapes.items():
             draws = [keyed_generator(f"{name} {seed}".encode()) for seed in range(seeds)]
             one = torch.stack([2 * torch.rand(out, size + bias, generator=g) - 1 for g in draws])

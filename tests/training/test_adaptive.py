@@ -1,11 +1,11 @@
 """Clipping bounds that follow a quantile: users' rows keep the plan's bound, and a killed run goes on with the same."""
 
-import io
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from laws import stored
 from torch import nn
 
 from torchdp.noise import SeededNoise
@@ -150,13 +150,6 @@ def train(run, steps=STEPS):
         if len(seen) == steps:
             break
     return seen
-
-
-def stored(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 KINDS = pytest.mark.parametrize("kind", ["fixed order", "Poisson, independent noise", "cyclic Poisson, 4 bands"])

@@ -1,12 +1,12 @@
 """Public features and sketches as layers: the same numbers, gradients, and how they travel."""
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
 from buckets import LaplacianBuckets
+from laws import stored
 from torch import nn
 
 from torchdp import density, sketching
@@ -74,13 +74,10 @@ def test_gradients(make):
 @pytest.mark.parametrize("make", MAKERS)
 def test_state_dict_deepcopy_pickle_and_to(make):
     layer, x = make(), points(4, 5)
-    stored = io.BytesIO()
-    torch.save(layer.state_dict(), stored)
-    stored.seek(0)
     fresh = make()
     for buffer in fresh.buffers():
         buffer.zero_()
-    fresh.load_state_dict(torch.load(stored, weights_only=True))
+    fresh.load_state_dict(stored(layer.state_dict()))
     for other in (fresh, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert torch.equal(other(x), layer(x))
     moved = copy.deepcopy(layer).to(torch.float32)

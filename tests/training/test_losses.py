@@ -244,6 +244,8 @@ def test_a_loss_inside_of_the_module_is_each_example_s_own_mean_on_every_route(r
     for loss in (
         lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),
         lambda out, y: F.cross_entropy(out.mT, y),
+        lambda out, y: F.cross_entropy(out.mT, y, reduction="none").mean(1),  # lists of examples' own losses
+        lambda out, y: F.cross_entropy(out[:, 0], y[:, 0], torch.arange(1.0, out.shape[2] + 1), reduction="none"),
     ):
         net, total = Inner(loss, route == "loop"), lambda out, y: out["loss"]
         given = {"x": words, "labels": labels}

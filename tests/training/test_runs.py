@@ -1,7 +1,6 @@
 """Runs that are killed and go on: the same batches, the same noise, no step twice; gradients from elsewhere."""
 
 import copy
-import io
 import pickle
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from laws import stored
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
@@ -20,7 +20,7 @@ from torchdp.factorization import BandedStrategy
 from torchdp.noise import SeededNoise
 from torchdp.training import Iterates, choose
 from torchdp.training.batches import Waiting
-from torchdp.training.clipping import clipped_rows
+from torchdp.training.sums import clipped_rows
 
 STEPS = 8
 
@@ -56,13 +56,6 @@ def train(run, steps=STEPS):
         if len(seen) == steps:
             break
     return seen
-
-
-def stored(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def same(one, other):

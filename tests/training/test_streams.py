@@ -3,7 +3,6 @@
 A new strategy is an entry of ``STRATEGIES``: a function of the number of steps, and rows of state that it may hold.
 """
 
-import io
 import itertools
 import math
 import sys
@@ -12,7 +11,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from laws import normal
+from laws import normal, stored
 from rules import permitted
 
 from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy, Recurrence, StreamStrategy
@@ -235,10 +234,7 @@ def test_the_secret_state_resumes_the_stream_and_skipped_steps_are_spent(make, m
     whole, noise, late = run(noise_of(make(6))), noise_of(make(6)), noise_of(make(6))
     for stop in (0, 1, 4):
         run(noise, stop - noise.step) if stop else None
-        stored = io.BytesIO()
-        torch.save((noise.state_dict(), noise.secret_state()), stored)
-        stored.seek(0)
-        public, secret = torch.load(stored, weights_only=True)
+        public, secret = stored((noise.state_dict(), noise.secret_state()))
         fresh = noise_of(make(6), seed=2)
         fresh.load_state_dict(public)
         fresh.load_secret_state(secret)

@@ -39,7 +39,7 @@ from torchdp.training.adaptive import AdaptiveBound
 from torchdp.training.batches import Batches, ParticipationLog
 from torchdp.training.binned import BallsInBins
 from torchdp.training.choose import choose
-from torchdp.training.clipping import clip_and_sum, clipped_sum, set_gradients
+from torchdp.training.clipping import clip_and_sum
 from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
@@ -57,7 +57,9 @@ from torchdp.training.passes import Passes
 from torchdp.training.plan import Plan
 from torchdp.training.run import Run
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
+from torchdp.training.sharded import set_gradients
 from torchdp.training.strategy import Descent, Iterates, causal_strategy, standard_errors
+from torchdp.training.sums import clipped_sum
 
 __all__ = [
     "AdaptiveBound",

@@ -18,14 +18,16 @@ class AdaptiveBound:
 
         C_1 = plan.bound,  C_{t+1} = C_t exp(-rate (u_t - quantile))
 
-    u_t, in [0, 1], is the noisy share of the batch whose gradients are not longer than C_t, which is public, and within
-    a millionth and a million times C_1. quantile: in (0, 1). rate: in (0, 1]. share: s, in [.001, .9].
+    u_t, in [0, 1], is the noisy share of the batch whose gradients are not longer than C_t, in groups none of a
+    gradient's parts longer than its own part of C_t; it is public, and C_t within a millionth and a million times C_1.
+    quantile: in (0, 1). rate: in (0, 1]. share: s, in [.001, .9].
 
-    A user's row is B (sqrt(1 - s^2) g min(1, C_t / |g|) / C_t, +-s), B = plan.bound, + where |g| <= C_t. To the rows'
-    sum the plan adds its own noise. The first part times C_t / (B sqrt(1 - s^2)) is the gradient, with half a percent
-    more noise where s = .1; the last number gives u_t = 1/2 + number / (2 s B batch). Noise of a correlated plan is in
-    units of C_t and cancels less while C_t moves, which changes the error that the plan states and no guarantee. On a
-    GPU the host waits for u_t at each step. Raises ValueError.
+    A user's row is B (sqrt(1 - s^2) g min(1, C_t / |g|) / C_t, +-s), B = plan.bound, + where |g| <= C_t; in groups g's
+    parts are clipped one by one, which leaves it at most C_t long. To the rows' sum the plan adds its own noise. The
+    first part times C_t / (B sqrt(1 - s^2)) is the gradient, with half a percent more noise where s = .1; the last
+    number gives u_t = 1/2 + number / (2 s B batch). Noise of a correlated plan is in units of C_t and cancels less
+    while C_t moves, which changes the error that the plan states and no guarantee. On a GPU the host waits for u_t at
+    each step. Raises ValueError.
 
     Guarantees: gradients, counts and bounds of all steps together have the plan's guarantee.
     Proof: a row's norm is at most B sqrt((1 - s^2) + s^2) = B for every C_t > 0. It is a function of the user's data

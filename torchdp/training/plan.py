@@ -38,15 +38,18 @@ class Plan(Mechanism):
         at_once: int | None = None,
         routes: Sequence[str] = ROUTES,
         unused: Sequence[str] = (),
+        groups: Mapping[str, float] | None = None,
     ) -> Run:
         """A run of this plan, spent once.
 
         noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
         file that does not exist yet; it is told of each step before its gradient is. module: in a group of processes
         a copy in each, or cut by ``fully_shard``; see :class:`Run`. at_once: examples whose gradients are in memory
-        together, None for :func:`clip_and_sum`'s own number. routes, unused: as there. Raises TypeError, ValueError.
+        together, None for :func:`clip_and_sum`'s own number. routes, unused, groups: as there. Raises
+        TypeError, ValueError.
         """
-        return Run(self, module, loss, source(noise), ledger=ledger, at_once=at_once, routes=routes, unused=unused)
+        given: dict[str, Any] = {"at_once": at_once, "routes": routes, "unused": unused, "groups": groups}
+        return Run(self, module, loss, source(noise), ledger=ledger, **given)
 
     def resume(
         self,
@@ -59,6 +62,7 @@ class Plan(Mechanism):
         at_once: int | None = None,
         routes: Sequence[str] = ROUTES,
         unused: Sequence[str] = (),
+        groups: Mapping[str, float] | None = None,
     ) -> Run:
         """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may not have been seen.
 
@@ -77,9 +81,8 @@ class Plan(Mechanism):
                 "sum: pass step= of a state_dict() that was kept at each step, or the run's ledger="
             )
         step = 0 if step is None else step
-        return Run(
-            self, module, loss, secret, step=step, ledger=ledger, at_once=at_once, routes=routes, unused=unused
-        )
+        given: dict[str, Any] = {"at_once": at_once, "routes": routes, "unused": unused, "groups": groups}
+        return Run(self, module, loss, secret, step=step, ledger=ledger, **given)
 
     def adapted(self, bound: AdaptiveBound) -> "Plan":
         """This plan, its guarantee too, with a clipping bound that follows gradients' norms. Raises TypeError."""

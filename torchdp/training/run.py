@@ -13,14 +13,15 @@ from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.training import replicas
 from torchdp.training.batches import ParticipationLog
-from torchdp.training.clipping import ROUTES, Clipper, Inputs, clipped_rows, set_gradients
+from torchdp.training.clipping import ROUTES, Clipper, Inputs
 from torchdp.training.ledger import Ledger
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise
 from torchdp.training.secret import Secret, opened
-from torchdp.training.sharded import reshard
+from torchdp.training.sharded import reshard, set_gradients
 from torchdp.training.steps import NO_BATCH, Steps
 from torchdp.training.stream import KEY
+from torchdp.training.sums import clipped_rows
 
 
 class Run(Steps):
@@ -67,10 +68,11 @@ class Run(Steps):
         at_once: int | None = None,
         routes: Sequence[str] = ROUTES,
         unused: Sequence[str] = (),
+        groups: Mapping[str, float] | None = None,
     ) -> None:
         self.module, self.loss = module, loss
         reshard(checks.instance("module", module, nn.Module))
-        self._clipper = Clipper(module, loss, routes=routes, unused=unused)
+        self._clipper = Clipper(module, loss, routes=routes, unused=unused, groups=groups)
         self._options = {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
@@ -182,11 +184,14 @@ class Run(Steps):
         count = len(checks.several("gradients", gradients, Tensor)[0])
         step = self._expect("gradients", count, more)
         shapes = [tuple(g.shape[1:]) for g in gradients]
-        expected = [tuple(p.shape) for p in self.module.parameters() if p.requires_grad]
-        if shapes != expected:
-            raise ValueError(f"gradients must be one (n, *shape) tensor for each parameter, of shapes {expected}")
+        expected = {name: tuple(p.shape) for name, p in self.module.named_parameters() if p.requires_grad}
+        if shapes != [*expected.values()]:
+            raise ValueError(
+                f"gradients must be one (n, *shape) tensor for each parameter, of shapes {[*expected.values()]}"
+            )
         bound = self.bound  # read once: rows are scaled by what they were clipped to
-        total, balance = clipped_rows(gradients, bound)
+        rows = dict(zip(expected, gradients, strict=True))
+        total, balance = clipped_rows(rows, self._clipper.bounds(bound))
         if self.plan.adaptive:
             total = self.plan.adaptive.rows(total, balance, bound, self.plan.bound)
         self._add(total, count, more, step)

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchdp import checks
+
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 FLAT = ("_flat_weights", "_flat_weight_refs")  # what a recurrent layer holds beside its parameters
 
@@ -72,3 +74,17 @@ def like(gradient: Tensor, parameter: Any) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(gradient, parameter.device_mesh, parameter.placements, src_data_rank=None).clone()
+
+
+def set_gradients(module: nn.Module, gradient: Tensor) -> None:
+    """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer. Raises ValueError.
+
+    A parameter that is a shard (``fully_shard``) gets its part of it, as a shard.
+    """
+    reshard(checks.instance("module", module, nn.Module))
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    size = sum(p.numel() for p in parameters)
+    if checks.dense("gradient", gradient).shape != (size,):
+        raise ValueError(f"gradient must be a flat tensor of shape ({size},)")
+    for p, part in zip(parameters, gradient.detach().split([p.numel() for p in parameters]), strict=True):
+        p.grad = like(part.view(p.shape).to(p.device, p.dtype), p)

@@ -5,43 +5,76 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.training.factors import Form, Rows
+from torchdp.training.groups import Bounds, group_bounds
+from torchdp.training.per_example import flat
 
 BLOCK = 256  # float32 squares that are added up as such: the relative error of their norm is at most 129 eps
 LONG = 1 - 2.0**-20  # of its length: what is shortened by less is not, but for rounding
 FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
 
 
+def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
+    """sum_i g_i min(1, bound / ||g_i||) of gradients that were made elsewhere, flat, at least float32: (size,).
+
+    gradients: for each parameter those of the examples, (n, *shape), n >= 0; g_i is all of example i's together: of
+    ``torch.func.vmap(grad(...))``, or Opacus's ``grad_sample``. What counts as 0: as there. Raises TypeError,
+    ValueError.
+
+    Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum; where
+    each g_i is a function of its own example.
+    Source: as :func:`clip_and_sum`.
+    """
+    given = {str(i): g for i, g in enumerate(checks.several("gradients", gradients, Tensor))}
+    return clipped_rows(given, group_bounds(bound, list(given)))[0]
+
+
+def clipped_rows(gradients: Mapping[str, Tensor], bounds: Bounds) -> tuple[Tensor, Tensor]:
+    """As :func:`clipped_sum`, and a sum of signs: 1 for an example within the bounds, -1 for one that is not."""
+    if any(g.is_complex() for g in gradients.values()):
+        raise TypeError("gradients must be real; split complex ones by torch.view_as_real")
+    n = {len(checks.dense("gradients", g)) if g.ndim else -1 for g in gradients.values()}
+    if len(n) > 1 or min(n) < 0:
+        raise ValueError(f"gradients must hold equally many examples' each, not {sorted(n)}")
+    sums = Sums(bounds)
+    sums.add({name: Rows(flat(g)) for name, g in gradients.items()})
+    return sums.flat(gradients), sums.balance
+
+
 class Sums:
-    """Sums of clipped gradients, part by part: of one part as it is made, of several in float64."""
+    """Sums of gradients clipped to these bounds, part by part: of one part as it is made, of several in float64."""
 
-    def __init__(self) -> None:
-        self._totals: dict[str, Tensor] = {}
-        self._parts = 0
-        self.balance = torch.zeros((), dtype=torch.float64)  # examples within the bound, less the others
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds, self._totals = bounds, dict[str, Tensor]()
+        self.balance = torch.zeros((), dtype=torch.float64)  # examples within the bounds, less the others
 
-    def add(self, forms: dict[str, Form], bound: float) -> None:
-        self._parts += 1
-        parts, balance = clipped(list(forms.values()), bound)
-        self.balance = self.balance + balance
-        for name, part in zip(forms, parts, strict=True):
+    def add(self, forms: Mapping[str, Form]) -> None:
+        parts, within = dict[str, Tensor](), list[Tensor]()
+        for bound, names in self._bounds:
+            if own := {name: forms[name] for name in names if name in forms}:
+                found, inside = clipped(list(own.values()), bound)
+                parts |= zip(own, found, strict=True)
+                within.append(inside)
+        if within:
+            self.balance = self.balance + (2 * torch.stack(within).all(0).double() - 1).sum()
+        for name, part in parts.items():
             before = self._totals.get(name)
             self._totals[name] = part if before is None else before.double() + part
 
     def flat(self, parameters: Mapping[str, Tensor]) -> Tensor:
         """All of them, zeros where nothing was; in the parameters' dtype, at least float32."""
         dtype = torch.promote_types(next(iter(parameters.values())).dtype, torch.float32)
-        parts = (self._totals.get(name, p.new_zeros(p.numel())) for name, p in parameters.items())
+        found = self._totals
+        parts = [found[name] if name in found else p.new_zeros(p.numel()) for name, p in parameters.items()]
         return torch.cat([part.detach().flatten().to(dtype) for part in parts])
 
 
 def clipped(forms: Sequence[Form], bound: float) -> tuple[list[Tensor], Tensor]:
     """sum_i g_i min(1, bound / ||g_i||), flat, of each form; example i's norm is that of all of them together.
 
-    And a sum of signs, () of float64: 1 for an example that is within the bound, -1 for one that is shortened.
+    And whether an example is within the bound, (n,): not shortened. forms: at least one.
     """
-    if not forms:
-        return [], torch.zeros((), dtype=torch.float64)
     rows = [form.rows for form in forms if isinstance(form, Rows)]
     with torch.autocast(forms[0].rows.device.type, enabled=False):
         more = [form.norms() for form in forms if not isinstance(form, Rows)]
@@ -49,8 +82,7 @@ def clipped(forms: Sequence[Form], bound: float) -> tuple[list[Tensor], Tensor]:
         kept = scales > 0
         if scales.device.type != "cpu" or not bool(kept.all()):
             scales, forms = torch.where(kept, scales, 0.0), [form.zeroed(kept) for form in forms]
-        signs = 2 * (scales > LONG).double() - 1
-        return [form.sum(scales, bound) for form in forms], signs.sum()
+        return [form.sum(scales, bound) for form in forms], scales > LONG
 
 
 def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -> Tensor:
