@@ -197,8 +197,8 @@ def steps(many: float) -> Iterator[Launch]:
         gains, lags = values(running + kept, dtype=dtype) / 2, torch.zeros(1 + earlier, dtype=torch.int32)
         now = Step(gains, gains[:running], numbers[: earlier + 2], lags, (5 if kept else -1, -1))
         moved = dtype.itemsize * (2 + 2 * running + (kept + 1 if kept else 0))
-        loop = (earlier, 10, 0, 10) if earlier else (kept // 4, kept % 4) if kept else ()
-        work = Work("number", correlated.NUMBERS, (10, 0, 10, *loop), moved, rare=not earlier)
+        loop = (earlier, 10, 0) if earlier else (kept // 4, kept % 4) if kept else ()
+        work = Work("number", correlated.NUMBERS, (10, 0, *loop), moved, rare=not earlier)
         name = f"{kept + 1} bands" if kept else f"{running} buffers" if running else "independent"
         name += f", {earlier} passes" if earlier else ""
         yield Launch(

@@ -32,13 +32,11 @@ from typing import Any
 from first_day_page import write
 from tqdm import tqdm
 
+from torchdp.kernels.dispatch.every import KERNELS
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 Found = dict[str, Any]
-KERNELS = (
-    "chacha", "normals", "response_counts", "unary_counts", "privunit", "privunitg", "rounded_features",
-    "secure_sketch", "correlated_noise", "guided_draws",
-)  # fmt: skip
 BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization", "rooms")
 PAPERS = {  # with planned seconds, which the CPU's run beside it takes
     "pairwise statistics": ("pairwise/large_domain.py", 25),
@@ -69,7 +67,7 @@ def steps(device: str, folder: Path) -> Iterator[Step]:
         return (python, str(HERE / "first_day_steps.py"), words[0], device, *words[1:])
 
     yield Step("what is here", measured("facts"), 10)
-    for name in KERNELS:
+    for name in dict.fromkeys(kernel.name.partition(".")[0] for kernel in KERNELS):
         yield Step(f"parity: {name}", measured("parity", name), 30 if real else 15, not real, "parity")
     yield Step("time over the bound", measured("bounds", "100" if real else "1e-4"), 40 if real else 60, not real)
     yield Step("doctor", measured("doctor"), 40 if real else 10)

@@ -23,6 +23,7 @@ from torchdp.kernels import (
     unary_counts,
 )
 from torchdp.kernels.dispatch import Kernel, trials
+from torchdp.kernels.dispatch.every import KERNELS
 
 Form = tuple[Kernel, tuple[Any, ...], dict[str, Any]]  # an operation, its arguments and options
 BITS, SHORT, LONG = torch.int64, torch.float32, torch.float64
@@ -109,54 +110,43 @@ def guided(size: int, kind: torch.dtype, bits: int, times: int = 0, first: int =
 
 
 def every() -> dict[str, list[Form]]:
-    """By package, on torch's default device."""
-    calls = {
-        "chacha": [(chacha.KEYSTREAM, (key(), 2**40, 5, 2**31 + 1, 2))],
-        "response_counts": [
-            *(reports(2), reports(40, torch.uint8), reports(1024, torch.int32), reports(1500), reports(70_000)),
-            *(reports(16, first=7), reports(1500, step=2), reports(1500, step=16), reports(300, torch.uint8)),
-            reports(3, key=2**64 - 5, first=2**40),
-        ],
-        "unary_counts": [bits(2), bits(5, 0.0, 0.25, 9), bits(17), bits(100, 0.5)],
-        "privunit": [
-            *(
-                vectors(privunit.SUMS, *each)
-                for each in ((1, [3]), (3, [1, 1]), (4, [40]), (16, [3, 0, 2]), (17, [70]))
-            ),
-            *(vectors(privunit.SUMS, *each) for each in ((48, [9, 8]), (70, [40], LONG))),
-        ],
-        "privunitg": [
-            *(
-                vectors(privunitg.SUMS, *each)
-                for each in ((1, [3]), (5, [1, 1]), (16, [70]), (48, [70]), (33, [9, 8]))
-            ),
-            vectors(privunitg.SUMS, 70, [70], LONG),
-        ],
-        "rounded_features": [
-            features(rounded_features.ROUNDED, 5, 1, 2, 3, 0, 1),
-            features(rounded_features.ROUNDED, 64, 2, 17, 3, 2**40, 3),
-            features(rounded_features.ROUNDED, 1, 3, 1, 2**63 - 1, 7, 1),
-            features(rounded_features.POSITIVE, 5, 1, 2),
-            features(rounded_features.POSITIVE, 33, 3, 16, users=48),
-        ],
-        "secure_sketch": [
-            *(sketch(2, 1, 1), sketch(3, 7), sketch(2, 16, 1, torch.int32, LONG, 16), sketch(2, 48, first=11)),
-        ],
-        "correlated_noise": [
-            *(noise(0), noise(3, size=48), noise(2, alias=True, dtype=LONG)),
-            *(noise(0, 4), noise(0, 1, step=2**31 + 5), noise(2, draws=3), noise(1, 4, slots=(2, 4))),
-        ],
-        "guided_draws": [
-            *(guided(70, torch.int16, 16), guided(5000, torch.int16, 16, 37), guided(1, torch.int16, 16)),
-            *(guided(2048, torch.int32, 20), guided(3001, torch.int32, 20, 900, 2**40)),
-        ],
-        "normals": [
+    """Of each kernel of torchdp.kernels.dispatch.every, by package; on torch's default device."""
+    calls = [
+        (chacha.KEYSTREAM, (key(), 2**40, 5, 2**31 + 1, 2)),
+        *(reports(2), reports(40, torch.uint8), reports(1024, torch.int32), reports(1500), reports(70_000)),
+        *(reports(16, first=7), reports(1500, step=2), reports(1500, step=16), reports(300, torch.uint8)),
+        reports(3, key=2**64 - 5, first=2**40),
+        *(bits(2), bits(5, 0.0, 0.25, 9), bits(17), bits(100, 0.5)),
+        *(
+            vectors(privunit.SUMS, *each)
+            for each in ((1, [3]), (3, [1, 1]), (4, [40]), (16, [3, 0, 2]), (17, [70]))
+        ),
+        *(vectors(privunit.SUMS, *each) for each in ((48, [9, 8]), (70, [40], LONG))),
+        *(
+            vectors(privunitg.SUMS, *each)
+            for each in ((1, [3]), (5, [1, 1]), (16, [70]), (48, [70]), (33, [9, 8]))
+        ),
+        vectors(privunitg.SUMS, 70, [70], LONG),
+        features(rounded_features.ROUNDED, 5, 1, 2, 3, 0, 1),
+        features(rounded_features.ROUNDED, 64, 2, 17, 3, 2**40, 3),
+        features(rounded_features.ROUNDED, 1, 3, 1, 2**63 - 1, 7, 1),
+        features(rounded_features.POSITIVE, 5, 1, 2),
+        features(rounded_features.POSITIVE, 33, 3, 16, users=48),
+        *(sketch(2, 1, 1), sketch(3, 7), sketch(2, 16, 1, torch.int32, LONG, 16), sketch(2, 48, first=11)),
+        *(noise(0), noise(3, size=48), noise(2, alias=True, dtype=LONG)),
+        *(noise(0, 4), noise(0, 1, step=2**31 + 5), noise(2, draws=3), noise(1, 4, slots=(2, 4))),
+        *(guided(70, torch.int16, 16), guided(5000, torch.int16, 16, 37), guided(1, torch.int16, 16)),
+        *(guided(2048, torch.int32, 20), guided(3001, torch.int32, 20, 900, 2**40)),
+        *(
             (normals.DRAWS, (3, 1, 5, width, dtype, 2, torch.get_default_device()))
             for width in (1, 3, 4, 16, 17, 64, 70, 128)
             for dtype in (SHORT, LONG)
-        ],
-    }
-    return {package: [(*call, {})[:3] for call in some] for package, some in calls.items()}
+        ),
+    ]
+    found: dict[str, list[Form]] = {kernel.name.partition(".")[0]: [] for kernel in KERNELS}
+    for call in calls:
+        found[call[0].name.partition(".")[0]].append((*call, {})[:3])
+    return found
 
 
 def answered(

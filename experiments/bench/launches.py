@@ -5,8 +5,10 @@ Expected: no synchronisation in a training step; as many whatever the users, typ
     samples and predicts (two sizes are measured). Latency on a GPU is about 5 us a launch and 10 to 20 us a
     synchronisation, so the table tells which call waits for the processor.
 Output:   launches.csv beside this file, launches_before.csv of the code before the first count; --floors writes
-    floors.csv: a core's milliseconds of each call with 100,000 users, 32 types, 24 repetitions, beside 5 us a launch
-    and 15 us a wait of the larger size in launches.csv. A call whose floor is above that gains nothing from a GPU.
+    floors.csv: a core's milliseconds of each call with 100,000 users, 32 types, 24 repetitions, beside the launches,
+    waits and bytes of that call there. Bytes: of all tensors that each operation takes and gives. The floor is 5 us a
+    launch and 15 us a wait, or the bytes at 3.35e12 a second (H100 SXM datasheet) where that is more. A call whose
+    floor is above its time on a core gains nothing from a GPU.
 Time: two minutes on one core; --floors ten.
 
 ``PYTHONPATH=<another checkout> python experiments/bench/launches.py`` counts that checkout's calls. What counts:
@@ -16,6 +18,7 @@ it is counted, unless the row says "construct". ``--show`` says where a call's s
 
 import csv
 import json
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -68,7 +71,7 @@ class World:
 
 
 SMALL, LARGE, MANY = World(), World(1600, 32, 24), World(100_000, 32, 24)
-LAUNCH, WAIT = 5e-3, 15e-3  # milliseconds at least
+LAUNCH, WAIT, MEMORY = 5e-3, 15e-3, 3.35e9  # milliseconds at least; bytes a millisecond at most
 CALLS = {}
 GROWS = ("factorization", "tuning")  # rooms whose calls iterate until they are done
 
@@ -153,10 +156,11 @@ def factorization_calls():
     prefix = lambda w: workloads.prefix(16, device=w.device).dense()  # noqa: E731
     add("factorization: factorize prefix 16 to 1e-4", prefix, lambda w, W: factorization.factorize(W, tol=1e-4))
     add("factorization: p = 2, shift", prefix, lambda w, W: factorization.factorize(W, 2.0, shift=True, tol=1e-3))
+    certified = lambda w: (prefix(w), torch.eye(16).to(prefix(w)), torch.ones(16).to(prefix(w)) / 16)  # noqa: E731
     add(
         "factorization: certify",
-        prefix,
-        lambda w, W: factorization.certify(W, W, torch.eye(16).to(W), *(torch.ones(16).to(W) / 16,) * 2, p=2.0),
+        certified,
+        lambda w, s: factorization.certify(s[0], s[0], s[1], s[2], s[2], p=2.0),
     )
 
 
@@ -345,23 +349,28 @@ def measure(calls, sizes=(SMALL, LARGE)):
         yield row
 
 
+def many(calls):
+    """Launches, waits and bytes of each call of the largest size."""
+    counted = {name: count(made, MANY) for name, made in calls.items()}
+    return {name: (counts.launches, counts.syncs, counts.bytes) for name, counts in counted.items()}
+
+
 def floors(calls):
-    """Rows: a call, its floor on a GPU by the table, and what one core takes of it; the device is not registered."""
-    with (HERE / "launches.csv").open(newline="") as file:
-        kept = {f"{row['room']}: {row['call']}": row for row in csv.DictReader(file)}
+    """Rows: a call, its floor on a GPU, counted by another process, and what one core takes of it in this one."""
+    child = [sys.executable, *(each.replace("--floors", "--many") for each in sys.argv)]
+    kept = json.loads(subprocess.run(child, check=True, stdout=subprocess.PIPE).stdout)
     for name, made in calls.items():
-        row = kept[name]
-        launches, waits = (int(row[f"{each}_large"] or row[each]) for each in ("launches", "synchronisations"))
+        launches, waits, moved = kept[name]
         times = []
         for _ in range(3):
             it = made(MANY)
             start = time.process_time()
             it()
             times.append(1e3 * (time.process_time() - start))
-        floor, core = LAUNCH * launches + WAIT * waits, min(times)
+        floor, core = max(LAUNCH * launches + WAIT * waits, moved / MEMORY), min(times)
         yield {
-            "call": name, "launches": launches, "waits": waits, "floor_ms": f"{floor:.3g}", "core_ms": f"{core:.3g}",
-            "floor_over_core": f"{floor / core:.2g}",
+            "call": name, "launches": launches, "waits": waits, "megabytes": f"{moved / 1e6:.3g}",
+            "floor_ms": f"{floor:.3g}", "core_ms": f"{core:.3g}", "floor_over_core": f"{floor / core:.2g}",
         }  # fmt: skip
 
 
@@ -397,6 +406,8 @@ def main():
         return None
     if "--show" in sys.argv:
         return show(sys.argv[-1])
+    if "--many" in sys.argv:
+        return print(json.dumps(many(calls)))
     rows = list(measure(calls))
     if "--json" in sys.argv:
         return print(json.dumps(rows))

@@ -21,7 +21,11 @@ MASK, SMALL = tl.constexpr(MOST), tl.constexpr(COARSE)
 @triton.jit
 def normals(key, block, step, COUNT: tl.constexpr):
     """Numbers 16 block, ..., 16 (block + COUNT) - 1, as in reference.py: float64 of shape (16 COUNT,)."""
-    whole = words64(key, block, step, RADII, COUNT).to(tl.int64, bitcast=True) & MASK
+    half = tl.arange(0, 2 * COUNT) // COUNT  # both streams at once: a thread for each block
+    words = words64(key, block - half * COUNT, step, RADII + half * (ANGLES - RADII), 2 * COUNT)
+    words = tl.permute(tl.reshape(words.to(tl.int64, bitcast=True), [2, 8 * COUNT]), [1, 0])
+    whole, turn = tl.split(words)
+    whole = whole & MASK
     logarithm = tl.log((whole.to(tl.float64) + 0.5) * (1.0 / 9223372036854775808.0))  # 2^-63
     small = whole < SMALL
     if tl.max(small.to(tl.int32), 0) > 0:  # one program in 2^22
@@ -29,7 +33,6 @@ def normals(key, block, step, COUNT: tl.constexpr):
         finer = (rest.to(tl.float64) + 0.5) * (1.0 / 9223372036854775808.0) + whole.to(tl.float64)
         logarithm = tl.where(small, tl.log(finer) - LOG_SCALE, logarithm)
     radius = tl.sqrt(-2.0 * logarithm)
-    turn = words64(key, block, step, ANGLES, COUNT).to(tl.int64, bitcast=True)
     quarter = (turn + 2305843009213693952) >> 62  # the nearest quarter turn; what is left is exact
     cosine, sine = circle((turn - (quarter << 62)).to(tl.float64) * TICK, quarter.to(tl.int32))
     return tl.reshape(tl.join(radius * cosine, radius * sine), [16 * COUNT])
@@ -97,5 +100,5 @@ def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, s
         add_kernel[(programs,)](
             out, state, total, now.gains, now.decays, now.numbers, now.lags, key, *now.slots, step, first,
             len(now.lags), len(total), len(state), state.stride(0), NUMBERS=NUMBERS, RUNNING=len(now.decays),
-            RINGS=len(state) > len(now.decays), RECALLED=len(now.lags) > 1, num_warps=4,
+            RINGS=len(state) > len(now.decays), RECALLED=len(now.lags) > 1, num_warps=NUMBERS // 256,
         )  # fmt: skip

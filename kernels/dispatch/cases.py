@@ -231,7 +231,7 @@ CORRELATED_NOISE = Case(
     2**19,
     trials.correlated_noise,
     tolerance=1e-6,
-    tiles={"NUMBERS": (256, 1024)},  # 512 spills with passes
+    tiles={"NUMBERS": (512, 1024)},
 )
 
 

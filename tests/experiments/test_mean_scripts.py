@@ -5,7 +5,7 @@ import pytest
 
 @pytest.mark.slow
 def test_errors(smoke):
-    found = smoke("mean/errors.py")
+    found = smoke("mean/errors.py", every=1)
     boxes = found.tables["boxes"]
     assert len(boxes) >= 2 and all(box["round_over_shaped"] == pytest.approx(box["theory"]) for box in boxes)
     rows = found.tables["errors"]

@@ -5,9 +5,11 @@ Every operation passes one function, so a call's launches and synchronisations c
 Importing this changes the whole process (a backend is registered, kernels are wrapped): only children of the tests do.
 
 An operation counts as one launch; views, empty tensors and reads of a number count as none. With ``fused``, what CUDA
-has a fused kernel for counts as one launch too. A synchronisation is a number that the host reads, a copy to or from
-the host (pageable memory: torch waits for both), or an operation whose result's size, or whose error, the host waits
-for. No streams, no speed, no numerics of CUDA are here. torch's interface for this is experimental.
+has a fused kernel for counts as one launch too. A launch moves the bytes of the tensors that it takes and gives; of
+an expanded one, those that its memory has; of a table that it gathers from, all. A synchronisation is a number that
+the host reads, a copy to or from the host (pageable memory: torch waits for both), or an operation whose result's
+size, or whose error, the host waits for. No streams, no speed, no numerics of CUDA are here. torch's interface for
+this is experimental.
 """
 
 import contextlib
@@ -34,6 +36,16 @@ READS = {
     "linalg_eig", "_assert_scalar",
 }  # fmt: skip
 TWICE = {"bincount"}  # the least and the largest entry are read
+WRITE = {
+    "copy_",
+    "fill_",
+    "zero_",
+    "random_",
+    "normal_",
+    "uniform_",
+    "bernoulli_",
+    "exponential_",
+}  # and do not read
 NO_LAUNCH = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh",
     "_reshape_alias", "_local_scalar_dense", "_linalg_check_errors", "is_same_size", "sym_size", "resize_", "set_",
@@ -45,12 +57,14 @@ class Counts:
     """Of one call. where: synchronisations by name of the operation and line of torchdp."""
 
     def __init__(self):
-        self.launches = self.syncs = self.copies = 0
+        self.launches = self.syncs = self.copies = self.bytes = 0
         self.by_name, self.where, self.held = Counter(), Counter(), 0
 
-    def launch(self, name):
+    def launch(self, name, *moved):
+        """moved: what it takes and what it gives."""
         if not self.held:
             self.launches += 1
+            self.bytes += sum(map(size, moved))
             self.by_name[name] += 1
 
     def sync(self, name, times=1):
@@ -64,6 +78,13 @@ class Counts:
 
 
 COUNTS = Counts()
+
+
+def size(value):
+    """Bytes of the tensors in a value, each once."""
+    tensors = {id(t): t for t in tree_flatten(value)[0] if isinstance(t, torch.Tensor)}.values()
+    held = [t.inner if isinstance(t, Far) else t for t in tensors]
+    return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in held)
 
 
 def line():
@@ -149,8 +170,10 @@ def refuse_mixing(func, flat, far, target):
         raise RuntimeError(f"Expected all tensors to be on the same device: {func} writes far:0 into cpu")
 
 
-def count(func, flat, target, out, waits_not, size):
+def count(func, flat, target, out, waits_not, known):
+    """known: how long the result of repeat_interleave is, None: it has to be read."""
     name = func.overloadpacket.__name__
+    taken = flat[1:] if name in WRITE else flat
     if func is aten._to_copy.default or func is aten.copy_.default:
         other = flat[1] if func is aten.copy_.default else None
         if func is aten._to_copy.default:
@@ -158,22 +181,22 @@ def count(func, flat, target, out, waits_not, size):
         else:
             crossing = isinstance(flat[0], Far) != isinstance(other, Far)
         if crossing and waits_not and any(hasattr(t, "said_to_be_pinned") for t in flat):
-            return COUNTS.launch("copy between devices, not waited for")
+            return COUNTS.launch("copy between devices, not waited for", taken, out)
         if crossing:
             return COUNTS.sync("copy between devices")
-        return COUNTS.launch(name)
+        return COUNTS.launch(name, taken, out)
     if name in READS:
         COUNTS.sync(name)
     elif name in TWICE:
         COUNTS.sync(name, 2)
-    elif name == "repeat_interleave" and size is None:
+    elif name == "repeat_interleave" and known is None:
         COUNTS.sync(name)
     elif name in INDEXED and any(isinstance(t, Far) and t.dtype in (torch.bool, torch.uint8) for t in flat[1:]):
         one = name != "index" and isinstance(flat[-1], torch.Tensor) and flat[-1].dim() == 0
         if not (one and sum(isinstance(t, torch.Tensor) for t in flat) == 3):  # masked_fill
             COUNTS.sync(f"{name} by a mask")
     if name not in NO_LAUNCH and not (func.is_view and not name.startswith("_to")):
-        COUNTS.launch(name)
+        COUNTS.launch(name, taken, out)
 
 
 def run(func, args, kwargs):
@@ -309,14 +332,16 @@ def kernels():
 def as_one(name, function):
     @functools.wraps(function)
     def one(*args, **kwargs):
-        COUNTS.launch(name)
         COUNTS.held += 1
         try:
             if name != CIPHER or not isinstance(args[0], Far):
-                return function(*args, **kwargs)
-            return Far(function(args[0].inner, *args[1:], **kwargs))  # the same words from a library, in less time
+                found = function(*args, **kwargs)
+            else:  # the same words from a library, in less time
+                found = Far(function(args[0].inner, *args[1:], **kwargs))
         finally:
             COUNTS.held -= 1
+        COUNTS.launch(name, (args, kwargs), found)
+        return found
 
     return one
 

@@ -13,6 +13,7 @@ import torch
 
 from torchdp.kernels import dispatch
 from torchdp.kernels.dispatch import Kernel, Untried, launches
+from torchdp.kernels.dispatch.every import KERNELS
 
 CPU, BITS = torch.device("cpu"), torch.int64
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,10 @@ def right(kernel, call):
     _, *given = call
     found = FORMS.answered(kernel, lambda *some, **named: kernel(CPU, *some, **named), *given)
     return kernel.case.agrees(found, FORMS.answered(kernel, kernel.plain, *given))
+
+
+def test_every_kernel_has_forms():
+    assert {kernel for calls in CALLS.values() for kernel, *_ in calls} == set(KERNELS)
 
 
 @pytest.mark.parametrize("package", PACES)

@@ -1,6 +1,7 @@
 """The one evaluator of factorizations: it judges every solver and trusts nothing that any of them says."""
 
 import math
+from collections.abc import Container
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -52,9 +53,11 @@ def refuse_contradiction(lower: Tensor | float, upper: Tensor | float, rounding:
     lower, upper, rounding = (
         torch.as_tensor(x, dtype=torch.float64, device=device) for x in (lower, upper, rounding)
     )
-    if not bool(((rounding >= 0) & rounding.isfinite()).all()):
+    meant, consistent = ((rounding >= 0) & (rounding < math.inf)).all(), (lower <= upper + rounding).all()
+    meant, consistent = torch.stack([meant, consistent]).tolist()  # waited for once
+    if not meant:
         raise ArithmeticError("rounding must be finite and not negative")
-    if not bool((lower <= upper + rounding).all()):
+    if not consistent:
         beyond = float((lower - upper - rounding).max())
         raise ArithmeticError(
             f"the lower bound exceeds the upper bound by {beyond:.3g} more than rounding explains (nan: one is not a "
@@ -65,8 +68,8 @@ def refuse_contradiction(lower: Tensor | float, upper: Tensor | float, rounding:
 def allowance(upper: Tensor, terms: int, *others: Tensor) -> Tensor:
     """8 eps terms (upper + others): what sums of ``terms`` numbers in float64 may cost; 0 where upper is infinite."""
     smallest = torch.finfo(upper.dtype).tiny  # eps times it is the last subnormal number
-    size = sum(others, upper + smallest)
-    return torch.where(upper.isfinite() & size.isfinite(), 8 * torch.finfo(upper.dtype).eps * terms * size, 0.0)
+    size = sum(others, upper + smallest)  # infinite, or no number, where upper is
+    return (8 * torch.finfo(upper.dtype).eps * terms * size).nan_to_num(0.0, 0.0, 0.0)
 
 
 def certify(
@@ -106,8 +109,8 @@ def certify(
     p = check_exponent(p)
     W = checks.matrix("W", W).detach().double()
     m, n = W.shape[-2:]
-    left, right = fitting_factors(left, right, W)
-    rows, columns = dual_weights(row_weights, column_weights, W)
+    factors, weights = _factors(left, right, W), _weights(row_weights, column_weights, W)
+    left, right, rows, columns = _fitting(W, {**factors, **weights}, weights)
     shift = None if shift is None else fitting("shift", shift, W, (m,))[..., None]
     if error_weights is not None:
         w = check_error_weights(error_weights, W)[..., None]
@@ -128,7 +131,7 @@ def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: boo
     rows = scaled_weights(rows, conjugate(p))
     columns = scaled_weights(columns, 1.0)
     size = W.abs().amax((-2, -1), keepdim=True)
-    W = W / torch.where(size > 0, size, 1.0)
+    W = W / _divisor(size)
     centred = W - (W @ columns[..., None]) if shifted else W
     weighted = centred * (rows.sqrt()[..., None] * columns.sqrt()[..., None, :])
     if weighted.is_cuda and min(W.shape[-2:]) >= LARGE:
@@ -200,9 +203,13 @@ def row_norm(matrix: Tensor, p: float) -> Tensor:
 
 def _norm(values: Tensor, p: float, dim: int) -> Tensor:
     """l_p norm along ``dim``, scaled so that no power overflows or underflows."""
-    top = values.abs().amax(dim, keepdim=True)
-    top = torch.where(top > 0, top, 1.0)
+    top = _divisor(torch.linalg.vector_norm(values, ord=math.inf, dim=dim, keepdim=True))
     return (torch.linalg.vector_norm(values / top, ord=p, dim=dim, keepdim=True) * top).squeeze(dim)
+
+
+def _divisor(top: Tensor) -> Tensor:
+    """``top``, which is not negative, and 1 where it is 0."""
+    return top + (top == 0)
 
 
 def magnitude(W: Tensor) -> Tensor:
@@ -213,40 +220,63 @@ def magnitude(W: Tensor) -> Tensor:
 
 def or_infinite(bound: Tensor) -> Tensor:
     """``bound``, infinite where infinity times 0 or a difference of infinities made it no number."""
-    return torch.where(bound.isfinite(), bound, math.inf)
+    return bound.nan_to_num(math.inf, math.inf, math.inf)
 
 
 def scaled_weights(weights: Tensor, order: float) -> Tensor:
     """``weights`` scaled to norm 1, the same in any order: first by the largest, so that subnormal ones keep ratios."""
     top = weights.amax(-1, keepdim=True)
-    weights = weights / torch.where(top > 0, top, 1.0)
+    weights = weights / _divisor(top)
     ordered = weights.sort(-1).values
     return weights / torch.linalg.vector_norm(ordered, ord=order, dim=-1, keepdim=True).clamp_min(1.0)
 
 
+Given = dict[str, tuple[Tensor, tuple[int, ...]]]  # name -> value, and the last dimensions that it must have
+
+
 def dual_weights(row_weights: Tensor, column_weights: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     """The weights of W's rows, (*batch, m), and of its columns, (*batch, n), none negative, in float64."""
-    rows = fitting_weights("row_weights", row_weights, W, W.shape[-2:-1])
-    return rows, fitting_weights("column_weights", column_weights, W, W.shape[-1:])
+    given = _weights(row_weights, column_weights, W)
+    rows, columns = _fitting(W, given, given)
+    return rows, columns
 
 
 def fitting_weights(name: str, weights: Tensor, W: Tensor, last: tuple[int, ...]) -> Tensor:
     """:func:`fitting` weights, none negative."""
-    weights = fitting(name, weights, W, last)
-    if (weights < 0).any():
-        raise ValueError(f"{name} must hold no negative weights")
-    return weights
+    return _fitting(W, {name: (weights, last)}, (name,))[0]
 
 
 def fitting_factors(left: Tensor, right: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`fitting` factors of W, of one inner side."""
-    (m, n), r = W.shape[-2:], checks.matrix("left", left).shape[-1]
-    return fitting("left", left, W, (m, r)), fitting("right", right, W, (r, n))
+    left, right = _fitting(W, _factors(left, right, W))
+    return left, right
 
 
 def fitting(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tensor:
     """``value`` in float64: finite, on W's device, last dimensions ``last``, leading ones that broadcast to W's."""
-    value = checks.floating(name, value).detach()
+    return _fitting(W, {name: (value, last)})[0]
+
+
+def _weights(row_weights: Tensor, column_weights: Tensor, W: Tensor) -> Given:
+    return {"row_weights": (row_weights, W.shape[-2:-1]), "column_weights": (column_weights, W.shape[-1:])}
+
+
+def _factors(left: Tensor, right: Tensor, W: Tensor) -> Given:
+    (m, n), r = W.shape[-2:], max((1, *checks.dense("left", left).shape[-1:]))
+    return {"left": (left, (m, r)), "right": (right, (r, n))}
+
+
+def _fitting(W: Tensor, given: Given, weights: Container[str] = ()) -> list[Tensor]:
+    """:func:`fitting` values, whose entries are read together; those named in ``weights`` are not negative."""
+    values = {name: _shaped(name, value, W, last) for name, (value, last) in given.items()}
+    for name, (least, _) in zip(values, checks.finite(**values), strict=True):
+        if least < 0 and name in weights:
+            raise ValueError(f"{name} must hold no negative weights")
+    return [value.double() for value in values.values()]
+
+
+def _shaped(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tensor:
+    value = checks.real(name, value).detach()
     if value.device != W.device:
         raise ValueError(f"{name} is on {value.device}, W on {W.device}; move it there")
     try:
@@ -259,4 +289,4 @@ def fitting(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tenso
         raise ValueError(
             f"{name} must be of shape ({wanted}) beside W of shape {tuple(W.shape)}, not {tuple(value.shape)}"
         )
-    return value.double()
+    return value
