@@ -1,6 +1,8 @@
 """What the papers' pages have in common: rows of a table, and the statements that the theorem checker tries."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from torchdp.simulate.paper import Finding, Part, Tables
 from torchdp.simulate.report import Rows
@@ -12,6 +14,11 @@ def where(table: Rows, /, **cells: object) -> Rows:
     if not found:
         raise LookupError(f"no row with {cells}")
     return found
+
+
+def worst(table: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], float]) -> dict[str, Any]:
+    """The row whose key is largest; one whose key is no number is worse than any. Raises ValueError for no row."""
+    return max(table, key=lambda row: (math.isnan(key(row)), key(row)))
 
 
 def theorems(author: str) -> Part:
