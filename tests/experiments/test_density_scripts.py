@@ -1,6 +1,9 @@
 """The scripts of shuffled kernel densities find what their docstrings promise."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 from scripts import loaded
 
 with loaded("density/classification.py") as module:
@@ -71,6 +74,23 @@ def test_decode(smoke):
 def test_data(smoke):
     (row,) = smoke("density/data.py").tables["data"]
     assert row["package"] == "cvxpy" and row["paragraphs"] == row["training"] + row["queries"] > 0
+
+
+def test_digits_are_divided_anew_and_what_the_paper_divides_is_not(tmp_path):
+    with loaded("density/data.py") as data:
+        first = data.digits()
+        second = first.again(torch.Generator().manual_seed(1))
+        with pytest.raises(SystemExit, match="mhjabreel/CharCnn_Keras"):
+            data.agnews_rows(tmp_path)
+    assert first.x.shape == second.x.shape and not torch.equal(first.x, second.x)
+    for one in (first, second):  # every digit with its label, once
+        rows = torch.cat(
+            [torch.cat([one.x, one.queries]), torch.cat([one.labels, one.truth])[:, None]], 1
+        ).tolist()
+        assert one is first or sorted(rows) == sorted(before)
+        before = rows
+    fixed = replace(first, divided=False)
+    assert fixed.again(torch.Generator()) is fixed
 
 
 @pytest.mark.slow
