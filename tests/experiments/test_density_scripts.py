@@ -76,6 +76,12 @@ def test_data(smoke):
     assert row["package"] == "cvxpy" and row["paragraphs"] == row["training"] + row["queries"] > 0
 
 
+def digits_of(data):
+    """Every vector with its label, in an order of their own."""
+    x, labels = torch.cat([data.x, data.queries]), torch.cat([data.labels, data.truth])
+    return sorted(torch.cat([x, labels[:, None]], 1).tolist())
+
+
 def test_digits_are_divided_anew_and_what_the_paper_divides_is_not(tmp_path):
     with loaded("density/data.py") as data:
         first = data.digits()
@@ -83,12 +89,7 @@ def test_digits_are_divided_anew_and_what_the_paper_divides_is_not(tmp_path):
         with pytest.raises(SystemExit, match="mhjabreel/CharCnn_Keras"):
             data.agnews_rows(tmp_path)
     assert first.x.shape == second.x.shape and not torch.equal(first.x, second.x)
-    for one in (first, second):  # every digit with its label, once
-        rows = torch.cat(
-            [torch.cat([one.x, one.queries]), torch.cat([one.labels, one.truth])[:, None]], 1
-        ).tolist()
-        assert one is first or sorted(rows) == sorted(before)
-        before = rows
+    assert digits_of(first) == digits_of(second)
     fixed = replace(first, divided=False)
     assert fixed.again(torch.Generator()) is fixed
 
