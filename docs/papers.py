@@ -90,16 +90,20 @@ def judged(paper: Paper, runs: Path = RUNS) -> Iterator[tuple[str, Finding]]:
     """Each finding, and its script where one is run."""
     for part in paper.parts:
         ran = part.at(runs / paper.name).is_dir()
-        for finding in part.findings(runs / paper.name) if ran else (part.lacking(),):
+        for finding in part.findings(runs / paper.name) if ran else (part.lacking("not run"),):
             yield f"experiments/{part.script}", finding
     for finding in paper.rest:
         yield "", finding
 
 
+def about(row: str, result: str) -> bool:
+    """Whether a row of docs/papers.csv is about a finding's result."""
+    return bool(covered(row) & covered(result)) or (not covered(result) and row.startswith(result))
+
+
 def verdicts(row: Mapping[str, str], findings: list[Finding]) -> str:
     """What the findings of the results that a row names come to."""
-    wanted = covered(row["result"])
-    found = Counter(each.verdict for each in findings if wanted & covered(each.result))
+    found = Counter(each.verdict for each in findings if about(row["result"], each.result))
     if not found:
         return "by its test" if row["test"] else "not looked at" if row["code"] else "a step of a proof"
     return ", ".join(f"{found[verdict]} {verdict}" for verdict in sorted(found))
@@ -169,7 +173,8 @@ class Read(Mapping[str, Rows]):
 
 def store(results: Path) -> None:
     """Copies what the judges read of finished runs in ``results``/NAME, and what each script took."""
-    for paper in (load(ROOT / "experiments/papers", name) for name in NAMES if (results / name).is_dir()):
+    whole = [name for name in NAMES if (results / name / "index.md").exists()]
+    for paper in (load(ROOT / "experiments/papers", name) for name in whole):
         shutil.rmtree(RUNS / paper.name, ignore_errors=True)
         made = [row for part in paper.parts if (row := copied(part, results / paper.name, RUNS / paper.name))]
         write_table(RUNS / paper.name / "made.csv", list(made[0]), made)

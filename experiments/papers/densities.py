@@ -84,6 +84,7 @@ def messages(tables: Tables) -> Iterator[Finding]:
         yield Finding.lower("Figure 2", "what a user sends", at, row["messages_least"], row["messages"])
 
 
+ORTHOGONAL, ROTATED = "Gaussian, orthogonal", "inner product, rotated"
 AGNEWS = ("--data", "agnews rows")
 REAL = {
     "smoke": ("--smoke", *AGNEWS),
@@ -106,24 +107,11 @@ PAPER = Paper(
     "Wagner (2025): learning from end user data with shuffled differential privacy over kernel densities",
     (
         theorems("Wagner"),
-        Part("density/bitsums.py", bitsums),
-        Part("density/attack.py", attack),
-        Part(
-            "density/error.py",
-            error,
-            {"error_digits.png": "Figure 3: error of a density and its parts, on digits."},
-        ),
-        Part("density/messages.py", messages),
-        Part(
-            "density/classification.py",
-            classification,
-            {"digits.png": "Figures 1, 4 to 8: accuracy against epsilon, on digits."},
-        ),
         Part(
             "density/error.py",
             error,
             {"error_agnews_rows.png": "Figure 3: error of a density and its parts, on rows of AG News."},
-            laptop=(*QUICK, "Gaussian, orthogonal", "--draws", "6"),
+            laptop=(*QUICK, ORTHOGONAL, "--draws", "4", "--epsilons", "0.5", "1", "4.5"),
             **REAL,
             folder="density/error_agnews",
         ),
@@ -131,9 +119,24 @@ PAPER = Paper(
             "density/classification.py",
             classification,
             {"agnews_rows.png": "Figures 1, 4 to 8: accuracy against epsilon, on rows of AG News."},
-            laptop=(*QUICK, "Gaussian, orthogonal", "inner product, rotated"),
+            laptop=(*QUICK, ORTHOGONAL, ROTATED, "--epsilons", "0.5", "1", "2", "4.5", "--trials", "6"),
             **REAL,
             folder="density/agnews",
+        ),
+        Part("density/bitsums.py", bitsums),
+        Part("density/attack.py", attack),
+        Part(
+            "density/error.py",
+            error,
+            {"error_digits.png": "Figure 3: error of a density and its parts, on digits."},
+            laptop=("--kernels", ORTHOGONAL, "--draws", "6"),
+        ),
+        Part("density/messages.py", messages),
+        Part(
+            "density/classification.py",
+            classification,
+            {"digits.png": "Figures 1, 4 to 8: accuracy against epsilon, on digits."},
+            laptop=("--kernels", ORTHOGONAL, ROTATED, "--epsilons", "1", "4.5", "--trials", "6"),
         ),
     ),
     (

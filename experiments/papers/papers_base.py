@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TypeVar
 
 from torchdp.simulate.paper import Finding, Part, Tables
 from torchdp.simulate.report import Rows
+
+T = TypeVar("T")
 
 
 def where(table: Rows, /, **cells: object) -> Rows:
@@ -16,7 +18,7 @@ def where(table: Rows, /, **cells: object) -> Rows:
     return found
 
 
-def worst(table: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], float]) -> dict[str, Any]:
+def worst(table: Iterable[T], key: Callable[[T], float]) -> T:
     """The row whose key is largest; one whose key is no number is worse than any. Raises ValueError for no row."""
     return max(table, key=lambda row: (math.isnan(key(row)), key(row)))
 

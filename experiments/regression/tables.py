@@ -127,7 +127,8 @@ def sources(config: "Config", out: Path):
     """(name, moments, row bound, label bound, rank, phi of the paper's Local) of every table."""
     from sklearn.datasets import load_diabetes, load_digits
 
-    for name, data, rank in (("diabetes", load_diabetes(), 3), ("digits", load_digits(), 5)):
+    samples = (("diabetes", load_diabetes(), 3), ("digits", load_digits(), 5)) if config.samples else ()
+    for name, data, rank in samples:
         yield from scaled(name, torch.as_tensor(data.data), torch.as_tensor(data.target * 1.0), rank)
     for path in sorted(config.data.rglob("*.csv.gz")) if config.data else ():
         yield from scaled(path.name.removesuffix(".csv.gz"), *load_numbers(path), 3)
@@ -154,6 +155,7 @@ def scaled(name: str, A: torch.Tensor, b: torch.Tensor, rank: int, paper: float 
 class Config:
     data: Path | None = None  # folder that holds the UCI files
     stand_ins: bool = True  # where a UCI file is absent
+    samples: bool = True  # scikit-learn's tables
     runs: int = 50
 
 
@@ -167,6 +169,8 @@ def measure(config: Config, report: Report) -> None:
     if config.data is not None and not config.data.is_dir():
         raise SystemExit(f"--data must be a folder with files of UCI, see --help; there is none at {config.data}")
     rows = list(sources(config, report.folder))
+    if not rows:
+        raise SystemExit("no table: give --data a folder with files of UCI, see --help, or leave out --no-samples")
     report.say(f"phi, epsilon = {EPSILON_PHI}, lambda = {RIDGE:g} (paper's Table 8), mean of {runs} runs")
     for name, moments, bound, label, _, paper in rows:
         cells = {"table": name, "n": moments.n, "d": moments.columns - 1}

@@ -125,9 +125,9 @@ class Part:
         """What its tables below ``out`` say. Raises LookupError, TypeError, ValueError, ArithmeticError."""
         return tuple(self.judge({path.stem: read_table(path) for path in sorted(self.at(out).glob("*.csv"))}))
 
-    def lacking(self) -> Finding:
-        """In the place of findings where there is no folder of data."""
-        return Finding.unchecked(self.script, "on real data", f"without --data FOLDER, which holds {self.holds}")
+    def lacking(self, reason: str) -> Finding:
+        """In the place of findings where it was not run."""
+        return Finding.unchecked(self.script, "real data" if self.data else "all of it", reason)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,8 @@ def run_paper(paper: Paper, experiments: Path, out: Path, options: Options | Non
 
 def _outcome(part: Part, experiments: Path, out: Path, options: Options) -> Outcome:
     if part.data and options.data is None:
-        return Outcome(part, part.at(out), 0.0, "", (part.lacking(),))
+        lacking = part.lacking(f"without --data FOLDER, which holds {part.holds}")
+        return Outcome(part, part.at(out), 0.0, "", (lacking,))
     folder = part.at(out)
     folder.mkdir(parents=True, exist_ok=True)
     command, mark = part.command(experiments, folder, options), folder / "finished.json"
