@@ -27,7 +27,7 @@ def theorems(author: str) -> Part:
     """Every inequality of this paper that the checker tries: holds as printed, or an instance against it is found."""
 
     def judge(tables: Tables) -> Iterator[Finding]:
-        for row in tables["theorems"]:
+        for row in where(tables["theorems"], paper=author):  # a statement may name another paper's author
             at = f"{row['range']}; {row['instances']} instances, the largest ratio of the two sides"
             yield Finding.at_most(row["result"], row["statement"], at, row["limit"], row["worst"])
 
