@@ -162,6 +162,14 @@ def section(paper: Paper, runs: Path = RUNS) -> Iterator[str]:
                 )
                 yield line(row["result"], row["code"], *files, verdicts(row, [finding for _, finding in found]))
     yield ""
+    for part in paper.parts:
+        for name, caption in part.figures.items():
+            if (path := picture(paper, name)).exists():
+                yield f"![{caption}]({path.relative_to(PAGE.parent).as_posix()})\n\n*{caption}*\n"
+
+
+def picture(paper: Paper, name: str) -> Path:
+    return PAGE.parent / f"pictures/papers/{paper.name}_{name}"
 
 
 def tables_of_uci(runs: Path = RUNS) -> Iterator[str]:
@@ -219,6 +227,9 @@ def store(results: Path) -> None:
     for paper in (load(ROOT / "experiments/papers", name) for name in whole):
         shutil.rmtree(RUNS / paper.name, ignore_errors=True)
         made = [row for part in paper.parts if (row := copied(part, results / paper.name, RUNS / paper.name))]
+        for part in paper.parts:
+            for name in part.figures:
+                shrunk(part.at(results / paper.name) / name, picture(paper, name))
         write_table(RUNS / paper.name / "made.csv", list(made[0]), made)
 
 
@@ -233,6 +244,18 @@ def copied(part: Part, results: Path, runs: Path) -> dict[str, object] | None:
         shutil.copy(tables.paths[name], part.at(runs))
     return {"script": part.script, "folder": str(part.at(Path())), "seconds": round(known["seconds"], 1),
             "device": known["device"]}  # fmt: skip
+
+
+def shrunk(figure: Path, path: Path) -> None:
+    """A figure of a run, for the page: 1,200 pixels wide at most, 96 colours (of thin lines too)."""
+    if figure.exists():
+        from PIL import Image
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(figure) as drawn:
+            width = min(drawn.width, 1200)
+            small = drawn.convert("RGB").resize((width, round(drawn.height * width / drawn.width)))
+        small.quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -188,6 +188,8 @@ def curves(rows: list):
     for axes, kernel in zip(panels, kernels, strict=True):
         for i, name in enumerate(PROTOCOLS):
             x, y, errors = columns(rows, "epsilon", "accuracy", "standard_error", kernel=kernel, protocol=name)
+            if not x:
+                continue
             axes.errorbar(
                 x,
                 y,

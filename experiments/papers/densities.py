@@ -111,7 +111,7 @@ PAPER = Paper(
             "density/classification.py",
             classification,
             {"agnews_rows.png": "Figures 1, 4 to 8: accuracy against epsilon, on rows of AG News."},
-            laptop=(*QUICK, ORTHOGONAL, ROTATED, "--epsilons", "0.5", "1", "4.5", "--trials", "8"),
+            laptop=(*QUICK, ORTHOGONAL, ROTATED, "--epsilons", "0.5", "1", "2", "4.5", "--trials", "8"),
             **REAL,
             folder="density/agnews",
         ),
