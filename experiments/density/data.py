@@ -38,6 +38,16 @@ class Data:
     truth: Tensor
     classes: int
     delta: float
+    divided: bool = False  # training and queries are one random division of a table, as good as any other
+
+    def again(self, generator: torch.Generator) -> "Data":
+        """Another random division, of the same sizes; itself where the paper divides."""
+        if not self.divided:
+            return self
+        x, labels = torch.cat([self.x, self.queries]), torch.cat([self.labels, self.truth])
+        order = torch.randperm(len(x), generator=generator, device=generator.device)
+        train, query = order[: len(self.x)], order[len(self.x) :]
+        return replace(self, x=x[train], labels=labels[train], queries=x[query], truth=labels[query])
 
     def moved(self) -> "Data":
         """On torch's default device."""
@@ -64,6 +74,10 @@ PAPER = {
     "cifar10": Shape(50_000, 10_000, 6144, 10, 1e-5, (1.5, 3.0, 4.7)),
 }
 
+AGNEWS_ROWS = """It is made by you, as torch.save((x, y), FILE): the 7,600 rows of test.csv in the repository
+mhjabreel/CharCnn_Keras, folder data/ag_news_csv (class, title, description; for research), x (7600, 768) the vectors of
+"title. description" by sentence-transformers/all-mpnet-base-v2, y the classes less 1; name its folder with --folder."""
+
 
 def unit(x: Tensor) -> Tensor:
     return x / x.norm(dim=-1, keepdim=True).clamp_min(1e-30)
@@ -79,7 +93,7 @@ def digits(seed: int = 0) -> Data:
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     train, query = order[:1257], order[1257:]
     truth = torch.tensor(labels)
-    return Data("digits", x[train], truth[train], x[query], truth[query], 10, 1e-5)
+    return Data("digits", x[train], truth[train], x[query], truth[query], 10, 1e-5, divided=True)
 
 
 @on_host
@@ -150,15 +164,17 @@ def paper(name: str, folder: Path) -> Data:
     )
 
 
-def split(path: Path, name: str, classes: int, share: float = 0.8, seed: int = 0) -> Data:
-    """Embeddings and labels in one file of torch, (X, y): a random ``share`` for training, the others are queries."""
+@on_host
+def agnews_rows(folder: Path, share: float = 0.8) -> Data:
+    """The test rows of AG News as vectors of the paper's model: a random ``share`` for training, the rest queries."""
+    path = folder / "agnews_test_mpnet.pt"
     if not path.exists():
-        raise SystemExit(f"{path} is missing: a tuple of vectors (n, d) and labels (n,) is expected there")
+        raise SystemExit(f"{path} is missing. {AGNEWS_ROWS}")
     x, labels = torch.load(path, weights_only=True)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    train, query = order[: int(share * len(x))], order[int(share * len(x)) :]
+    count = int(share * len(x))
     x, labels = unit(x.float()), labels.long()
-    return Data(name, x[train], labels[train], x[query], labels[query], classes, 1e-5)
+    first = Data("agnews rows", x[:count], labels[:count], x[count:], labels[count:], 4, 1e-5, divided=True)
+    return first.again(torch.Generator().manual_seed(0))
 
 
 def documentation(path: Path) -> Data:

@@ -81,7 +81,8 @@ def draw(tables: dict) -> dict:
 def curves(rows: list):
     kernels = list(dict.fromkeys(row["kernel"] for row in rows))
     figure, panels = subplots(len(kernels) + 1, size=(3.7, 3.8), wide=len(kernels) + 1)
-    for i, name in enumerate(PROTOCOLS):
+    there = {row["protocol"] for row in rows}
+    for i, name in enumerate(each for each in PROTOCOLS if each in there):
         for axes, kernel in zip(panels, kernels, strict=False):
             x, predicted, measured = columns(
                 rows, "epsilon", "predicted", "measured", kernel=kernel, protocol=name

@@ -1,9 +1,13 @@
 """What the papers' pages have in common: rows of a table, and the statements that the theorem checker tries."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 from torchdp.simulate.paper import Finding, Part, Tables
 from torchdp.simulate.report import Rows
+
+T = TypeVar("T")
 
 
 def where(table: Rows, /, **cells: object) -> Rows:
@@ -14,11 +18,16 @@ def where(table: Rows, /, **cells: object) -> Rows:
     return found
 
 
+def worst(table: Iterable[T], key: Callable[[T], float]) -> T:
+    """The row whose key is largest; one whose key is no number is worse than any. Raises ValueError for no row."""
+    return max(table, key=lambda row: (math.isnan(key(row)), key(row)))
+
+
 def theorems(author: str) -> Part:
     """Every inequality of this paper that the checker tries: holds as printed, or an instance against it is found."""
 
     def judge(tables: Tables) -> Iterator[Finding]:
-        for row in tables["theorems"]:
+        for row in where(tables["theorems"], paper=author):  # a statement may name another paper's author
             at = f"{row['range']}; {row['instances']} instances, the largest ratio of the two sides"
             yield Finding.at_most(row["result"], row["statement"], at, row["limit"], row["worst"])
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from panels import draw_line, draw_panel
 from synthetic import spectrum_rows
 from torch import Tensor
 
@@ -271,23 +272,18 @@ def curves(rows: list, error: str, parameter: str):
             x, y, bars = columns(
                 mine, "n", "error", "standard_error", epsilon=epsilon, parameter=value, method=name
             )
-            points = [
-                (n, v - (error == "phi"), bar)
-                for n, v, bar in zip(x, y, bars, strict=True)
-                if v - (error == "phi") > ROUNDING
-            ]
-            if points:
-                x, y, bars = zip(*points, strict=True)
-                bars = [min(bar, 0.9 * v) for bar, v in zip(bars, y, strict=True)]
-                axes.errorbar(x, y, bars, label=name, color=colour, linewidth=1, capsize=1)
+            excess = [value - (error == "phi") for value in y]
+            draw_line(axes, x, excess, bars, label=name, colour=colour, least=ROUNDING)
         axes.axvline(4e7, color="#999999", linestyle=":", linewidth=0.8)
         what = {"spectrum": "", "cut": ", cut", "whole": ", not cut"}[kind] + (
             "" if kind == "spectrum" else f", {sums}"
         )
-        axes.set(xscale="log", yscale="log", xlabel="clients n", ylabel=error + (" - 1" if error == "phi" else ""))
-        axes.set_title(f"epsilon = {epsilon:g}, {parameter} = {value:g}{what}", fontsize=9)
+        title = f"epsilon = {epsilon:g}, {parameter} = {value:g}{what}"
+        draw_panel(axes, title, error + (" - 1" if error == "phi" else ""))
     figure.axes[0].legend(fontsize=6, ncols=2)
-    figure.suptitle("A client's noise of variance n^-p; dotted: the largest n of the paper; bars: standard errors")
+    figure.suptitle(
+        "A client's noise of variance n^-p; bars: standard errors;\ndotted: the largest n of the paper", fontsize=9
+    )
     return figure
 
 

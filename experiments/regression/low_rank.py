@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from baselines import ModSulq, published_mod_sulq
+from panels import draw_line, draw_panel
 from synthetic import spectrum_rows
 
 from torchdp.randomness import keyed_generator
@@ -123,16 +124,11 @@ def draw(tables: dict) -> dict:
                 *("n", "psi", "deviation", "predicted", "true_epsilon"),
                 **{"epsilon": epsilon, "k": k, "method": name},
             )
-            y = [max(value, 1e-12) for value in y]
-            bars = [min(bar, 0.9 * v) for bar, v in zip(deviations, y, strict=True)]
             label = name + (f" (true epsilon {true[-1]:.2g})" if "p = " in name else "")
-            axes.errorbar(x, y, bars, label=label, color=colour, marker=".", capsize=2, linewidth=1)
+            draw_line(axes, x, y, deviations, label=label, colour=colour, least=1e-12)
             if name == "Gram":
                 axes.plot(x, predicted, "k--", linewidth=0.8, label="Gram, predicted")
-        axes.set(
-            xscale="log", yscale="log", xlabel="clients n", ylabel="psi", title=f"epsilon = {epsilon:g}, k = {k}"
-        )
-        axes.grid(True, which="both", linewidth=0.2)
+        draw_panel(axes, f"epsilon = {epsilon:g}, k = {k}", "psi")
     figure.axes[0].legend(fontsize=6)
     figure.suptitle("Low-rank approximation, d = 50, m = 100; bars: one standard deviation of the runs")
     return {"low_rank.png": figure}

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from baselines import AdaSSP, SufficientStatistics
+from panels import draw_line, draw_panel
 from synthetic import regression_rows
 from torch import Tensor
 
@@ -232,13 +233,11 @@ def curves(rows: list, ridges: tuple[float, ...]):
             label = "Gram = central" if name == "Gram" else name
             if name == "paper exp.":
                 label += f" (true epsilon {true[-1]:.2g})"
-            bars = [min(bar, 0.5 * v) for bar, v in zip(deviations, y, strict=True)]  # not to leave the axes
-            axes.errorbar(x, y, bars, label=label, color=COLOURS[name], marker=".", capsize=2, linewidth=1)
-        axes.set(xscale="log", yscale="log", ylim=(0.9, 10), xlabel="clients n", ylabel="phi")
-        axes.set_title(f"epsilon = {epsilon:g}, lambda = {ridge:g}")
-        axes.grid(True, which="both", linewidth=0.2)
+            draw_line(axes, x, y, deviations, label=label, colour=COLOURS[name])
+        draw_panel(axes, f"epsilon = {epsilon:g}, lambda = {ridge:g}", "phi")
+        axes.set_ylim(0.9, 10)
     figure.axes[0].legend(fontsize=7, ncols=2)
-    figure.suptitle("Ridge regression, d = 10, m = 100; bars: one standard deviation of 20 runs")
+    figure.suptitle("Ridge regression, d = 10, m = 100;\nbars: one standard deviation of 20 runs", fontsize=9)
     return figure
 
 

@@ -1,19 +1,22 @@
 """Tables: low rank and ridge regression by every route, and phi(0) beside the column "Local" of the paper's Table 8.
 
 Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Tables 6, 7 (psi, epsilon = .05) and 8 (phi, epsilon = .03,
-    lambda = 10). The files are UCI's: household_power_consumption.txt (235), 3D_spatial_network.txt (246),
-    ethylene_CO.txt or ethylene_methane.txt (322), YearPredictionMSD.txt (203); give their folder with --data. Columns
-    are divided by their largest absolute value (how the paper scales is not said); delta = 1e-6, m = 100.
-Data: scikit-learn's diabetes (442 x 10) and digits (1797 x 64, label: the digit), as they are and with every row
-    repeated up to a million clients. Where a UCI file is absent, a *synthetic stand-in* that is not its data: moments
-    with Table 6's n and d, a spectrum like 1/i^2, labels whose phi(0) is Table 8's. S A is drawn as for normal rows.
+    lambda = 10). Columns are divided by their largest absolute value (how the paper scales is not said); delta = 1e-6,
+    m = 100.
+Data: scikit-learn's diabetes (442 x 10) and digits (1797 x 64, label: the digit). With --data FOLDER what lies in or
+    below it of UCI: every *.csv.gz of numbers, label last, such as those of the repository treforevans/uci_datasets
+    (bike, elevators, gas, keggundirected, kin40k, parkinsons, protein, sml), and the paper's four files as they are:
+    household_power_consumption.txt (235), 3D_spatial_network.txt (246), ethylene_CO.txt or ethylene_methane.txt
+    (322), YearPredictionMSD.txt (203). Tables of at most half a million rows also with each row repeated, to a million
+    clients. Where a file of the paper's is absent, a *synthetic stand-in* that is not its data: moments with Table
+    6's n and d, a spectrum like 1/i^2, labels whose phi(0) is Table 8's. S A is drawn as for normal rows.
 Command:  python experiments/regression/tables.py [--data FOLDER]
 Expected: phi of the local model is phi(0), the sketch with exact noise is there too or above. The Gram route: 1.001 on
     repeated diabetes, 1.21 on repeated digits (AdaSSP 1.48), and never above AdaSSP but on 442 rows, where noise
     hides everything. A file whose phi(0) is not the paper's was scaled otherwise.
 Output: results/regression/tables/phi.csv and psi.csv.
 Artifact: Burkhardt et al. (2025) | Tables 6 to 8
-Status: on stand-ins; the UCI files are not at hand
+Status: on other tables of UCI and on stand-ins; the paper's files are not at hand
 Time: half a minute on one core; --smoke in seconds.
 """
 
@@ -23,7 +26,7 @@ from pathlib import Path
 
 import torch
 from baselines import AdaSSP, ModSulq
-from uci import ELEVATION, ETHYLENE, POWER, SONGS, Schema, load_csv, scaled_columns
+from uci import ELEVATION, ETHYLENE, POWER, SONGS, Schema, load_csv, load_numbers, scaled_columns
 
 from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
@@ -42,6 +45,7 @@ from torchdp.simulate import Experiment, Report
 from torchdp.sketching import entry_variance
 
 DELTA, HEIGHT, RIDGE, EPSILON_PHI, EPSILON_PSI = 1e-6, 100, 10.0, 0.03, 0.05
+CLIENTS = 1_000_000  # of tables whose rows are repeated
 FILES = {
     POWER: ("household_power_consumption.txt",),
     ELEVATION: ("3D_spatial_network.txt",),
@@ -75,7 +79,7 @@ def normal_sketch(moments: SecondMoments, runs: int, generator: torch.Generator)
 
 
 def regression(moments: SecondMoments, bound: float, label: float, runs: int, generator) -> dict[str, float]:
-    """phi of each route."""
+    """phi of each route and its standard error."""
     d, kind = moments.columns - 1, {"epsilon": EPSILON_PHI, "delta": DELTA, "label_bound": label}
     repeats = {"generator": generator, "sample_shape": (runs,)}
     gram = GramRelease(moments.n, d, bound, **kind).sample_estimate(moments, **repeats)
@@ -92,11 +96,11 @@ def regression(moments: SecondMoments, bound: float, label: float, runs: int, ge
         "Gram": adaptive_ridge(gram, RIDGE),
         "AdaSSP": ada.solve(ada.sample_estimate(moments, **repeats), RIDGE),
     }
-    return {name: float(phi(moments, x, RIDGE).mean()) for name, x in solutions.items()}
+    return summary({name: phi(moments, x, RIDGE) for name, x in solutions.items()})
 
 
 def low_rank(moments: SecondMoments, rank: int, bound: float, runs: int, generator) -> dict[str, float]:
-    """psi of each route."""
+    """psi of each route and its standard error."""
     features, d = SecondMoments(moments.n, moments.gram), moments.columns - 1
     repeats = {"generator": generator, "sample_shape": (runs,)}
     V = entry_variance(bound, epsilon=EPSILON_PSI, delta=DELTA)
@@ -109,37 +113,49 @@ def low_rank(moments: SecondMoments, rank: int, bound: float, runs: int, generat
         "Gram": gram.sample_estimate(features, **repeats).gram,
         "MOD-SULQ": ModSulq.calibrated(d, bound, EPSILON_PSI, DELTA).sample_estimate(features, **repeats).gram,
     }
-    return {name: float(psi(features, top_directions(gram, rank)).mean()) for name, gram in grams.items()}
+    return summary({name: psi(features, top_directions(gram, rank)) for name, gram in grams.items()})
+
+
+def summary(errors: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Mean of each route, and after all of them the standard errors."""
+    means = {name: float(found.mean()) for name, found in errors.items()}
+    spread = {name: float(found.std()) / math.sqrt(len(found)) for name, found in errors.items() if len(found) > 1}
+    return means | {f"{name} error": value for name, value in spread.items()}
 
 
 def sources(config: "Config", out: Path):
     """(name, moments, row bound, label bound, rank, phi of the paper's Local) of every table."""
     from sklearn.datasets import load_diabetes, load_digits
 
-    for name, data, rank in (("diabetes", load_diabetes(), 3), ("digits", load_digits(), 5)):
-        A, b = (
-            scaled_columns(torch.as_tensor(data.data)),
-            scaled_columns(torch.as_tensor(data.target[:, None] * 1.0)),
-        )
-        moments, bound = SecondMoments.of(A, b[:, 0]), float(torch.linalg.vector_norm(A, dim=1).max())
-        yield name, moments, bound, 1.0, rank, None
-        yield f"{name}, rows repeated", repeated(moments, 1_000_000), bound, 1.0, rank, None
+    samples = (("diabetes", load_diabetes(), 3), ("digits", load_digits(), 5)) if config.samples else ()
+    for name, data, rank in samples:
+        yield from scaled(name, torch.as_tensor(data.data), torch.as_tensor(data.target * 1.0), rank)
+    for path in sorted(config.data.rglob("*.csv.gz")) if config.data else ():
+        yield from scaled(path.name.removesuffix(".csv.gz"), *load_numbers(path), 3)
     for schema, names in FILES.items():
-        found = [config.data / name for name in names if config.data and (config.data / name).is_file()]
-        paper, bound = schema.zero_phi, math.sqrt(len(schema.features))
+        found = [path for name in names if config.data for path in config.data.rglob(name)]
         for path in found:
-            A, b = load_csv(path, schema)
-            A, b = scaled_columns(A), scaled_columns(b[:, None])[:, 0]
-            moments = SecondMoments.of(A, b)
-            yield path.stem, moments, float(torch.linalg.vector_norm(A, dim=1).max()), 1.0, schema.rank, paper
+            yield from scaled(path.stem, *load_csv(path, schema), schema.rank, schema.zero_phi)
         if not found and config.stand_ins:
-            yield f"synthetic {schema.name.split()[0]}", stand_in(schema), bound, 1.0, schema.rank, paper
+            bound = math.sqrt(len(schema.features))
+            name = f"synthetic {schema.name.split()[0]}"
+            yield name, stand_in(schema), bound, 1.0, schema.rank, schema.zero_phi
+
+
+def scaled(name: str, A: torch.Tensor, b: torch.Tensor, rank: int, paper: float | None = None):
+    """A table as it is, and a small one with its rows repeated."""
+    A, b = scaled_columns(A), scaled_columns(b[:, None])[:, 0]
+    moments, bound = SecondMoments.of(A, b), float(torch.linalg.vector_norm(A, dim=1).max())
+    yield name, moments, bound, 1.0, rank, paper
+    if 2 * moments.n <= CLIENTS:
+        yield f"{name}, rows repeated", repeated(moments, CLIENTS), bound, 1.0, rank, paper
 
 
 @dataclass(frozen=True)
 class Config:
     data: Path | None = None  # folder that holds the UCI files
     stand_ins: bool = True  # where a UCI file is absent
+    samples: bool = True  # scikit-learn's tables
     runs: int = 50
 
 
@@ -150,7 +166,11 @@ SMOKE = Config(stand_ins=False, runs=3)
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     generator, runs = keyed_generator(b"tables"), config.runs
+    if config.data is not None and not config.data.is_dir():
+        raise SystemExit(f"--data must be a folder with files of UCI, see --help; there is none at {config.data}")
     rows = list(sources(config, report.folder))
+    if not rows:
+        raise SystemExit("no table: give --data a folder with files of UCI, see --help, or leave out --no-samples")
     report.say(f"phi, epsilon = {EPSILON_PHI}, lambda = {RIDGE:g} (paper's Table 8), mean of {runs} runs")
     for name, moments, bound, label, _, paper in rows:
         cells = {"table": name, "n": moments.n, "d": moments.columns - 1}

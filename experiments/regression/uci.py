@@ -1,4 +1,4 @@
-"""The four public tables of the linear-transformation model's paper, read from the files that UCI distributes."""
+"""Public tables of UCI: the four of the linear-transformation model's paper as distributed, others as numbers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,6 +59,23 @@ def load_csv(path: str | Path, schema: Schema) -> tuple[Tensor, Tensor]:
         ) from None
     if schema.rows is not None and len(table) != schema.rows:
         raise ValueError(f"{path} must hold {schema.rows} complete lines for {schema.name}, not {len(table)}")
+    values = checks.floating("path", torch.as_tensor(table))
+    return values[:, :-1].contiguous(), values[:, -1].contiguous()
+
+
+def load_numbers(path: str | Path) -> tuple[Tensor, Tensor]:
+    """Features (n, d) and labels (n,), the last column, of a file of comma-separated numbers without a header.
+
+    Such are the files of the repository treforevans/uci_datasets, packed or not. Raises ValueError, FileNotFoundError.
+    """
+    try:
+        table = np.loadtxt(path, delimiter=",", ndmin=2)
+    except ValueError:  # numpy's message would quote the data
+        raise ValueError(f"{path} must hold rows of comma-separated numbers, the label last") from None
+    if table.shape[1] < 2:
+        raise ValueError(
+            f"{path} must have a column of labels after those of features, not {table.shape[1]} column"
+        )
     values = checks.floating("path", torch.as_tensor(table))
     return values[:, :-1].contiguous(), values[:, -1].contiguous()
 

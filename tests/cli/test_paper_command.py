@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path)
 parser.add_argument("--device")
 parser.add_argument("--value", type=float, default=1.0)
+parser.add_argument("--data", type=Path)
 given = parser.parse_args()
 with open(given.out / "runs.txt", "a") as file:
     file.write("x")
@@ -31,6 +35,9 @@ if given.value < 0:
 (given.out / "found.png").write_bytes(b"a picture")
 (given.out / "runs.jsonl").write_text(json.dumps({"device": given.device}) + "\\n")
 '''
+END = """with open(given.out / "runs.txt", "a") as file:
+    file.write(".")
+"""
 PAPER = """from torchdp.simulate.paper import Finding, Paper, Part
 
 def judge(tables):
@@ -38,7 +45,8 @@ def judge(tables):
     yield Finding.equal("Table 1", "the mean is 1", "mean", 1.0, row["value"], row["error"])
 
 PAPER = Paper("toy", "A toy | paper", (Part("one.py", judge, {"found.png": "The mean."}, full=("--value", "2.0")),
-                                       Part("two.py", judge, laptop=("--value", "1.03"), full=("--value", "-1"))))
+                                       Part("two.py", judge, laptop=("--value", "1.03"), full=("--value", "-1")),
+                                       Part("one.py", judge, data="--data", holds="means", folder="real")))
 """
 
 
@@ -57,13 +65,39 @@ def test_a_page_is_written_once_and_goes_on_after_a_kill(folder, capsys):
     assert cli.main(["paper", "toy", "--device", "cpu"]) == 0
     out = folder / "results/papers/toy"
     text = (out / "index.md").read_text()
-    assert "2 claims; 2 agrees" in text and "![The mean.](one/found.png)" in text and "A toy \\| paper" in text
+    assert (
+        "3 claims; 2 agrees, 1 not checkable" in text
+        and "![The mean.](one/found.png)" in text
+        and "A toy \\| paper" in text
+    )
     assert "data:image/png;base64," in (out / "index.html").read_text()
     (out / "two/finished.json").unlink()  # as a kill leaves it
     assert cli.main(["paper", "toy", "--device", "cpu"]) == 0
     assert [(out / name / "runs.txt").read_text() for name in ("one", "two")] == ["x", "xx"]
     assert json.loads((out / "one/finished.json").read_text())["device"] == "cpu"
     capsys.readouterr()
+
+
+def test_real_data_are_read_where_their_folder_is_named(folder):
+    assert cli.main(["paper", "toy", "--device", "cpu", "--data", str(folder)]) == 0
+    text = (folder / "results/papers/toy/index.md").read_text()
+    assert "3 claims; 3 agrees" in text and (folder / "results/papers/toy/real/found.csv").exists()
+
+
+def test_a_killed_commands_script_is_waited_for(folder):
+    """The command alone is killed: its script goes on, and the next command begins when it has ended."""
+    script = folder / "experiments/one.py"
+    script.write_text(SCRIPT.replace("import sys", "import sys\nimport time") + "time.sleep(0.5)\n" + END)
+    out = folder / "results/papers/toy/one"
+    command = [sys.executable, "-m", "torchdp", "paper", "toy", "--device", "cpu"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
+        while not (out / "runs.txt").exists():
+            assert first.poll() is None
+            time.sleep(0.01)
+        first.kill()
+    assert not (out / "finished.json").exists()
+    assert cli.main(["paper", "toy", "--device", "cpu"]) == 0
+    assert (out / "runs.txt").read_text() == "x.x."  # never "xx"
 
 
 def test_what_differs_and_what_fails_end_with_one_and_say_so(folder, capsys):
@@ -96,6 +130,7 @@ def test_a_verdict_is_computed(finding, verdict):
 def test_bad_names(folder, capsys):
     assert cli.main(["paper", "other"]) == 2 and "toy" in capsys.readouterr().err
     assert cli.main(["paper", "toy", "--device", "mars"]) == 2 and "--device" in capsys.readouterr().err
+    assert cli.main(["paper", "toy", "--data", "nowhere"]) == 2 and "--data" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -108,7 +143,7 @@ def test_every_paper_at_smoke_differs_nowhere(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_five_papers_name_scripts_that_are_there(name):
     paper = load(ROOT / "experiments/papers", name)
-    assert paper.name == name and len({part.script for part in paper.parts}) == len(paper.parts)
+    assert paper.name == name and len({part.at(ROOT) for part in paper.parts}) == len(paper.parts)
     for part in paper.parts:
         text = (ROOT / "experiments" / part.script).read_text()
         assert "Artifact:" in text and all(

@@ -1,6 +1,9 @@
 """The scripts of shuffled kernel densities find what their docstrings promise."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 from scripts import loaded
 
 with loaded("density/classification.py") as module:
@@ -71,6 +74,24 @@ def test_decode(smoke):
 def test_data(smoke):
     (row,) = smoke("density/data.py").tables["data"]
     assert row["package"] == "cvxpy" and row["paragraphs"] == row["training"] + row["queries"] > 0
+
+
+def digits_of(data):
+    """Every vector with its label, in an order of their own."""
+    x, labels = torch.cat([data.x, data.queries]), torch.cat([data.labels, data.truth])
+    return sorted(torch.cat([x, labels[:, None]], 1).tolist())
+
+
+def test_digits_are_divided_anew_and_what_the_paper_divides_is_not(tmp_path):
+    with loaded("density/data.py") as data:
+        first = data.digits()
+        second = first.again(torch.Generator().manual_seed(1))
+        with pytest.raises(SystemExit, match="mhjabreel/CharCnn_Keras"):
+            data.agnews_rows(tmp_path)
+    assert first.x.shape == second.x.shape and not torch.equal(first.x, second.x)
+    assert digits_of(first) == digits_of(second)
+    fixed = replace(first, divided=False)
+    assert fixed.again(torch.Generator()) is fixed
 
 
 @pytest.mark.slow

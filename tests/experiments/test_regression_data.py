@@ -1,5 +1,6 @@
 """Rows of the experiments on regression: synthetic ones, and the tables of the paper."""
 
+import gzip
 import math
 
 import pytest
@@ -14,7 +15,7 @@ with loaded("regression/synthetic.py") as module:
     spectrum_rows, regression_rows = module.spectrum_rows, module.regression_rows
 with loaded("regression/uci.py") as module:
     TABLES = [getattr(module, name) for name in ("POWER", "ELEVATION", "ETHYLENE", "SONGS")]
-    load_csv, scaled_columns = module.load_csv, module.scaled_columns
+    load_csv, load_numbers, scaled_columns = module.load_csv, module.load_numbers, module.scaled_columns
     SMALL = module.Schema("Small", ";", 1, 5, (2, 3), 4, 3, "?", 1, 2.0)
 
 
@@ -53,6 +54,22 @@ def test_load_csv_reads_complete_lines_and_refuses_others(tmp_path):
         assert "secret" not in str(caught.value)
     with pytest.raises(FileNotFoundError, match="Small"):
         load_csv(tmp_path / "absent", SMALL)
+
+
+def test_load_numbers_reads_packed_tables_and_refuses_others(tmp_path):
+    path = tmp_path / "small.csv.gz"
+    path.write_bytes(gzip.compress(b"1,2,3\n4,5,-6\n"))
+    features, labels = load_numbers(path)
+    assert features.tolist() == [[1, 2], [4, 5]] and labels.tolist() == [3, -6]
+    for content, wrong in (
+        (b"1,2\nsecret,3\n", "comma-separated"),
+        (b"1\n2\n", "column of labels"),
+        (b"1,nan\n", "path"),
+    ):
+        path.write_bytes(gzip.compress(content))
+        with pytest.raises(ValueError, match=wrong) as caught:
+            load_numbers(path)
+        assert "secret" not in str(caught.value)
 
 
 def test_schemas_are_those_of_the_papers_table_6():

@@ -239,6 +239,9 @@ def _paper(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--scale", choices=("smoke", "laptop", "full"), default="laptop", help="default: %(default)s"
     )
     paper.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
+    paper.add_argument(
+        "--data", metavar="FOLDER", help="of real data: scripts that need them are left out without it"
+    )
     paper.add_argument("--out", metavar="FOLDER", help="default: results/papers/NAME")
     paper.add_argument("--experiments", default="experiments", metavar="FOLDER", help="default: %(default)s")
 

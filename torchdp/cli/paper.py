@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from torchdp import checks
-from torchdp.simulate.paper import Paper, run_paper
+from torchdp.simulate.paper import Options, Paper, run_paper
 from torchdp.text import say
 
 COMMON = "papers_base"  # what the papers have in common
@@ -20,7 +20,10 @@ def paper(options: argparse.Namespace) -> int:
     if options.device is not None:
         checks.device("--device", options.device)
     out = Path(options.out or f"results/papers/{options.name}")
-    outcomes = run_paper(found, experiments, out, scale=options.scale, device=options.device)
+    data = None if options.data is None else Path(options.data)
+    if data is not None and not data.is_dir():
+        raise ValueError(f"--data must be a folder with real data; there is none at {data}")
+    outcomes = run_paper(found, experiments, out, Options(options.scale, options.device, data))
     counts = Counter(each.verdict for outcome in outcomes for each in outcome.findings)
     say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()), out / "index.html", out / "index.md")
     failed = [outcome for outcome in outcomes if outcome.failure]

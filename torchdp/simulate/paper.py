@@ -1,13 +1,15 @@
 """A paper, claim by claim: its scripts are run, their tables are judged, and one page says what came of it."""
 
+import fcntl
 import hashlib
 import json
 import math
+import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -23,6 +25,7 @@ Scale = Literal["smoke", "laptop", "full"]
 Verdict = Literal["agrees", "corrected", "beaten", "behind", "differs", "not checkable"]
 Tables = Mapping[str, Rows]
 SIGMAS = 4.0  # standard errors within which two numbers agree
+SLACK = 1e-3  # relative: of an inequality or a comparison
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class Finding:
     """What became of one claim. One of the static methods computes the verdict.
 
     result: "Figure 2". claim: in the paper's terms. measure: which error, and the range in which it was looked at.
-    paper, ours: the two numbers, error: the standard error of ours; None where there is none.
+    paper, ours: the two numbers, error: the standard error of ours; None where there is none. granted: how far apart
+    they may be, relative to the paper's; 4 standard errors are granted always.
     """
 
     result: str
@@ -40,6 +44,7 @@ class Finding:
     ours: float | None
     error: float | None
     verdict: Verdict
+    granted: float | None = None
 
     @staticmethod
     def equal(
@@ -52,8 +57,8 @@ class Finding:
         within: float = 0.0,
     ) -> "Finding":
         """The paper's number: agrees within so much of it, or 4 standard errors; else differs."""
-        near = abs(ours - paper) <= max(within * abs(paper), SIGMAS * (error or 0.0))
-        return Finding(result, claim, measure, paper, ours, error, "agrees" if near else "differs")
+        near = abs(ours - paper) <= _margin(paper, error, within)
+        return Finding(result, claim, measure, paper, ours, error, "agrees" if near else "differs", within)
 
     @staticmethod
     def at_most(
@@ -62,7 +67,7 @@ class Finding:
         """An inequality as printed: agrees where it holds up to a thousandth or 4 standard errors, else corrected."""
         holds = ours <= limit + _margin(limit, error)
         verdict: Verdict = "differs" if math.isnan(ours) else "agrees" if holds else "corrected"
-        return Finding(result, claim, measure, limit, ours, error, verdict)
+        return Finding(result, claim, measure, limit, ours, error, verdict, SLACK)
 
     @staticmethod
     def lower(
@@ -73,7 +78,7 @@ class Finding:
         verdict: Verdict = "differs" if math.isnan(ours) else "behind"
         if ours <= paper + margin:
             verdict = "beaten" if ours < paper - margin else "agrees"
-        return Finding(result, claim, measure, paper, ours, error, verdict)
+        return Finding(result, claim, measure, paper, ours, error, verdict, SLACK)
 
     @staticmethod
     def unchecked(result: str, claim: str, reason: str) -> "Finding":
@@ -81,13 +86,17 @@ class Finding:
         return Finding(result, claim, reason, None, None, None, "not checkable")
 
 
-def _margin(value: float, error: float | None) -> float:
-    return max(1e-3 * abs(value), SIGMAS * (error or 0.0))
+def _margin(value: float, error: float | None, within: float = SLACK) -> float:
+    return max(within * abs(value), SIGMAS * (error or 0.0))
 
 
 @dataclass(frozen=True)
 class Part:
-    """A script of a paper. judge(tables) yields findings; figures: captions by file name; arguments for each scale."""
+    """A script of a paper. judge(tables) yields findings; figures: captions by file name; arguments for each scale.
+
+    data: the script's option for a folder of real data, without which this part is not run; holds: what is in it.
+    folder: of its results below the paper's, the script's own where it is "".
+    """
 
     script: str  # below the folder of experiments
     judge: Callable[[Tables], Iterable[Finding]]
@@ -95,13 +104,39 @@ class Part:
     smoke: Sequence[str] = ("--smoke",)
     laptop: Sequence[str] = ()
     full: Sequence[str] = ()
+    data: str = ""
+    holds: str = ""
+    folder: str = ""
 
-    def command(self, experiments: Path, out: Path, scale: Scale, device: str | None) -> list[str]:
+    def command(self, experiments: Path, out: Path, options: "Options") -> list[str]:
         """What is run: the script itself, or ``torchdp sweep`` where it is a grid."""
         path = experiments / self.script
         sweep = "def experiment(" in path.read_text(encoding="utf-8")
+        device = ["--device", options.device] if options.device else []
+        data = [self.data, str(options.data)] if self.data else []
         start = [sys.executable, *(["-m", "torchdp", "sweep"] if sweep else []), str(path)]
-        return [*start, "--out", str(out), *(["--device", device] if device else []), *getattr(self, scale)]
+        return [*start, "--out", str(out), *device, *data, *getattr(self, options.scale)]
+
+    def at(self, out: Path) -> Path:
+        """Where its results are, below those of the paper."""
+        return out / (self.folder or Path(self.script).with_suffix(""))
+
+    def findings(self, out: Path) -> tuple[Finding, ...]:
+        """What its tables below ``out`` say. Raises LookupError, TypeError, ValueError, ArithmeticError."""
+        return tuple(self.judge({path.stem: read_table(path) for path in sorted(self.at(out).glob("*.csv"))}))
+
+    def lacking(self, reason: str) -> Finding:
+        """In the place of findings where it was not run."""
+        return Finding.unchecked(self.script, "real data" if self.data else "all of it", reason)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much is computed, on which device, and the folder of real data."""
+
+    scale: Scale = "laptop"
+    device: str | None = None
+    data: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +151,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a part: its findings, or why there are none."""
+    """What became of a part: its findings, or why there are none; seconds: of CPU time."""
 
     part: Part
     folder: Path
@@ -126,47 +161,59 @@ class Outcome:
     failure: str = ""
 
 
-def run_paper(
-    paper: Paper, experiments: Path, out: Path, *, scale: Scale = "laptop", device: str | None = None
-) -> list[Outcome]:
+def run_paper(paper: Paper, experiments: Path, out: Path, options: Options | None = None) -> list[Outcome]:
     """Runs what has not yet been run with these arguments and this code; then writes ``out``/index.html and index.md.
 
     A script that fails is a line of the page. Killed, it goes on where it stopped. Raises OSError, ValueError.
     """
     checks.instance("paper", paper, Paper)
+    options = options or Options()
     with tqdm(paper.parts, unit="script", file=sys.stderr) as bar:
         outcomes = []
         for part in bar:
             bar.set_description(part.script)
-            outcomes.append(_outcome(part, experiments, out / Path(part.script).with_suffix(""), scale, device))
-    _write(paper, outcomes, out, scale)
+            outcomes.append(_outcome(part, experiments, out, options))
+    _write(paper, outcomes, out, options.scale)
     return outcomes
 
 
-def _outcome(part: Part, experiments: Path, folder: Path, scale: Scale, device: str | None) -> Outcome:
+def _outcome(part: Part, experiments: Path, out: Path, options: Options) -> Outcome:
+    if part.data and options.data is None:
+        lacking = part.lacking(f"without --data FOLDER, which holds {part.holds}")
+        return Outcome(part, part.at(out), 0.0, "", (lacking,))
+    folder = part.at(out)
     folder.mkdir(parents=True, exist_ok=True)
-    command, mark = part.command(experiments, folder, scale, device), folder / "finished.json"
+    command, mark = part.command(experiments, folder, options), folder / "finished.json"
     beside = sorted((experiments / part.script).parent.glob("*.py"))  # scripts import what lies there
     source = hashlib.sha256(b"".join(path.read_bytes() for path in beside)).hexdigest()
     made = {"arguments": command[1:], "script": source, "package": package()}
     known = json.loads(mark.read_text()) if mark.exists() else {}
     if {name: known.get(name) for name in made} != made:
-        start = time.perf_counter()
-        with open(folder / "output.log", "w", encoding="utf-8") as log:
-            code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT)
+        code, spent = _run(command, folder)
         if code:
             lines = (folder / "output.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            return Outcome(
-                part, folder, time.perf_counter() - start, device or "", (), (lines or [f"exit code {code}"])[-1]
-            )
-        known = {**made, "seconds": time.perf_counter() - start, "device": _device(folder)}
+            failure = (lines or [f"exit code {code}"])[-1]
+            return Outcome(part, folder, spent, options.device or "", (), failure)
+        known = {**made, "seconds": spent, "device": _device(folder)}
         mark.with_suffix(".part").write_text(json.dumps(known))
         mark.with_suffix(".part").replace(mark)
     try:
-        findings = tuple(part.judge({path.stem: read_table(path) for path in sorted(folder.glob("*.csv"))}))
+        findings = part.findings(out)
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # a table that lacks what is judged
         return Outcome(part, folder, known["seconds"], known["device"], (), f"{type(error).__name__}: {error}")
     return Outcome(part, folder, known["seconds"], known["device"], findings)
+
+
+def _run(command: Sequence[str], folder: Path) -> tuple[int, float]:
+    """Exit code and CPU-seconds. Waits for a process of an earlier, killed run that still writes to this folder."""
+    with open(folder / "lock", "w") as lock, open(folder / "output.log", "a", encoding="utf-8") as log:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the script inherits it, and keeps it if this process is killed
+        log.truncate(0)
+        before = os.times()
+        code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()])
+        after = os.times()
+    return code, sum(after[2:4]) - sum(before[2:4])  # of children: user, system
 
 
 def _device(folder: Path) -> str:
@@ -183,7 +230,7 @@ def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path, scale: Scale) -
     page.say(
         f"Scale {scale}: {len(findings)} claims; "
         + ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict) if counts[verdict])
-        + f"; {sum(outcome.seconds for outcome in outcomes):.0f} s in all."
+        + f"; {sum(outcome.seconds for outcome in outcomes):.0f} CPU-seconds in all."
     )
     for outcome in outcomes:
         if outcome.failure:
@@ -208,6 +255,6 @@ def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path, scale: Scale) -
                 page.picture(outcome.folder / name, caption, out)
     page.heading("How it was made")
     rows = [[o.part.script, " ".join(getattr(o.part, scale)), o.device, round(o.seconds, 1)] for o in outcomes]
-    page.table(["script", "arguments", "device", "seconds"], rows)
+    page.table(["script", "arguments", "device", "CPU-seconds"], rows)
     out.mkdir(parents=True, exist_ok=True)
     page.write(out / "index.html")

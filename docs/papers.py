@@ -1,0 +1,268 @@
+"""Writes docs/papers.md from docs/papers.csv and the tables of the papers' laptop runs: ``python docs/papers.py``.
+
+``--from results/papers`` first copies there what the judges of experiments/papers read of finished runs. No verdict is
+written down: each is computed here, from the tables, by the judges.
+"""
+
+import argparse
+import csv
+import json
+import math
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from torchdp.cli.paper import load
+from torchdp.simulate.paper import Finding, Paper, Part
+from torchdp.simulate.report import Rows, read_table, write_table
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, WHERE, RUNS = ROOT / "docs/papers.md", ROOT / "docs/papers.csv", ROOT / "experiments/papers/laptop"
+NAMES = ("pairwise", "factorization", "gaussian", "sketching", "densities")
+HEAD = """# The five papers, result by result
+
+For each paper two tables. The first has a row for every claim that a program can look at: the
+paper's number or limit, ours with its standard error, and the verdict. The second has a row for
+every figure, table, theorem and algorithm: its code, its test, and what the first table says of it.
+What differs from the paper is in [corrections](corrections.md).
+
+`python3 run.py paper NAME` (or `torchdp paper NAME` in a checkout; `pairwise`, `factorization`,
+`gaussian`, `sketching`, `densities`) runs every script that belongs to a paper and writes its page
+with the figures, `results/papers/NAME/index.html` and `index.md`; `--scale smoke`, `laptop` (the
+default) or `full`; `--device` as everywhere; `--data FOLDER` names real data that are not in the
+repository (each script says which). Killed, it goes on where it stopped. This page is made from the
+tables of such runs at `laptop`, which are in `experiments/papers/laptop/`, by `python
+docs/papers.py`. No verdict is typed: the functions in `experiments/papers/` compute them.
+
+| verdict | of two numbers | of an inequality as printed | of the errors of two methods at one guarantee |
+|---|---|---|---|
+| agrees | equal up to what is granted | holds up to what is granted | equal up to what is granted |
+| corrected | | fails | |
+| beaten, behind | | | ours is smaller; ours is larger |
+| differs | unequal | | |
+
+*Granted* is relative to the paper's number, and at least 4 standard errors are granted always.
+Constants that a claim grants where the paper's O() names none are in its row. *Measured as* names
+the error and the range in which it was looked at; of the theorem checker's rows, whose number is
+the largest ratio of an inequality's two sides, [the checker](theorems.md) has the instance.
+"""
+REAL = """## On real data
+
+Ridge regression (phi at epsilon = 0.03, lambda = 10; 1 is the least) and low rank (psi at epsilon = 0.05, k = 3;
+0 is the least) on tables of UCI, delta = 1e-6, 50 runs: the sketch and the Gram matrix at the same exact guarantee in
+the linear-transformation model, AdaSSP and MOD-SULQ by a curator. *Rows repeated*: each row
+equally often, as many clients would have them (`experiments/regression/tables.py`).
+
+{uci}
+
+Accuracy in per cent of the class of highest density on the test rows of AG News as vectors of the paper's model: 6,080
+rows for training and 1,520 as queries, divided anew in each trial; epsilon of the vector, 5 for the label, delta =
+1e-5 (`experiments/density/classification.py`).
+
+{agnews}
+"""
+TAIL = """## Gaps
+
+- **Data that are not at hand**: the four UCI files of Burkhardt et al., Tables 6 to 8, and the
+  embeddings of Wagner. The scripts read them where they are given (`--data`, `--folder`); what is
+  looked at here are other tables of UCI, digits, and the test rows of AG News as vectors of the
+  paper's model.
+- **Statements that exist without a number to compute**: Edmonds et al., Lemma 29 to Corollary 31;
+  their Theorem 25 for learning has no reduction in code; Nikolov and Tang, Theorem 65, has its
+  closed form in the checker only.
+- **Seconds on other machines**: Tables 3 to 5 of Burkhardt et al. were measured by others
+  elsewhere. GPU figures: not yet measured.
+"""
+KINDS = (
+    "Theorem|Lemma|Corollary|Corollarie|Definition|Fact|Claim|Table|Figure|Algorithm|Appendix|Section|Remark after"
+)
+NUMBERS = r"(?:[A-Z]\.)?\d+(?:\.\d+)?"
+
+
+@cache
+def covered(cell: str) -> frozenset[tuple[str, str]]:
+    """Kind and number of every result that is named: "Lemmas 35 to 38, 40", "Theorem 3.1"."""
+    cell = re.sub(r"Remark after Corollary", "Remark after", re.sub(r"\bsection", "Section", cell.split(":")[0]))
+    parts = re.split(rf"({KINDS})(?:s|ies)?\b", cell)
+    found = set()
+    for kind, text in zip(parts[1::2], parts[2::2], strict=True):
+        for first, last in re.findall(rf"({NUMBERS})(?: to ({NUMBERS}))?", text):
+            found |= {(kind.replace("Corollarie", "Corollary"), one) for one in between(first, last)}
+    return frozenset(found)
+
+
+def between(first: str, last: str) -> list[str]:
+    if not last:
+        return [first]
+    head, dot, low = first.rpartition(".")
+    return [f"{head}{dot}{n}" for n in range(int(low), int(last.rpartition(".")[2]) + 1)]
+
+
+def judged(paper: Paper, runs: Path = RUNS) -> Iterator[tuple[str, Finding]]:
+    """Each finding, and its script where one is run."""
+    for part in paper.parts:
+        ran = part.at(runs / paper.name).is_dir()
+        for finding in part.findings(runs / paper.name) if ran else (part.lacking("not run"),):
+            yield f"experiments/{part.script}", finding
+    for finding in paper.rest:
+        yield "", finding
+
+
+def about(row: str, result: str) -> bool:
+    """Whether a row of docs/papers.csv is about a finding's result."""
+    return bool(covered(row) & covered(result)) or (not covered(result) and row.startswith(result))
+
+
+def verdicts(row: Mapping[str, str], findings: list[Finding]) -> str:
+    """What the findings of the results that a row names come to."""
+    found = Counter(each.verdict for each in findings if about(row["result"], each.result))
+    if not found:
+        return "by its test" if row["test"] else "not looked at" if row["code"] else "a step of a proof"
+    return ", ".join(f"{found[verdict]} {verdict}" for verdict in sorted(found))
+
+
+def line(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("*", "\\*") for cell in cells) + " |"
+
+
+def titles(names: str) -> str:
+    return line(*names.split(", ")) + "\n|" + "---|" * (names.count(",") + 1)
+
+
+def claim(script: str, found: Finding) -> str:
+    paper, ours, error = (shown(value) for value in (found.paper, found.ours, found.error))
+    granted = "" if found.granted is None else f"{100 * found.granted:g} %"
+    said = (found.result, found.claim, found.measure, paper, f"{ours} +- {error}" if error else ours, granted)
+    return line(*said, found.verdict, f"`{script}`" if script else "none")
+
+
+def shown(value: float | None) -> str:
+    return "" if value is None or math.isnan(value) else f"{value:.4g}"
+
+
+def section(paper: Paper, runs: Path = RUNS) -> Iterator[str]:
+    found = list(judged(paper, runs))
+    counts = Counter(finding.verdict for _, finding in found)
+    made = read_table(runs / paper.name / "made.csv")
+    minutes, devices = sum(row["seconds"] for row in made) / 60, sorted({row["device"] for row in made})
+    said = ", ".join(f"{counts[verdict]} {verdict}" for verdict in sorted(counts))
+    yield f"{len(found)} claims: {said}. {len(made)} of {len(paper.parts)} runs of scripts are in it, which took"
+    yield f"{minutes:.1f} CPU-minutes ({', '.join(devices)}).\n"
+    yield titles("result, claim, measured as, paper, ours, granted, verdict, script")
+    yield from (claim(*each) for each in found)
+    yield "\n" + titles("result, code, test, script, verdicts")
+    with open(WHERE, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["paper"] == paper.name:
+                files = (
+                    ", ".join(f"`{one}`" for one in row[key].split(", ") if one) for key in ("test", "script")
+                )
+                yield line(row["result"], row["code"], *files, verdicts(row, [finding for _, finding in found]))
+    yield ""
+    for part in paper.parts:
+        for name, caption in part.figures.items():
+            if (path := picture(paper, name)).exists():
+                yield f"![{caption}]({path.relative_to(PAGE.parent).as_posix()})\n\n*{caption}*\n"
+
+
+def picture(paper: Paper, name: str) -> Path:
+    return PAGE.parent / f"pictures/papers/{paper.name}_{name}"
+
+
+def tables_of_uci(runs: Path = RUNS) -> Iterator[str]:
+    """phi and psi of each route."""
+    phi, psi = (read_table(runs / f"sketching/regression/uci/{name}.csv") for name in ("phi", "psi"))
+    yield titles("table, n, d, phi(0), sketch, Gram, AdaSSP, psi: sketch, Gram, MOD-SULQ")
+    for one, other in zip(phi, psi, strict=True):
+        cells = [with_error(one, name) for name in ("0", "sketch", "Gram", "AdaSSP")]
+        cells += [with_error(other, name) for name in ("sketch", "Gram", "MOD-SULQ")]
+        yield line(one["table"], f"{one['n']:,}", str(one["d"]), *cells)
+
+
+def with_error(row: Mapping[str, float | None], name: str) -> str:
+    value, error = row[name], row.get(f"{name} error")
+    return f"{value:.4g} +- {error:.1g}" if error else f"{value:.4g}"
+
+
+def accuracies(runs: Path = RUNS) -> Iterator[str]:
+    """Per cent on rows of AG News, a line for each kernel and protocol."""
+    rows = read_table(runs / "densities/density/agnews/agnews_rows.csv")
+    epsilons = sorted({row["epsilon"] for row in rows})
+    yield titles("kernel, protocol, " + ", ".join(f"epsilon = {epsilon:g}" for epsilon in epsilons))
+    for kernel, protocol in dict.fromkeys((row["kernel"], row["protocol"]) for row in rows):
+        few = {row["epsilon"]: row for row in rows if (row["kernel"], row["protocol"]) == (kernel, protocol)}
+        found = [(100 * few[each]["accuracy"], 100 * few[each]["standard_error"]) for each in epsilons]
+        yield line(kernel, protocol, *(f"{mean:.1f} +- {error:.1f}" for mean, error in found))
+
+
+def page() -> str:
+    parts = (text for name in NAMES for text in section(load(ROOT / "experiments/papers", name)))
+    uci, agnews = "\n".join(tables_of_uci()), "\n".join(accuracies())
+    return "\n".join([HEAD, *parts, REAL.format(uci=uci, agnews=agnews), TAIL])
+
+
+class Read(Mapping[str, Rows]):
+    """The tables of a folder, and which of them were read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths, self.read = {path.stem: path for path in sorted(folder.glob("*.csv"))}, set[str]()
+
+    def __getitem__(self, name: str) -> Rows:
+        self.read.add(name)
+        return read_table(self.paths[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+def store(results: Path) -> None:
+    """Copies what the judges read of finished runs in ``results``/NAME, and what each script took."""
+    whole = [name for name in NAMES if any((results / name).glob("**/finished.json"))]
+    for paper in (load(ROOT / "experiments/papers", name) for name in whole):
+        shutil.rmtree(RUNS / paper.name, ignore_errors=True)
+        made = [row for part in paper.parts if (row := copied(part, results / paper.name, RUNS / paper.name))]
+        for part in paper.parts:
+            for name in part.figures:
+                shrunk(part.at(results / paper.name) / name, picture(paper, name))
+        write_table(RUNS / paper.name / "made.csv", list(made[0]), made)
+
+
+def copied(part: Part, results: Path, runs: Path) -> dict[str, object] | None:
+    folder = part.at(results)
+    if not (folder / "finished.json").exists():
+        return None
+    known, tables = json.loads((folder / "finished.json").read_text()), Read(folder)
+    list(part.judge(tables))
+    part.at(runs).mkdir(parents=True)
+    for name in sorted(tables.read):
+        shutil.copy(tables.paths[name], part.at(runs))
+    return {"script": part.script, "folder": str(part.at(Path())), "seconds": round(known["seconds"], 1),
+            "device": known["device"]}  # fmt: skip
+
+
+def shrunk(figure: Path, path: Path) -> None:
+    """A figure of a run, for the page: 1,200 pixels wide at most, 96 colours (of thin lines too)."""
+    if figure.exists():
+        from PIL import Image
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(figure) as drawn:
+            width = min(drawn.width, 1200)
+            small = drawn.convert("RGB").resize((width, round(drawn.height * width / drawn.width)))
+        small.quantize(96, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--from", type=Path, dest="results", metavar="FOLDER", help="results/papers of finished runs"
+    )
+    if folder := parser.parse_args().results:
+        store(folder)
+    PAGE.write_text(page(), encoding="utf-8")
