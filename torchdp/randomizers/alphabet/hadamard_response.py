@@ -12,7 +12,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, keep_range
+from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, bounded_proxy, keep_range
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import DRAWS_AT_ONCE, bernoulli, halved, popcount
 
@@ -90,6 +90,11 @@ class HadamardResponse(FrequencyOracle):
         y, row = draws.words(tuple(x.shape)) & (self.outputs - 1), x.long() + 1
         wanted = bernoulli(x.numel(), self.lost, draws).view(x.shape)  # 1: H = -1
         return torch.where((popcount(row & y) & 1) == wanted, y, y ^ (row & -row))
+
+    def workload_proxy(self, W: Tensor) -> Tensor:
+        W = self._workload(W)
+        values = self._scale * walsh_hadamard(torch.nn.functional.pad(W, (1, self.outputs - self.k - 1)))
+        return bounded_proxy(values.amin(-1), values.amax(-1), W)
 
     def totals(self, tally: Tally) -> Tensor:
         """By a fast transform."""

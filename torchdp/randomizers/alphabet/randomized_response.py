@@ -14,7 +14,13 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, keep_range, spread
+from torchdp.randomizers.alphabet.frequency import (
+    AlikeVariance,
+    FrequencyOracle,
+    bounded_proxy,
+    keep_range,
+    spread,
+)
 from torchdp.randomizers.base import exact_local
 
 
@@ -85,6 +91,11 @@ class RandomizedResponse(FrequencyOracle):
         """(q S_i + k q (p - q) d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2. O(m k)."""
         d, S = spread(self._workload(W))
         return (self._q / self._kept * S + self._uniform * d.square()) / self._kept
+
+    def workload_proxy(self, W: Tensor) -> Tensor:
+        W = self._workload(W)
+        low, high = ((end - self._q * W.sum(-1)) / self._kept for end in (W.amin(-1), W.amax(-1)))
+        return bounded_proxy(low, high, W)
 
     def totals(self, tally: Tally) -> Tensor:
         """Sum of (e_y - q 1)/(p - q) over the users."""
