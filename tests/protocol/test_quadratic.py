@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from torchdp.protocol import quadratic
-from torchdp.protocol.interval import ErrorParts
+from torchdp.protocol.interval import ErrorParts, RatioError
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.protocol.tails import normal_deviate
 
@@ -123,6 +123,38 @@ def test_intervals_hold_where_one_large_curvature_lies_beside_small_ones(monkeyp
         threshold = quadratic._threshold
         monkeypatch.setattr(quadratic, "_threshold", lambda *given: threshold(*given) * 0 + 5.4)
         assert covered(curved, linear, 1_000) < 0.9
+
+
+def fieller(variance, slope, curvature):
+    """(Fieller's parts, the ratio's error whose parts at each t are normal ones of these variances)."""
+    variance, slope, curvature = (torch.as_tensor(x, dtype=torch.float64) for x in (variance, slope, curvature))
+    parts = ErrorParts(*(x.expand(variance.shape)[..., None] for x in (variance, slope, curvature)))
+
+    def at(u):
+        return ErrorParts.normal(variance + slope * u + curvature * u.square())
+
+    return parts, RatioError(parts, at(torch.zeros_like(variance)), at)
+
+
+def test_a_ratio_ends_where_its_own_margin_does_which_is_fiellers_end_for_normal_errors():
+    variance, z = torch.tensor([0.04, 0.04, 1.0, 0.04]), torch.tensor([1.0, Z, Z, 3.0]).double()
+    parts, ratio = fieller(variance, torch.tensor([0.1, -0.1, 0.0, 0.05]), torch.tensor([0.01, 0.1, 0.2, 0.05]))
+    for end, exact, at_the_value in zip(ratio.margins(z), parts.margins(z), ratio.second.margins(z), strict=True):
+        torch.testing.assert_close(end, exact, rtol=1e-3, atol=0)
+        assert (end / at_the_value - 1).abs().min() > 0.02  # control
+
+
+def test_a_ratio_whose_denominator_may_be_0_is_left_to_fieller_and_joined_with_others_to_the_wider():
+    parts, ratio = fieller(torch.tensor([0.04]), -0.28, 0.5)
+    assert all(bool(end.isinf()) for end in ratio.margins(Z))
+    assert [float(end) for end in ratio.gap(Z)] == pytest.approx([float(end) for end in parts.gap(Z)])
+    normal_error = ErrorParts.normal(torch.tensor([0.3]).double())
+    parts, ratio = fieller(torch.tensor([0.04]), 0.05, 0.1)
+    wider = [torch.maximum(*both) for both in zip(
+        parts.joined(normal_error).margins(Z), ratio.second.joined(normal_error).margins(Z), strict=True
+    )]  # fmt: skip
+    for end, wide in zip(ratio.joined(normal_error).margins(Z), wider, strict=True):
+        torch.testing.assert_close(end, wide)
 
 
 def test_a_normal_error_joined_is_a_linear_coordinate():
