@@ -221,6 +221,34 @@ def test_workload_variance_is_the_covariance_seen_by_each_query_in_every_batch(k
     torch.testing.assert_close(oracle.workload_variance(W), wanted, rtol=1e-11, atol=0)
 
 
+def largest_rate(decoded, law, W):
+    """The largest 2 log E exp(t (<W_i, Y> - W_ix))/t^2 over a grid of t and all types, (queries,)."""
+    answers, t = W @ decoded.mT, torch.cat([torch.logspace(-3, 2, 400), -torch.logspace(-3, 2, 400)]).double()
+    t = t[:, None] / answers.abs().amax(1)  # (rates, queries)
+    rates = []
+    for x in range(len(law)):
+        exponent = t[:, :, None] * (answers - W[:, x, None]) + law[x].clamp_min(1e-300).log()
+        rates.append(2 * exponent.logsumexp(-1) / t.square())
+    return torch.stack(rates).amax((0, 1))
+
+
+@pytest.mark.parametrize("kind", ORACLES)
+@pytest.mark.parametrize(("k", "epsilon"), [(2, 0.3), (3, 4.0), (5, 1.0), (8, 2.5)])
+def test_guarantee_variance_proxies_bound_the_moments_of_every_type(kind, k, epsilon):
+    oracle = kind(k, epsilon)
+    messages, law = written_out(kind, k, epsilon)
+    decoded, law = torch.stack([oracle.totals(oracle.tally(m)) for m in messages]), torch.from_numpy(law)
+    W = normal(6, k)
+    for queries, proxies in ((W, oracle.workload_proxy(W)), (torch.eye(k).double(), oracle.variance_proxy)):
+        assert proxies.shape == (len(queries),)
+        assert (largest_rate(decoded, law, queries) <= proxies * (1 + 1e-8)).all()
+        assert (oracle.workload_variance(queries).amax(1) <= proxies * (1 + 1e-8)).all()
+    # one bit of a message has two values, and no smaller number will do; of two types less than Hoeffding's serves
+    assert (largest_rate(decoded, law, torch.eye(k).double()) > oracle.variance_proxy * 0.995).all()
+    width = decoded.amax(0) - decoded.amin(0)
+    assert (oracle.variance_proxy <= width.square() / 4 * (1 + 1e-12)).all()
+
+
 def test_subset_selection_takes_the_size_of_least_error():
     for k, epsilon in ((8, 0.5), (20, 1.0), (64, 2.0), (64, 4.0), (5, 8.0)):
         oracle = SubsetSelection(k, epsilon)

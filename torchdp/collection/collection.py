@@ -1,9 +1,12 @@
 """Messages that arrive in batches, added up as they come; the names of the batches."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from torchdp import checks
 from torchdp.collection.description import same
@@ -140,9 +143,37 @@ class Collection:
     def estimate(self) -> Estimate:
         """What is asked, of the users who have arrived. Raises ValueError for too few of them.
 
-        The interval has its level at a time fixed beforehand; who looks every day and stops when it suits has not.
+        The interval has its level at a time fixed beforehand; who looks every day and stops when it suits has not, and
+        needs ``sequence``.
         """
         return self.protocol.analyse(self.tally)
+
+    def sequence(self, level: float = 0.95, *, best: int) -> tuple[Tensor, Tensor]:
+        """(low, high), (*answer): intervals that may be read after every batch, by rules that depend on what they say.
+
+        With probability ``level`` at all numbers of users n at once, and for all k entries of the answer, the answer of
+        the users who have arrived lies between them. With a = (1 - level)/k, v the protocol's ``variance_proxy`` and
+        r = best/(log(1 - 2 log a) - 2 log a) the ends are (v (n + r) log((n + r)/(r a^2)))^{1/2}/n away from the value.
+
+        level: in (0, 1). best: the number of users at which the intervals are to be tightest for what they hold, fixed
+        before the first look. Messages are in the order of their batches, each drawn once; what a user holds may depend
+        on what was seen before. Raises TypeError for protocols whose values are no means of users' messages, such as
+        pairwise statistics; ValueError before the first user.
+
+        Guarantees: that probability, for every data and every rule of looking and stopping: exp(t S - t^2 v n/2), S the
+            sum of the users' parts less their means, is a supermartingale for every t, so its mean over normal t of
+            variance 1/(v r) passes 1/a at any time with a chance of at most a.
+        Source: Ville (1939); Robbins (1970); Howard, Ramdas, McAuliffe, Sekhon (2021), Proposition 5, for r.
+        """
+        miss, best = 1 - checks.fraction("level", level), checks.integer("best", best, 1)
+        proxy, found = self.protocol.variance_proxy, self.estimate()
+        twice = -2 * math.log(miss / max(1, found.value.numel()))
+        spread = best / (math.log1p(twice) + twice)
+        half = (
+            proxy.to(found.value.device) * (self.n + spread) * (math.log1p(self.n / spread) + twice)
+        ).sqrt() / self.n + found.bias
+        low, high = ((found.value + sign * half).clamp(*found.limits) for sign in (-1, 1))
+        return low, high
 
 
 def to_bytes(tally: Tally) -> bytes:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torchdp import checks
 from torchdp.collection.collection import Batches, Collection, to_bytes
@@ -130,6 +131,10 @@ class Journal:
     def estimate(self) -> Estimate:
         """See ``Collection.estimate``."""
         return self.collection.estimate()
+
+    def sequence(self, level: float = 0.95, *, best: int) -> tuple[Tensor, Tensor]:
+        """See ``Collection.sequence``."""
+        return self.collection.sequence(level, best=best)
 
     def _checked_header(self, db: sqlite3.Connection) -> tuple[str, bytes, bytes]:
         """(format, protocol, checksum of both: the start of the chain)."""

@@ -73,6 +73,10 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for any other."""
         return math.sqrt(self.client.moments.variance / checks.integer("n", n, 1)) * self.shape.root
 
+    @property
+    def variance_proxy(self) -> Tensor:
+        return self.client.subgaussian.proxy * self.shape.root.square().sum(1)
+
     def error_bound(self, n: int) -> float:
         """A proved upper bound on (E ||error||_p^2)^{1/2} for n users, whatever their data, p the shape's.
 

@@ -1,5 +1,6 @@
 """Protocols whose messages are noisy vectors: two messages at half the budget, and one at the full budget."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,6 +14,7 @@ from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally
+from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.protocol.types import from_messages
 from torchdp.randomizers import PrivUnit, PrivUnitG
@@ -105,10 +107,14 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
     def mean_point(self, tally: Tally) -> Tensor:
         return (tally["first"] + tally["second"]) / (2 * tally.n)
 
-    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> QuadraticError:
+    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         point, v = self.mean_point(tally), self.randomizer.moments.variance / (2 * tally.n)
-        own = ((point.square() - v) * weights).sum(-1)
-        return QuadraticError.isotropic(point, weights, v, offset=own - value)
+
+        def error(weights: Tensor, value: Tensor) -> QuadraticError:
+            own = ((point.square() - v) * weights).sum(-1)
+            return QuadraticError.isotropic(point, weights, v, offset=own - value)
+
+        return error
 
     def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
         """``squares``: ||J sum u||^2 of the first messages plus that of the second."""
@@ -201,8 +207,9 @@ class OneMessage(SingleMessage):
         noise = n * self.client.moments.variance * form.weights.square().sum(-1)
         return self._variance(((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0), n, form)
 
-    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> QuadraticError:
-        return QuadraticError.isotropic(self.mean_point(tally), weights, self.client.moments.variance / tally.n)
+    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
+        point, v = self.mean_point(tally), self.client.moments.variance / tally.n
+        return lambda weights, value: QuadraticError.isotropic(point, weights, v)
 
     def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
         v = self.client.moments.variance
@@ -274,13 +281,16 @@ class OneMessagePairs(SingleMessage):
         squares = ((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0)
         return self._variance(n * squares, n, form)
 
-    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> QuadraticError:
+    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         """That of all pairs, whose own terms z_i^T J z_i the squares tell up to a normal error, at most this one."""
-        n, v = float(tally.n), self.client.moments.variance
-        longest = (self.statistic.points * weights[..., None, :]).square().sum(-1).amax(-1)
-        slack = ((4 * v * longest + 2 * v**2 * weights.square().sum(-1)) / n**3).sqrt()
-        every = QuadraticError.isotropic(self.mean_point(tally), weights, v / n, slack)
-        return every.scaled(n / (n - 1))
+        n, v, point = float(tally.n), self.client.moments.variance, self.mean_point(tally)
+
+        def error(weights: Tensor, value: Tensor) -> QuadraticError:
+            longest = (self.statistic.points * weights[..., None, :]).square().sum(-1).amax(-1)
+            slack = ((4 * v * longest + 2 * v**2 * weights.square().sum(-1)) / n**3).sqrt()
+            return QuadraticError.isotropic(point, weights, v / n, slack).scaled(n / (n - 1))
+
+        return error
 
     def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
         v, pairs = self.client.moments.variance, n * (n - 1)

@@ -3,6 +3,7 @@
 import math
 import warnings
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.protocol import Estimate, Objective, Protocol, Tally
-from torchdp.protocol.interval import Error, ErrorParts, WidestError
+from torchdp.protocol.interval import Error, ErrorParts, RatioError
 
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
 ROUNDING = 1e-9  # of sums over users
@@ -73,23 +74,28 @@ class PairwiseProtocol(Protocol[Tensor]):
     def mean_point(self, tally: Tally) -> Tensor:
         """Unbiased estimate of the users' mean vector, (*batch, r)."""
 
-    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> Error:
-        """The error of ``mean`` as intervals need it, for a form of these weights, (*batch, r), that has this value."""
-        return ErrorParts.normal(self.plug_in_variance(tally, Form(weights)))
+    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
+        """What makes, of a form's weights (*batch, r) and ``mean`` less its constant, the error of that mean."""
+        return lambda weights, value: ErrorParts.normal(self.plug_in_variance(tally, Form(weights)))
 
     def _error(self, tally: Tally) -> Error:
         """Of the statistic's own mean; made when an interval asks, so that values alone cost no decomposition."""
         form = self.statistic.form
-        error = self.mean_error(tally, form.weights, self.mean(tally, form) - form.constant)
+        error = self.mean_errors(tally)(form.weights, self.mean(tally, form) - form.constant)
         return error.scaled(self.slope(tally.n))
 
     def _ratio_error(self, tally: Tally, ratio: Tensor, below: Tensor, parts: ErrorParts) -> Error:
-        """Fieller's, and where it is wider that of mean f - ratio mean g over mean g, whose linear part may vanish."""
+        """By mean f - t mean g over mean g, for each t; ``parts`` are Fieller's."""
         above, under = self.statistic.forms
-        apart = _difference(above, ratio, under)
-        value = self.mean(tally, above) - above.constant - ratio * (self.mean(tally, under) - under.constant)
-        error = self.mean_error(tally, apart.weights, value.nan_to_num(0.0))
-        return WidestError(parts, error.scaled(self.slope(tally.n) / below))
+        errors, scale = self.mean_errors(tally), self.slope(tally.n) / below
+        mean, other = (self.mean(tally, form) - form.constant for form in (above, under))
+
+        def at(u: Tensor) -> Error:
+            t = ratio + u
+            value = (mean - t * other).nan_to_num(0.0)
+            return errors(_difference(above, t, under).weights, value).scaled(scale)
+
+        return RatioError(parts, at(torch.zeros_like(ratio)), at)
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""

@@ -1,6 +1,7 @@
 """Reports about the type itself, the kernel averaged over pairs of them: subsets and bit vectors."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -56,28 +57,33 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
     def noise(self, counts: Tensor) -> Tensor:
         """Covariance of the sum of the decoded vectors of counts (*batch, k) of users, (*batch, r, r)."""
 
-    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> Error:
+    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         """That of the mean over all pairs, of s^T J s: its range has ends, which the truth may lie at.
 
         The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts as independent.
         """
-        h, point, n, points = (
+        h, point, n, squares = (
             nearest(self, tally, NEAR),
             self.mean_point(tally),
             float(tally.n),
-            self.statistic.points,
+            self.statistic.points.square(),
         )
-        rows, weights = max(1, NUMBERS_AT_ONCE // points.numel()), weights.expand_as(point)
-        each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, point, weights)), strict=True)
-        found = [coordinates(z * w, w.diag_embed(), self.noise(n * counts) / n**2) for counts, z, w in each]
-        curved, linear = (torch.cat(every).view(point.shape) for every in zip(*found, strict=True))
-        diagonal = weights @ points.square().mT
-        apart = diagonal - diagonal.mean(-1, keepdim=True)
-        own = (self.decoded(tally) * apart).sum(-1) / n + diagonal.mean(-1)
-        offset = (point.square() * weights).sum(-1) - curved.sum(-1) - ((n - 1) * value + own) / n
-        spread = self.client.workload_variance(apart[..., None, :])[..., 0, :]
-        slack = ((h * spread).sum(-1).clamp_min(0) / n).sqrt() / n
-        return QuadraticError(curved, linear, curved[..., :0], offset, slack).scaled(n / (n - 1))
+        decoded, rows = self.decoded(tally) / n, max(1, NUMBERS_AT_ONCE // squares.numel())
+
+        def error(weights: Tensor, value: Tensor) -> QuadraticError:
+            weights = weights.expand_as(point)
+            each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, point, weights)), strict=True)
+            found = [coordinates(z * w, w.diag_embed(), self.noise(n * shares) / n**2) for shares, z, w in each]
+            curved, linear = (torch.cat(every).view(point.shape) for every in zip(*found, strict=True))
+            diagonal = weights @ squares.mT
+            apart = diagonal - diagonal.mean(-1, keepdim=True)
+            own = (decoded * apart).sum(-1) + diagonal.mean(-1)
+            offset = (point.square() * weights).sum(-1) - curved.sum(-1) - ((n - 1) * value + own) / n
+            spread = self.client.workload_variance(apart[..., None, :])[..., 0, :]
+            slack = ((h * spread).sum(-1).clamp_min(0) / n).sqrt() / n
+            return QuadraticError(curved, linear, curved[..., :0], offset, slack).scaled(n / (n - 1))
+
+        return error
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Pairwise statistics in the shuffle model: a quadratic form of shuffled sums of randomly rounded vectors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -186,10 +187,12 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         squares = (form.weights.square() * rounded * (4 * values.clamp_min(0) + 2 * rounded)).sum(-1)
         return (squares + second[..., -1]) / n**4
 
-    def mean_error(self, tally: Tally, weights: Tensor, value: Tensor) -> Error:
-        second, n = self._second(tally), float(tally.n)
-        error = QuadraticError.isotropic(self.mean_point(tally), weights, second[..., :-1] / n**2)
-        return error.joined(ErrorParts.normal(second[..., -1] / n**4))
+    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
+        second, n, point = self._second(tally), float(tally.n), self.mean_point(tally)
+        last = ErrorParts.normal(second[..., -1] / n**4)
+        return lambda weights, value: QuadraticError.isotropic(point, weights, second[..., :-1] / n**2).joined(
+            last
+        )
 
     def _second(self, tally: Tally) -> Tensor:
         """The variances of the sums, at most, (*batch, r + 1)."""

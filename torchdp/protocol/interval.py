@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchdp import checks
 
 BISECTIONS = 60
+SECANTS, CLOSE = 12, 1e-4  # steps to the end of a ratio's interval, and the relative error of it
 
 
 class Error(ABC):
@@ -146,6 +148,38 @@ class WidestError(Error):
         if isinstance(other, WidestError):
             return WidestError(self.first.joined(other.first), self.second.joined(other.second))
         return WidestError(self.first.joined(other), self.second.joined(other))
+
+
+@dataclass(frozen=True)
+class RatioError(WidestError):
+    """Of a ratio r = F/G of two estimates: intervals hold each t near r at which F - t G may be an estimate of 0.
+
+    first: Fieller's account, by variances. at: u -> the error of (F - t G)/G at t = r + u, which has the value -u;
+    second is that at 0. Where Fieller's interval has no end, and joined with other errors, this is the wider of first
+    and second.
+    """
+
+    at: Callable[[Tensor], Error]
+
+    def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
+        widest, starts = super().margins(z), self.second.margins(z)
+        below, above = (self._end(z, side, widest[side], starts[side]) for side in (0, 1))
+        return below, above
+
+    def _end(self, z: float | Tensor, side: int, widest: Tensor, start: Tensor) -> Tensor:
+        """u that equals its own margin at r - u (side 0) or r + u (side 1), by secants; ``widest`` where none is found.
+
+        start: the margin at 0.
+        """
+        before, missed, u = torch.zeros_like(start), start, start
+        for _ in range(SECANTS):
+            over = self.at(u if side else -u).margins(z)[side] - u
+            found = over.abs() <= CLOSE * u
+            if bool((found | over.isnan()).all()):
+                break
+            slope = ((over - missed) / (u - before)).nan_to_num(-1.0).clamp(-4.0, -0.2)
+            before, missed, u = u, over, torch.where(found, u, (u - over / slope).clamp_min(0))
+        return torch.where(found & widest.isfinite(), u, widest)
 
 
 def quantile(level: float) -> float:

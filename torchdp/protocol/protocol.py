@@ -183,6 +183,18 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         return self
 
     @property
+    def variance_proxy(self) -> Tensor:
+        """v, (*answer): the value is a mean of users' parts Y with E exp(t (Y - E Y)) <= exp(t^2 v/2) for all real t.
+
+        Whatever a user holds. Intervals at all times rest on it (``Collection.sequence``). Raises TypeError where none
+        is known, as of values that are no means of users' parts.
+        """
+        raise TypeError(
+            f"protocol must be one whose value is a mean of one number for each message, of bounded tails (a frequency "
+            f"oracle, linear queries, a mean), not {type(self).__name__}: no interval holds at all times"
+        )
+
+    @property
     def empty(self) -> Tally:
         """Before the first user, on the CPU."""
         parts = self.layout.items()

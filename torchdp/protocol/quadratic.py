@@ -157,7 +157,7 @@ class _Path:
         eta = (v / (1 + v * pole))[..., None]
         d = 1 - eta * w
         left = squares / d.square() - self.threshold * w.square()
-        moved = squares * (2 * eta - eta.square() * w) / d.square() + (1 - self.threshold) * w
+        moved = squares * (eta * (2 - eta * w)) / d.square() + (1 - self.threshold) * w
         least = w - squares / torch.where(w == 0, 1.0, w)
         return torch.where((left > 0) | (w == 0), moved, least).sum(-1), left.clamp_min(0)
 
@@ -218,12 +218,14 @@ def coordinates(slope: Tensor, J: Tensor, noise: Tensor) -> tuple[Tensor, Tensor
 def _threshold(squares: Tensor, own: Tensor) -> Tensor:
     """t at which sum_i max(0, squares_i - t own_i) is sum squares less what noise adds off the gradient, (*batch).
 
-    At most 4 + 2 log r, more than the largest of r squares of noise.
+    At most 4 (1 - 1/m) + 2 log m, nearly the largest of m squares of noise, m = (sum own)^2/sum own^2 the number of
+    coordinates that make it. With more, the noise of one large w would hide coordinates that are far beyond their own.
     """
     size = squares.sum(-1)
     left = size - own.sum(-1) + (own * squares).sum(-1) / size.clamp_min(TINY)
     left = torch.maximum(left, NEAR * size)
-    most = torch.full_like(size, 4 + 2 * math.log(max(1, own.shape[-1])))
+    many = (own.sum(-1).square() / own.square().sum(-1).clamp_min(TINY)).clamp_min(1)
+    most = (4 * (1 - 1 / many) + 2 * many.log()).expand_as(size)
     goals, squares, own = left.flatten(), squares.expand_as(own), own.expand_as(squares)
     squares, own = (each.reshape(len(goals), each.shape[-1]) for each in (squares, own))
 

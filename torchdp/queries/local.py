@@ -62,6 +62,10 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
         along = (self.queries.left @ self.queries.right).square()
         return moments.variance * square + moments.outer * along
 
+    @property
+    def variance_proxy(self) -> Tensor:
+        return self.client.subgaussian.proxy * self.queries.left.square().sum(1)
+
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_crowd(self.queries.right.mT, self.summary(x), draws)
 

@@ -78,6 +78,10 @@ class LocalOracle(OracleQueries[FrequencyOracle]):
     Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy matrices.
     """
 
+    @property
+    def variance_proxy(self) -> Tensor:
+        return self.client.workload_proxy(self._centred)
+
     def analyse(self, tally: Tally) -> Estimate:
         n = self.check(tally).n
         value = self.client.answers(tally, self._centred) / n + self.workload.mean(1)

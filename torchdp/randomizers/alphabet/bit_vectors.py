@@ -16,7 +16,13 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Layout, Limits, Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import WORDS_AT_ONCE, AlikeVariance, FrequencyOracle, keep_range
+from torchdp.randomizers.alphabet.frequency import (
+    WORDS_AT_ONCE,
+    AlikeVariance,
+    FrequencyOracle,
+    bounded_proxy,
+    keep_range,
+)
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, words_for
 
@@ -136,6 +142,13 @@ class BitVectorOracle(FrequencyOracle):
         """(sum_v W_iv^2 q (1 - q) + W_ix^2 (p (1 - p) - q (1 - q)))/(p - q)^2. O(m k)."""
         squares, variance = self._workload(W).square(), self.variance
         return squares.sum(-1, keepdim=True) * variance.other + squares * (variance.own - variance.other)
+
+    def workload_proxy(self, W: Tensor) -> Tensor:
+        """Those of independent bits add."""
+        squares = self._workload(W).square()
+        low, high = squares.new_tensor([[-self.off], [1 - self.off]]) / self.gap
+        other, own = (bounded_proxy(low, high, squares.new_tensor([[mean]])) for mean in (0.0, 1.0))
+        return squares.sum(-1) * other + (squares * (own - other)).amax(-1)
 
     @property
     def outputs(self) -> int:

@@ -73,6 +73,17 @@ class FrequencyOracle(TypeProtocol):
         """Var(<W_i, Y> | x) for each query i and type x, exactly: (*batch, m, k) -> (*batch, m, k), float64."""
 
     @abstractmethod
+    def workload_proxy(self, W: Tensor) -> Tensor:
+        """Variance proxies of <W_i, Y>, whatever the user's type, as ``variance_proxy`` says: (m, k) -> (m,)."""
+
+    @property
+    def variance_proxy(self) -> Tensor:
+        """(k,); all types are alike, unless a class says otherwise."""
+        first = torch.zeros(1, self.k, dtype=torch.float64)
+        first[0, 0] = 1.0
+        return self.workload_proxy(first).expand(self.k)
+
+    @abstractmethod
     def totals(self, tally: Tally) -> Tensor:
         """Sum of Y over the users: (*batch, k), float64. Unchecked."""
 
@@ -194,6 +205,15 @@ class StrategyOracle(FrequencyOracle):
     def variance(self) -> VarianceMatrix:
         return VarianceMatrix(self.workload_variance(self.identity))
 
+    def workload_proxy(self, W: Tensor) -> Tensor:
+        """By the least and largest entry of the decoder for each query."""
+        V = self.decoder(W)
+        return bounded_proxy(V.amin(-1), V.amax(-1), self._workload(W))
+
+    @property
+    def variance_proxy(self) -> Tensor:
+        return self.workload_proxy(self.identity)
+
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""
         counts = counts.expand(*shape, self.k)
@@ -214,3 +234,16 @@ def spread(W: Tensor) -> tuple[Tensor, Tensor]:
     """Each row less its mean, (*batch, m, k), and the sum of its squares, (*batch, m, 1)."""
     d = W - W.mean(-1, keepdim=True)
     return d, d.square().sum(-1, keepdim=True)
+
+
+def bounded_proxy(low: Tensor, high: Tensor, means: Tensor) -> Tensor:
+    """The largest variance proxy, (m,), of variables between low and high, (m,), that have one of these means, (m, k).
+
+    Of all that have one mean the variable with the values low and high alone has the largest E exp(t Y), since exp is
+    convex; with d = (low + high - 2 mean)/(high - low) its least proxy is (high - low)^2/4 d/artanh(d).
+    Source: Hoeffding (1963), the first; Kearns, Saul (1998), the second.
+    """
+    width = (high - low).clamp_min(torch.finfo(torch.float64).tiny)
+    d = (((low + high)[:, None] - 2 * means) / width[:, None]).clamp(-1, 1)
+    share = torch.where(d.abs() < 1e-4, 1 - d.square() / 3, d / torch.atanh(d))  # at 1e-4 off by 1e-17
+    return width.square() / 4 * share.amax(-1)

@@ -12,7 +12,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, keep_range
+from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, bounded_proxy, keep_range
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import DRAWS_AT_ONCE, bernoulli, halved, popcount
 
@@ -95,6 +95,11 @@ class HadamardResponse(FrequencyOracle):
         y = torch.arange(self.outputs, device=types.device)
         signs = 1 - 2 * (popcount((types.long()[:, None] + 1) & y) & 1).double()
         return (1 + signs * (1 - 2 * self.lost)) / self.outputs
+
+    def workload_proxy(self, W: Tensor) -> Tensor:
+        W = self._workload(W)
+        values = self._scale * walsh_hadamard(torch.nn.functional.pad(W, (1, self.outputs - self.k - 1)))
+        return bounded_proxy(values.amin(-1), values.amax(-1), W)
 
     def totals(self, tally: Tally) -> Tensor:
         """By a fast transform."""

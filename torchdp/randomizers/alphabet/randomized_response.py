@@ -14,7 +14,13 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, keep_range, spread
+from torchdp.randomizers.alphabet.frequency import (
+    AlikeVariance,
+    FrequencyOracle,
+    bounded_proxy,
+    keep_range,
+    spread,
+)
 from torchdp.randomizers.base import exact_local
 
 
@@ -89,6 +95,11 @@ class RandomizedResponse(FrequencyOracle):
     def laws(self, types: Tensor) -> Tensor:
         own = types[:, None] == torch.arange(self.k, device=types.device)
         return self._q + (self.p - self._q) * own.double()
+
+    def workload_proxy(self, W: Tensor) -> Tensor:
+        W = self._workload(W)
+        low, high = ((end - self._q * W.sum(-1)) / self._kept for end in (W.amin(-1), W.amax(-1)))
+        return bounded_proxy(low, high, W)
 
     def totals(self, tally: Tally) -> Tensor:
         """Sum of (e_y - q 1)/(p - q) over the users."""

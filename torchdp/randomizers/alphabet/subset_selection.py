@@ -14,7 +14,7 @@ from torchdp.privacy import Guarantee
 from torchdp.protocol import Limits, Tally
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle, keep_range, spread
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle, bounded_proxy, keep_range, spread
 from torchdp.randomizers.alphabet.subset_sums import subset_sums
 from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, popcount, unpack
@@ -141,6 +141,13 @@ class SubsetSelection(BitVectorOracle):
         d, S = spread(self._workload(W))
         squares = S + k * d.square()
         return ((q - self._pair) * squares + (self._pair - q * q) * (k * d).square()) / gap**2
+
+    def workload_proxy(self, W: Tensor) -> Tensor:
+        """By the sets of least and largest sum."""
+        W = self._workload(W)
+        sums = (sign * (sign * W).topk(self.subset).values.sum(-1) for sign in (-1, 1))
+        low, high = ((each - self.off * W.sum(-1)) / self.gap for each in sums)
+        return bounded_proxy(low, high, W)
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One packed subset for each user: int64 (*x.shape, ceil(k/64)).

@@ -74,6 +74,11 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     def subgaussian(self) -> SubGaussian:
         """Exact sub-Gaussian constants of the noise Y - x."""
 
+    @property
+    def variance_proxy(self) -> Tensor:
+        """(dim,), that of ``subgaussian``."""
+        return torch.full((self.dim,), self.subgaussian.proxy, dtype=torch.float64)
+
     def squared_error(self, norm: float) -> float:
         """E ||Y - x||^2 for ||x|| = norm <= radius. Raises ValueError."""
         if checks.non_negative("norm", norm) > self.radius * (1 + 1e-6):

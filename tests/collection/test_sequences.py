@@ -1,0 +1,111 @@
+"""Intervals that may be read at all times: the chance that any misses, without sampling, and where their ends lie."""
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from laws import generator
+from scipy.special import ndtri
+
+from torchdp.collection import Collection, Journal
+from torchdp.domains import Box
+from torchdp.mean import LocalMean
+from torchdp.protocol import Tally
+from torchdp.queries import FactoredQueries, LocalFactorization, LocalOracle
+from torchdp.randomizers import HadamardResponse, PrivUnit, RandomizedResponse, StrategyMatrix, SubsetSelection
+from torchdp.workloads import prefix
+
+LOOKS, BEST = 400, 60
+
+
+def collected(protocol, tally):
+    return Collection.of(protocol).add("all", tally)
+
+
+def chance_of_a_miss(epsilon, types, half_widths):
+    """That some n-th mean of decoded bits lies farther from the truth than half_widths[n]; users hold these types.
+
+    The exact chance by recursion over the number of users who sent 1, among those whose intervals all held.
+    """
+    p = math.exp(epsilon) / (1 + math.exp(epsilon))
+    alive, ones = torch.ones(1, dtype=torch.float64), 0
+    for n, held in enumerate(types, 1):
+        ones += held
+        chance = p if held else 1 - p
+        alive = torch.nn.functional.pad(alive * (1 - chance), (0, 1)) + torch.nn.functional.pad(
+            alive * chance, (1, 0)
+        )
+        value = (torch.arange(n + 1).double() / n - (1 - p)) / (2 * p - 1)
+        alive = alive * ((value - ones / n).abs() <= half_widths[n])
+    return 1 - float(alive.sum())
+
+
+@cache
+def half_widths(epsilon, level):
+    protocol = RandomizedResponse(2, epsilon)
+    widths = {}
+    for n in range(1, LOOKS + 1):
+        low, high = collected(protocol, Tally(n, {"reports": torch.tensor([n, 0])})).sequence(level, best=BEST)
+        widths[n] = float(high[0] - low[0]) / 2
+    return widths
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5])
+def test_guarantee_all_intervals_hold_at_once_by_recursion(epsilon, share):
+    types = [int(each < share) for each in torch.rand(LOOKS, generator=generator(3)).tolist()]
+    widths = half_widths(epsilon, 0.95)
+    missed = chance_of_a_miss(epsilon, types, widths)
+    assert missed <= 0.025  # one bit's two shares miss together: half of the union bound's .05
+    assert chance_of_a_miss(epsilon, types, {n: 0.7 * each for n, each in widths.items()}) > 0.06 * (epsilon < 2)
+    p = math.exp(epsilon) / (1 + math.exp(epsilon))
+    deviation = math.sqrt(p * (1 - p)) / (2 * p - 1)
+    fixed = {n: float(ndtri(0.975)) * deviation / math.sqrt(n) for n in widths}
+    assert chance_of_a_miss(epsilon, types, fixed) > 0.3  # control: read at all times these miss
+
+
+def test_the_bound_is_nearly_reached_and_widths_are_least_near_the_number_asked_for():
+    """Of one-sided misses half; over the fixed interval's width it is least at the number of users asked for."""
+    widths = half_widths(1.0, 0.95)
+    assert chance_of_a_miss(1.0, [0] * LOOKS, {n: 0.8 * each for n, each in widths.items()}) > 0.03
+    over = {n: each * math.sqrt(n) for n, each in widths.items()}
+    assert BEST / 1.5 < min(over, key=over.__getitem__) < BEST * 1.5
+    assert half_widths(1.0, 0.99)[100] > half_widths(1.0, 0.95)[100] > half_widths(1.0, 0.5)[100]
+
+
+TYPES = torch.arange(60)
+MATRIX = (torch.ones(4, 3) + 2 * torch.eye(4, 3)).double()
+FACTORS = FactoredQueries.plain(prefix(4))
+UNIT = Box(-torch.ones(2).double(), torch.ones(2).double())
+CASES = {
+    "reports": (SubsetSelection(5, 1.0), TYPES % 5),
+    "bits": (HadamardResponse(5, 2.0), TYPES % 5),
+    "matrix": (StrategyMatrix(MATRIX / MATRIX.sum(0)), TYPES % 3),
+    "queries of reports": (LocalOracle(prefix(5), RandomizedResponse(5, 1.0)), TYPES % 5),
+    "queries of vectors": (LocalFactorization.calibrated(FACTORS, epsilon=1.0), TYPES % 4),
+    "vectors": (PrivUnit(3, 1.0), torch.eye(3).double().repeat(20, 1)),
+    "a mean": (LocalMean.tuned(UNIT, epsilon=1.0), UNIT.spanning().repeat(20, 1)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ends_are_those_of_the_mixture_for_every_protocol_and_journals_agree(name, tmp_path):
+    protocol, x = CASES[name]
+    found = collected(protocol, protocol.collect(x))
+    n, estimate, proxy = len(x), found.estimate(), protocol.variance_proxy
+    assert proxy.shape == estimate.value.shape and (proxy >= protocol.predicted_mse(protocol.summary(x)) * n).all()
+    low, high = found.sequence(0.9, best=50)
+    a = 0.1 / len(proxy)
+    r = 50 / (math.log(1 - 2 * math.log(a)) - 2 * math.log(a))
+    # the mean of exp(t S - t^2 v n/2) over t of variance 1/(v r), at its end
+    S = (high - estimate.value) * n
+    mixture = math.sqrt(r / (n + r)) * (S.square() / (2 * proxy * (n + r))).exp()
+    unknown = proxy > 0  # the last prefix sum is that of all users
+    torch.testing.assert_close(mixture[unknown], torch.full_like(mixture, 1 / a)[unknown], rtol=1e-9, atol=0)
+    assert unknown.sum() >= len(proxy) - 1 and (high == low)[~unknown].all()
+    torch.testing.assert_close(high - estimate.value, estimate.value - low)
+    journal = Journal(tmp_path / "journal", protocol)
+    journal.merge(found)
+    for mine, kept in zip((low, high), journal.sequence(0.9, best=50), strict=True):
+        torch.testing.assert_close(mine, kept)

@@ -1,0 +1,165 @@
+"""Errors of quadratic forms: tails by inversion of the characteristic function, roots, edges and coverage."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from laws import generator, normal
+from scipy.integrate import quad
+from scipy.special import ndtr
+
+from torchdp.protocol import quadratic
+from torchdp.protocol.interval import ErrorParts, RatioError
+from torchdp.protocol.quadratic import QuadraticError
+from torchdp.protocol.tails import normal_deviate
+
+Z = 1.959964
+
+
+def error_of(curved, linear):
+    curved, linear = (torch.as_tensor(each, dtype=torch.float64) for each in (curved, linear))
+    none = torch.zeros(torch.broadcast_shapes(curved.shape, linear.shape)[:-1], dtype=torch.float64)
+    shape = (*none.shape, linear.shape[-1])
+    return QuadraticError(
+        curved.expand(shape), linear.expand(shape), linear[..., :0].expand(*none.shape, 0), none, none
+    )
+
+
+def inverted(x, w, l):
+    """P[sum w (e^2 - 1) + 2 l e > x]: Gil-Pelaez's inversion, as Imhof (1961) has it."""
+
+    def integrand(t):
+        one = 1 - 2j * w * t
+        return (np.exp((-np.log(one) / 2 - 1j * w * t - 2 * l**2 * t**2 / one).sum() - 1j * t * x)).imag / t
+
+    scale = np.sqrt((2 * w**2 + 4 * l**2).sum())
+    ends = np.array([1e-12, 1, 5, 20, 100, 400]) / scale
+    parts = (quad(integrand, low, high, limit=2000)[0] for low, high in pairwise(ends))
+    return 0.5 + sum(parts) / np.pi
+
+
+@pytest.mark.parametrize(
+    ("w", "l"),
+    [
+        ((1, -1, 0.5, -0.5), (0.5, 0.5, 0, 0.2)),
+        ((1, 1, 1, 1, 1, 1), (0, 0, 0, 0, 0, 0)),
+        ((1, 0.1, -0.3, 0.2), (1, 0.5, -0.6, 0)),
+        ((1, -0.24, 0), (1.29, -0.627, 0.4)),
+        ((-2, 0.3, 0.3, 0.3), (0.1, 1, 1, 1)),
+    ],
+)
+def test_tails_are_those_of_the_inverted_characteristic_function(w, l):
+    w, l = np.array(w, dtype=float), np.array(l, dtype=float)
+    scale = np.sqrt((2 * w**2 + 4 * l**2).sum())
+    for x in scale * np.array([-2.0, -1.0, 0.5, 2.0, 3.0]):
+        found = ndtr(-float(normal_deviate(torch.tensor(x), torch.tensor(w), torch.tensor(l**2))))
+        truth = inverted(x, w, l)
+        assert found == pytest.approx(truth, abs=0.004 if min(truth, 1 - truth) < 0.06 else 0.02)
+
+
+def test_along_the_path_the_truth_rises_and_the_deviate_falls_so_that_each_end_is_one_root():
+    for index in range(60):
+        r = 1 + index % 6
+        curved = normal(r, seed=index) * 10.0 ** torch.arange(r).double().neg().div(2)
+        error = error_of(curved, 10.0 ** (index % 4 - 1) * normal(r, seed=100 + index))
+        path = quadratic._Path.of(error)
+        y = torch.linspace(-12, 12, 400, dtype=torch.float64)
+        truth, deviate = path.truth(y), path.deviate(y)
+        size = float(path.scale)
+        assert (truth.diff() >= -1e-7 * size).all()
+        near = (deviate.abs() < 4)[1:] & (deviate.abs() < 4)[:-1]  # further out tails are rough
+        assert near.sum() > 20 and (deviate.diff()[near] <= 1e-3).all()
+
+
+def test_a_form_without_noise_has_no_margins_and_nan_has_none_but_nan():
+    flat = error_of(torch.zeros(3), torch.zeros(3))
+    assert [float(each) for each in flat.margins(Z)] == pytest.approx([0, 0], abs=1e-200)
+    lost = error_of([[1.0, 2.0], [1.0, 2.0]], [[float("nan"), 1.0], [0.5, 1.0]])
+    for ends in lost.margins(Z):
+        assert ends.isnan().tolist() == [True, False]
+
+
+def test_a_value_below_all_that_the_form_can_be_lies_outside_of_its_interval_which_ends_at_the_least():
+    """T = sum (z^2 - 1) for z near 0 is near -2, and no sum of squares is below 0."""
+    below, above = error_of([1.0, 1.0], [0.01, 0.01]).margins(Z)
+    assert float(-below) == pytest.approx(2, abs=1e-3) and float(above) == pytest.approx(2, abs=1e-3)
+
+
+def test_a_batch_equals_its_loop_and_shapes_broadcast():
+    curved, linear = normal(3, 4, 5, seed=1), normal(3, 4, 5, seed=2)
+    whole = error_of(curved, linear).margins(Z)
+    for i in range(3):
+        for j in range(4):
+            alone = error_of(curved[i, j], linear[i, j]).margins(Z)
+            for one, all_ in zip(alone, whole, strict=True):
+                torch.testing.assert_close(one, all_[i, j], rtol=1e-5, atol=1e-7)
+    levels = torch.tensor([1.0, Z, 3.0]).double()[:, None]  # (3, 1) of z against (3, 4)
+    both = error_of(curved, linear).margins(levels)
+    torch.testing.assert_close(both[0][1], error_of(curved[1], linear[1]).margins(Z)[0], rtol=1e-5, atol=1e-7)
+
+
+UNEQUAL = [
+    ((1, -0.24), (1.29, -0.627)),
+    ((0.356, 0.133, -0.0743, 1, -0.174), (0.0677, 0.0683, -0.146, 1.22, -0.462)),
+    ((-0.0585, -0.038, -0.0768, -0.0688, 1), (-0.107, -0.004, 0, -0.196, 0.869)),
+    ((1, 0.1, -0.3, 0.2), (1, 0.5, -0.6, 0)),
+]
+
+
+def covered(curved, linear, trials):
+    """Share of the intervals at normal noise that hold sum 2 l e + w (e^2 - 1)."""
+    curved, linear = (torch.tensor(each, dtype=torch.float64) for each in (curved, linear))
+    e = torch.randn(trials, len(curved), generator=generator(5), dtype=torch.float64)
+    below, above = error_of(curved, linear + curved * e).margins(Z)
+    off = (2 * linear * e + curved * (e.square() - 1)).sum(-1)
+    return float(((off <= below + 1e-6) & (-off <= above + 1e-6)).double().mean())
+
+
+@pytest.mark.parametrize(("curved", "linear"), UNEQUAL)
+def test_intervals_hold_where_one_large_curvature_lies_beside_small_ones(monkeypatch, curved, linear):
+    assert covered(curved, linear, 2_000) > 0.945
+    if len(curved) != 4:  # control: more length taken off than one coordinate's noise can make
+        threshold = quadratic._threshold
+        monkeypatch.setattr(quadratic, "_threshold", lambda *given: threshold(*given) * 0 + 5.4)
+        assert covered(curved, linear, 1_000) < 0.9
+
+
+def fieller(variance, slope, curvature):
+    """(Fieller's parts, the ratio's error whose parts at each t are normal ones of these variances)."""
+    variance, slope, curvature = (torch.as_tensor(x, dtype=torch.float64) for x in (variance, slope, curvature))
+    parts = ErrorParts(*(x.expand(variance.shape)[..., None] for x in (variance, slope, curvature)))
+
+    def at(u):
+        return ErrorParts.normal(variance + slope * u + curvature * u.square())
+
+    return parts, RatioError(parts, at(torch.zeros_like(variance)), at)
+
+
+def test_a_ratio_ends_where_its_own_margin_does_which_is_fiellers_end_for_normal_errors():
+    variance, z = torch.tensor([0.04, 0.04, 1.0, 0.04]), torch.tensor([1.0, Z, Z, 3.0]).double()
+    parts, ratio = fieller(variance, torch.tensor([0.1, -0.1, 0.0, 0.05]), torch.tensor([0.01, 0.1, 0.2, 0.05]))
+    for end, exact, at_the_value in zip(ratio.margins(z), parts.margins(z), ratio.second.margins(z), strict=True):
+        torch.testing.assert_close(end, exact, rtol=1e-3, atol=0)
+        assert (end / at_the_value - 1).abs().min() > 0.02  # control
+
+
+def test_a_ratio_whose_denominator_may_be_0_is_left_to_fieller_and_joined_with_others_to_the_wider():
+    parts, ratio = fieller(torch.tensor([0.04]), -0.28, 0.5)
+    assert all(bool(end.isinf()) for end in ratio.margins(Z))
+    assert [float(end) for end in ratio.gap(Z)] == pytest.approx([float(end) for end in parts.gap(Z)])
+    normal_error = ErrorParts.normal(torch.tensor([0.3]).double())
+    parts, ratio = fieller(torch.tensor([0.04]), 0.05, 0.1)
+    wider = [torch.maximum(*both) for both in zip(
+        parts.joined(normal_error).margins(Z), ratio.second.joined(normal_error).margins(Z), strict=True
+    )]  # fmt: skip
+    for end, wide in zip(ratio.joined(normal_error).margins(Z), wider, strict=True):
+        torch.testing.assert_close(end, wide)
+
+
+def test_a_normal_error_joined_is_a_linear_coordinate():
+    error = error_of([0.5, -1.0], [1.0, 0.3])
+    joined = error.joined(ErrorParts.normal(torch.tensor(0.36).double()))
+    by_hand = error_of([0.5, -1.0, 0.0], [1.0, 0.3, 0.3])
+    for one, two in zip(joined.margins(Z), by_hand.margins(Z), strict=True):
+        torch.testing.assert_close(one, two)
