@@ -59,7 +59,8 @@ def blanket_delta(blanket: Blanket, epsilon: float, n: int) -> float:
     if blanket.epsilon > LARGEST:
         return 1.0
     mass, value = _values(blanket, epsilon)
-    return min(1.0, positive_part(mass, value, n) / n)
+    alone = float(mass @ np.maximum(value, 0.0)) * (1 + ROUNDING)  # (sum Z)_+ <= sum Z_+: that of one user
+    return min(1.0, alone, positive_part(mass, value, n) / n)
 
 
 def least_epsilon(delta_at: Callable[[float], float], delta: float, most: float) -> float:

@@ -115,11 +115,11 @@ class ShiftStrategy(StrategyOracle):
     @property
     def blanket(self) -> Blanket:
         """Of all K types of the circle, each pattern and its own shifts. O(B K log K)."""
-        sizes, circle, epsilon = self.patterns.sum(1), self.circle, self.guarantee.epsilon
+        sizes, circle, epsilon = self.patterns.sum(1).double(), self.circle, self.guarantee.epsilon
         low = self.shares / (circle + sizes * math.expm1(epsilon))  # c of each shift
         spectrum = torch.fft.rfft(self.patterns.double()).abs().square()
         both = low @ torch.fft.irfft(spectrum, n=circle).round()  # of types that are 0, ..., K - 1 apart
-        return Blanket(epsilon, float(low @ sizes.double()), float(both[1:].min()))
+        return Blanket(epsilon, float(low @ sizes), float(both[1:].min()))
 
     @property
     def rows(self) -> Tensor:
