@@ -10,7 +10,8 @@ import pytest
 import torch
 from contract import MessageContract, Unbiased
 from laws import hockey_stick
-from scipy.stats import binom, multinomial
+from scipy.special import betainc
+from scipy.stats import binom, multinomial, norm
 
 from torchdp import queries, shuffle
 from torchdp.noise import SeededNoise
@@ -205,10 +206,23 @@ def test_tables_and_closed_forms_agree():
         (circle, None),
     ]
     for client, large in found:
-        laws = circle.laws(torch.arange(5)) if large is None else torch.where(large, math.exp(client.epsilon), 1.0)
-        blanket = Blanket.of_table(laws.double() / laws.sum(1, keepdim=True), client.epsilon)
+        weights = 1 + math.expm1(client.epsilon) * (0 if large is None else large.double())
+        laws = circle.laws(torch.arange(5)) if large is None else weights / weights.sum(1, keepdim=True)
+        blanket = Blanket.of_table(laws, client.epsilon)
         for part in ("member", "both"):
-            assert math.isclose(getattr(blanket, part), getattr(client.blanket, part), rel_tol=1e-11, abs_tol=1e-14)
+            assert math.isclose(
+                getattr(blanket, part), getattr(client.blanket, part), rel_tol=1e-11, abs_tol=1e-14
+            )
+
+
+def test_guarantee_caps_of_opposite_points_are_what_the_ball_shares_least():
+    """Shares of a cap by scipy; its chance is e^epsilon that share over all."""
+    cap, normal = PrivUnit(32, 2.0), PrivUnitG(32, 2.0)
+    shares = betainc(16, 16, (1 - cap.cap.threshold) / 2), norm.sf(normal.tau.threshold)
+    for client, share in zip((cap, normal), shares, strict=True):
+        blanket, large = client.blanket, math.exp(2.0) * share / (1 + math.expm1(2.0) * share)
+        assert math.isclose(blanket.member * math.exp(2.0), large, rel_tol=1e-9) and blanket.both == 0
+        assert share < 0.5  # so that opposite ones are apart
 
 
 def test_guarantee_two_types_take_the_exact_pairs():
