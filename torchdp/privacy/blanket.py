@@ -1,12 +1,11 @@
-"""What a user's message has in common with everybody's, whatever they hold: the blanket that hides
-it in a crowd.
+"""The blanket of a local randomizer: what a message has in common with everybody's.
 
 c(y) is the least chance of the message y over all that a user may hold. Chances are c or up to
 e^epsilon c: each user's message is from c, or from what its own chances have beyond it. Three
 numbers say all that ``shuffle`` needs.
 
-**Lemma.** E (Z_1 + ... + Z_n)_+ of independent Z_i is convex in the law of each, so it does not
-fall where Z_i is replaced by a Z'_i with E(Z'_i | Z_i) = Z_i. With r = e^epsilon, E >= 1 and Z =
+**Lemma.** E (Z_1 + ... + Z_n)_+ of independent Z_i is convex in the distribution of each, so it
+does not fall where Z_i is replaced by a Z'_i with E(Z'_i | Z_i) = Z_i. With r = e^epsilon, E >= 1 and Z =
 W_0 - E W_1 in every use below:
 (a) A chance between c and r c is that of a coin between both: W in [1, r] becomes r with chance (W
 - 1)/(r - 1), else 1, for W_0 and W_1 apart.
@@ -29,8 +28,7 @@ from torchdp import checks
 
 @dataclass(frozen=True)
 class Blanket:
-    """Chances are c(y), or r c(y) on the large set of what the user holds, r = e^epsilon; sets
-    measured by c.
+    """Chances are c(y), or e^epsilon c(y) on the large set of what is held; c measures sets.
 
     member: of a large set, the same for all that users may hold, since chances add up to 1. both:
     of what two of them share, at least. bit: whether the message is no more than the user's own
@@ -69,8 +67,11 @@ class Blanket:
     def unknown(epsilon: float) -> "Blanket":
         """Of anything of which only its epsilon is known: two halves that share nothing.
 
-        Source: Feldman, McMillan, Talwar (2023): such a randomizer is a function of one flipped bit
-            beside messages that do not depend on what is held.
+        Proof: for two chances P, P' of one output all others are at least c = max(P, P')/r, so that
+        (W_0, W_1) is (r, w) or (w, r), and by the lemma (a) one of (r, 1), (1, r), (r, r), of masses
+        u, u, v with (r + 1) u + r v = 1; what is left has Z = 0. As in (b) Z of (r, r) and of what is
+        left lie between r - E and 1 - r E: v = 0 and u = 1/(r + 1) are a spread of equal mean.
+        Source: Feldman, McMillan, Talwar (2023), the clones; the proof is given here.
         """
         return Blanket.two_level(epsilon, 0.5)
 

@@ -39,18 +39,17 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
     be a real one.
 
     Args:
-        client: a local protocol of one message a user, with delta = 0 but for what arithmetic
-        costs. users: so many send at least, and are replaced one at a time. delta: at which the
-        guarantee is stated, in (0, 1). epsilon: likewise; None: the smallest that is certified.
+        client: a local protocol of one message a user; delta = 0 but for what arithmetic costs.
+        users: so many send at least, one of whom is replaced.
+        delta: at which the guarantee is stated, in (0, 1).
+        epsilon: likewise; None: the smallest that is certified.
         absent: of ``users``, so many may send nothing, or tell what they sent.
 
     Raises TypeError, ValueError.
 
     Guarantees: (epsilon, delta)-DP of the bag of messages for replacing one user's value, whatever
-        the others hold, and
-        the client's own epsilon. Of the client's own chances (``client.blanket``), not of its
-        epsilon alone; of two types the smaller of that and the exact curve of
-        ``RandomizedResponseSum``.
+        the others hold: of the client's own chances (``client.blanket``), not of its epsilon alone;
+        of two types at most the exact curve of ``RandomizedResponseSum``.
     Source: Balle, Bell, Gascon, Nissim (2019); ``shuffle.blanket_sum``, with proof.
     """
 
@@ -136,8 +135,7 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
         return min(found, float(self._bits(np.array([epsilon]))[0])) if blanket.bit and found else found
 
     def curve(self, epsilons: Array) -> Array:
-        """delta at each epsilon, below 0 too: what ``privacy.composed_epsilon([protocol.curve],
-        ...)`` composes.
+        """delta at each epsilon, below 0 too: for ``privacy.composed_epsilon([protocol.curve], ...)``.
 
         The truth is convex in e^epsilon and nowhere above what is certified at a point, so nowhere
         above the lower convex hull of these points, which is returned.
@@ -154,8 +152,7 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
         return lower_hull(np.exp(at), np.minimum(whole, 1.0))[place].reshape(epsilons.shape)
 
     def distribution(self, times: int = 1) -> "PrivacyLossDistribution":
-        """The privacy loss of one use, to be composed ``times`` times with itself, for the package
-        dp_accounting.
+        """The privacy loss of one use, for dp_accounting, on a grid fit for ``times`` uses.
 
         Raises ValueError, ImportError.
 
