@@ -35,6 +35,7 @@ from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, MessageProtocol, Objective, Tally
 from torchdp.regression import SecondMoments
 from torchdp.secure.sums import SecureSums
+from torchdp.shuffle import Amplified
 from torchdp.shuffle.sums import Shuffled
 
 TESTS = Path(__file__).resolve().parent
@@ -286,7 +287,7 @@ class MessageContract(Contract):
 
     def released(self, row, seed, times):
         """What users who hold this row send, each alone; what servers or a shuffler show where the first user does."""
-        if isinstance(self.protocol, Shuffled | SecureSums):
+        if isinstance(self.protocol, Amplified | Shuffled | SecureSums):
             x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
             (name,) = self.protocol.layout
             totals = [self.protocol.collect(x, noise=noise)[name].flatten() for _ in range(min(times, MIXED))]

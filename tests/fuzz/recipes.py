@@ -148,6 +148,7 @@ def kept():
         "signs": torch.tensor([1, -1, 1, 1, -1]),
         "bits": torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0], [1, 1]], dtype=torch.bool),
         "kernel": lambda x, y: (x[..., 0] - y[..., 0]).abs(),
+        "response": partial(found["randomizers"].RandomizedResponse, 3),
         "trial": lambda generator, size: torch.rand(size, generator=generator, **number),
         "polytope": polytope,
         "shape": found["domains"].round_shape(polytope, 2.0),

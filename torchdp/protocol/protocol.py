@@ -13,6 +13,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
+from torchdp.privacy.blanket import Blanket
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
 
 S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
@@ -178,6 +179,14 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         return tallies[0] if len(tallies) == 1 else self.add(*tallies)
 
     @property
+    def blanket(self) -> Blanket:
+        """What a message has in common with everybody's, for a crowd behind a shuffler.
+
+        Here what epsilon alone says of it. Of messages that are private by themselves.
+        """
+        return Blanket.unknown(self.guarantee.epsilon)
+
+    @property
     def subject(self) -> object:
         """What is asked, a frozen dataclass: answers to the same may be compared. The whole protocol, unless said."""
         return self
@@ -228,6 +237,10 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     @property
     def guarantee(self) -> Guarantee:
         return self.client.guarantee
+
+    @property
+    def blanket(self) -> Blanket:
+        return self.client.blanket
 
     @property
     def layout(self) -> Layout:

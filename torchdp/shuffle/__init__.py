@@ -26,6 +26,7 @@ far a user's numbers move (``shuffle.inversion``, with proof). ``shuffle.paper``
 
 from torchdp.shuffle import paper
 from torchdp.shuffle.accounting import delta_of, epsilon_of
+from torchdp.shuffle.amplified import Amplified
 from torchdp.shuffle.bounded import BoundedSum
 from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.laws import BitLaw, ShuffledMessages
@@ -36,6 +37,7 @@ from torchdp.shuffle.response import RandomizedResponseSum
 from torchdp.shuffle.sums import BitSums
 
 __all__ = [
+    "Amplified",
     "BitLaw",
     "BitSums",
     "BoundedSum",

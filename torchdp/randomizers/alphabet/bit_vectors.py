@@ -14,6 +14,7 @@ from torchdp.draws import Draws
 from torchdp.kernels import unary_counts
 from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
+from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Layout, Limits, Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import (
@@ -132,6 +133,11 @@ class BitVectorOracle(FrequencyOracle):
         lost, off = Fraction(self.lost), Fraction(self.off)
         drawn = stated(self.epsilon, logarithm((1 - lost) * (1 - off) / (lost * off)))
         return exact_local(drawn, self.source)
+
+    @property
+    def blanket(self) -> Blanket:
+        """The user's own of k bits of chance q is set more often; all ones are in every set."""
+        return Blanket.two_level(self.guarantee.epsilon, self.off, self.off**2, self.off**self.k)
 
     def covariance(self, x: int) -> Tensor:
         covariance = torch.eye(self.k, dtype=torch.float64) * self.variance.other

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
+from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, bounded_proxy, keep_range
@@ -44,6 +45,11 @@ class HadamardResponse(FrequencyOracle):
         drawn = logarithm(1 / Fraction(self.lost) - 1)
         source = "Acharya, Sun, Zhang (2019); log ratio of the two probabilities drawn"
         return exact_local(stated(self.epsilon, drawn), source)
+
+    @property
+    def blanket(self) -> Blanket:
+        """Half of each row, a quarter of two rows is 1; the index 0 is in all."""
+        return Blanket.two_level(self.guarantee.epsilon, 0.5, 0.25, 1 / self.outputs)
 
     @property
     def outputs(self) -> int:

@@ -12,6 +12,7 @@ from torchdp.draws import Draws
 from torchdp.kernels import response_counts
 from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
+from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import (
@@ -48,6 +49,10 @@ class RandomizedResponse(FrequencyOracle):
     def guarantee(self) -> Guarantee:
         drawn = logarithm(Fraction(TOTAL - (self.k - 1) * self._step, self._step))
         return exact_local(stated(self.epsilon, drawn), "Warner (1965); log p/q of the integers drawn")
+
+    @property
+    def blanket(self) -> Blanket:
+        return Blanket.two_level(self.guarantee.epsilon, 1 / self.k, bit=self.k == 2)
 
     @property
     def p(self) -> float:

@@ -12,6 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
+from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import StrategyOracle, keep_range
@@ -133,6 +134,15 @@ class ShiftStrategy(StrategyOracle):
         return exact_local(
             self.epsilon, "log ratio of the two chances of a shift, as integers; McKenna et al. (2020)"
         )
+
+    @property
+    def blanket(self) -> Blanket:
+        """Of all K types of the circle, each pattern and its own shifts. O(B K log K)."""
+        sizes, circle, epsilon = self.patterns.sum(1).double(), self.circle, self.guarantee.epsilon
+        low = self.shares / (circle + sizes * math.expm1(epsilon))  # c of each shift
+        spectrum = torch.fft.rfft(self.patterns.double()).abs().square()
+        both = low @ torch.fft.irfft(spectrum, n=circle).round()  # of types that are 0, ..., K - 1 apart
+        return Blanket(epsilon, float(low @ sizes), float(both[1:].min()))
 
     @property
     def rows(self) -> Tensor:

@@ -10,6 +10,7 @@ from torchdp import checks
 from torchdp.descent import Adam
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
+from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Objective, Tally
 from torchdp.randomizers.alphabet.block_design import balanced
 from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
@@ -192,6 +193,10 @@ class StrategyMatrix(StrategyOracle):
     @property
     def guarantee(self) -> Guarantee:
         return exact_local(self.epsilon, "McKenna et al. (2020); epsilon = largest log ratio within a row")
+
+    @property
+    def blanket(self) -> Blanket:
+        return Blanket.of_table(self.matrix.mT, self.epsilon)
 
     @property
     def device(self) -> torch.device:

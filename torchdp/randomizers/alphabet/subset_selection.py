@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
+from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Limits, Tally
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
@@ -51,6 +52,12 @@ class SubsetSelection(BitVectorOracle):
         drawn = logarithm((1 - lost) * (self.k - w) / (lost * w))
         source = "Ye, Barg (2018); log P(S | x in S)/P(S | x not in S) as drawn"
         return exact_local(stated(self.epsilon, drawn), source)
+
+    @property
+    def blanket(self) -> Blanket:
+        share = self.subset / self.k
+        both = share * (self.subset - 1) / (self.k - 1)
+        return Blanket.two_level(self.guarantee.epsilon, share, both, bit=self.k == 2)
 
     @cached_property
     def subset(self) -> int:

@@ -14,6 +14,7 @@ from torchdp.kernels import privunit
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.pieces import portions
 from torchdp.privacy import Guarantee
+from torchdp.privacy.blanket import Blanket
 from torchdp.randomizers.ball.axial_sums import AxialSums, directed
 from torchdp.randomizers.ball.ball import BallMoments
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
@@ -53,6 +54,11 @@ class PrivUnit(LatticeRandomizer):
     def guarantee(self) -> Guarantee:
         source = "Bhowmick et al. (2018), PrivUnit, rounded; density ratio c1/c0 = e^epsilon"
         return self.sent(real_local(self.epsilon, source))
+
+    @property
+    def blanket(self) -> Blanket:
+        """Caps beyond the middle: those of opposite points share nothing."""
+        return Blanket.two_level(self.guarantee.epsilon, self.cap.survival)
 
     @cached_property
     def moments(self) -> BallMoments:

@@ -18,6 +18,7 @@ from torchdp.kernels import privunitg
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.exact import arithmetic
 from torchdp.privacy import Guarantee
+from torchdp.privacy.blanket import Blanket
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential
 from torchdp.randomizers.ball.ball import BallMoments, gaussian_sums
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
@@ -151,6 +152,11 @@ class PrivUnitG(LatticeRandomizer):
     def guarantee(self) -> Guarantee:
         source = "Asi, Feldman, Talwar (2022), PrivUnitG, rounded; density ratio c1/c0 = e^epsilon"
         return self.sent(real_local(self.epsilon, source))
+
+    @property
+    def blanket(self) -> Blanket:
+        """Half-spaces beyond the middle: those of opposite points share nothing."""
+        return Blanket.two_level(self.guarantee.epsilon, self.tau.survival)
 
     @cached_property
     def moments(self) -> BallMoments:

@@ -1,0 +1,186 @@
+"""What a crowd behind a shuffler adds to 20 local randomizers, beside what epsilon alone says; one message or many.
+
+Paper: Balle, Bell, Gascon, Nissim (2019), the privacy blanket; Feldman, McMillan, Talwar (2023), the clones' pair and
+    closed form.
+Command:  OMP_NUM_THREADS=1 python experiments/shuffle/amplification.py
+Expected, at delta = 1e-6 (to 1 %): randomized response of 64 types at epsilon_0 = 4, n = 1e4: .2703, where the clones'
+    pair says .4108 and their closed form .958; optimized unary encoding at 8, n = 1e4: 1.843, where the clones say 8.
+    A guarantee takes at most .1 CPU-seconds; of two types, whose exact pairs are followed, 2.
+    Choice, at epsilon = 1, n = 1e4: variance of one count of 64 even types 73.3 by one message of 6 bits, 33.7 by
+    bounded sums of bits in 128 messages, 35.7 of a curator; squared error of a mean of 32 dimensions .00070 by one
+    message (PrivUnit), .000224 by sums of numbers rounded to 4 levels, .000023 of a curator.
+Output: results/shuffle/amplification/{epsilons,choice}.csv, epsilons.png; printed: ``experiments/bench/
+    amplification_cpu.txt``. Columns of epsilons are by n; "clones" is
+    what epsilon_0 alone says, "closed" their closed form (epsilon_0 where it says nothing); "seconds": CPU, longest.
+    choice: a histogram of 64 types held evenly, variance of one count in users squared; the mean of unit vectors in 32
+    dimensions, E |error|^2, rounding at its most; messages of one user, the local epsilon that one spends.
+Artifact: - | amplification by shuffling
+Status: own bound; the closed form is as published
+Time: one to two minutes on one core; --smoke in seconds.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchdp import workloads
+from torchdp.privacy import gaussian_sigma
+from torchdp.privacy.blanket import Blanket
+from torchdp.protocol import MessageProtocol
+from torchdp.randomizers import (
+    DuchiJordanWainwright,
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    PointRelease,
+    PrivUnit,
+    PrivUnitG,
+    RandomizedResponse,
+    ShiftStrategy,
+    StrategyMatrix,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
+from torchdp.shuffle import Amplified, BoundedSum, PoissonSum, RandomizedResponseSum
+from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
+from torchdp.simulate import Experiment, Report, columns, subplots
+
+DELTA = 1e-6
+Kind = Callable[[float], MessageProtocol[Any, Any]]
+TYPES: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
+    "randomized response": RandomizedResponse,
+    "subsets": SubsetSelection,
+    "Hadamard": HadamardResponse,
+    "optimized unary": OptimizedUnaryEncoding,
+    "symmetric unary": SymmetricUnaryEncoding,
+}
+VECTORS: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
+    "PrivUnit": PrivUnit,
+    "PrivUnitG": PrivUnitG,
+    "Duchi et al.": DuchiJordanWainwright,
+    "point release": PointRelease,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    users: tuple[int, ...] = (100, 1_000, 10_000, 100_000, 1_000_000)
+    tables: bool = True  # optimised strategies too
+    choice: tuple[tuple[int, float], ...] = (
+        (1_000, 1.0),
+        (10_000, 0.5),
+        (10_000, 1.0),
+        (10_000, 4.0),
+        (100_000, 1.0),
+    )
+
+
+FULL = Config()
+SMOKE = Config((4.0,), (100, 10_000), False, ((10_000, 1.0),))
+
+
+def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
+    """Twenty randomizers, of a local epsilon."""
+    for name, kind in TYPES.items():
+        for k in (2, 4, 64, 1024) if kind is RandomizedResponse else (64, 1024):
+            yield f"{name} {k}", lambda e, kind=kind, k=k: kind(k, e)
+    for name, kind in VECTORS.items():
+        for dim in (32, 256) if kind in (PrivUnit, PrivUnitG) else (32,):
+            yield f"{name} {dim}", lambda e, kind=kind, dim=dim: kind(dim, e)
+    yield "block design 64", lambda e: StrategyMatrix.balanced(64, e)
+    if tables:
+        prefix = workloads.prefix(64).dense()
+        drawn = lambda: torch.Generator().manual_seed(0)  # noqa: E731
+        yield "shifts for prefix sums 64", lambda e: ShiftStrategy.tuned(prefix, e, generator=drawn())
+
+
+def closed(epsilon: float, n: int) -> float:
+    """The closed form of Feldman, McMillan, Talwar (2023); epsilon where it says nothing."""
+    growth, log = math.expm1(epsilon), math.log(4 / DELTA)
+    if growth + 2 > n / (8 * math.log(2 / DELTA)):
+        return epsilon
+    return min(epsilon, math.log1p(growth * (4 * math.sqrt(2 * log / ((growth + 2) * n)) + 4 / n)))
+
+
+def clones(epsilon: float, n: int) -> float:
+    """Of the pair that epsilon alone says."""
+    blanket = Blanket.unknown(epsilon)
+    return least_epsilon(lambda at: blanket_delta(blanket, at, n), DELTA, epsilon)
+
+
+def epsilons(config: Config, report: Report) -> None:
+    for local in config.epsilons:
+        for name, of in (("closed", closed), ("clones", clones)):
+            row = {str(n): of(local, n) for n in config.users}
+            report.row("epsilons", local=local, randomizer=name, **row, seconds=0.0)
+        for name, kind in kinds(config.tables):
+            client, row, longest = kind(local), {}, 0.0
+            for n in config.users:
+                start = time.process_time()
+                row[str(n)] = Amplified(client, n, DELTA).guarantee.epsilon
+                longest = max(longest, time.process_time() - start)
+            report.row("epsilons", local=local, randomizer=name, **row, seconds=longest)
+
+
+def histograms(n: int, epsilon: float, k: int = 64) -> Iterator[tuple[str, float, float, float]]:
+    """(protocol, messages of a user, local epsilon, variance of the count of a type that n/k users hold)."""
+    even = torch.full((k,), n / k, dtype=torch.float64)
+    for name, kind in TYPES.items():
+        crowd = Amplified.calibrated(lambda e, kind=kind: kind(k, e), n, epsilon, DELTA)
+        yield name, 1.0, crowd.client.epsilon, float(crowd.predicted_mse(even).mean()) * n * n
+    for sums in (PoissonSum, BoundedSum, RandomizedResponseSum):
+        law = sums.calibrated(n, epsilon, DELTA, k, flips=2)
+        yield sums.__name__, k * law.messages_per_user, math.inf, float(law.variance(even[:1]))
+    yield "a curator", 0.0, math.inf, gaussian_sigma(epsilon, DELTA, math.sqrt(2)) ** 2
+
+
+def vectors(n: int, epsilon: float, dim: int = 32) -> Iterator[tuple[str, float, float, float]]:
+    """(protocol, messages of a user, local epsilon, E |error|^2 of the mean of n unit vectors)."""
+    for name, kind in VECTORS.items():
+        crowd = Amplified.calibrated(lambda e, kind=kind: kind(dim, e), n, epsilon, DELTA)
+        yield name, 1.0, crowd.client.epsilon, crowd.client.squared_error(1.0) / n
+    for sums in (PoissonSum, BoundedSum):
+        law = sums.calibrated(n, epsilon, DELTA, dim, change=1.0, levels=4)
+        noise = 4 * dim * float(law.variance(torch.tensor([n / 2]))) / n**2
+        yield sums.__name__, dim * law.messages_per_user, math.inf, noise + 4 / 16 / n * dim / 4
+    yield "a curator", 0.0, math.inf, dim * (gaussian_sigma(epsilon, DELTA, 2.0) / n) ** 2
+
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    epsilons(config, report)
+    for n, epsilon in config.choice:
+        for question, of in (("histogram", histograms), ("mean", vectors)):
+            rows = list(of(n, epsilon))
+            least = min(row[3] for row in rows if row[0] != "a curator")
+            for name, messages, local, error in rows:
+                facts = {"messages": messages, "local": local, "error": error, "over least": error / least}
+                report.row("choice", n=n, epsilon=epsilon, question=question, protocol=name, **facts)
+
+
+def draw(tables: dict) -> dict:
+    rows = tables["epsilons"]
+    users = [name for name in rows[0] if name.isdigit()]
+    figure, panels = subplots(2, size=(6, 4))
+    shown = ("closed", "clones", "randomized response 64", "Hadamard 64", "optimized unary 64", "PrivUnit 32")
+    colours = ("#999999", "#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
+    locals_ = sorted({row["local"] for row in rows})
+    for axes, local in zip(panels, (locals_[len(locals_) // 2], locals_[-1]), strict=True):
+        for name, colour in zip(shown, colours, strict=True):
+            values = [columns(rows, n, local=local, randomizer=name)[0][0] for n in users]
+            axes.plot([int(n) for n in users], values, "o-", color=colour, markersize=4, label=name)
+        axes.set(xscale="log", yscale="log", xlabel="users", ylabel="epsilon at delta = 1e-6")
+        axes.set_title(f"epsilon_0 = {local:g}")
+        axes.grid(True, which="major", linewidth=0.3)
+        axes.legend(fontsize="small")
+    return {"epsilons.png": figure}
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()

@@ -1,0 +1,244 @@
+"""Any local protocol behind a shuffler: what a crowd adds to what each message hides by itself."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.privacy.accounting import Profile, loss_distributions
+from torchdp.privacy.blanket import Blanket
+from torchdp.privacy.gaussian import ROUNDED
+from torchdp.privacy.root import root
+from torchdp.protocol import Estimate, MessageProtocol, Objective, Relay, Tally
+from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
+from torchdp.shuffle.moves import Array
+from torchdp.shuffle.response_curve import response_profile
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+SOURCE = "Balle, Bell, Gascon, Nissim (2019), of the client's own chances, by summed inversion"
+FOUND = 1e-4  # of local epsilons, relative
+TINY = 1e-300  # a delta below it is 0 to a logarithm
+
+
+@dataclass(frozen=True)
+class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
+    """The local protocol ``client``, whose users' messages a shuffler mixes before anybody looks.
+
+    Users, messages, tallies, estimates and errors are the client's; only the guarantee is another
+    one, and what keeps it: messages of many users leave in an order that says nothing, and tallies
+    of too few users are refused. Where each user speaks alone, on its own device, the shuffler must
+    be a real one.
+
+    Args:
+        client: a local protocol of one message a user; delta = 0 but for what arithmetic costs.
+        users: so many send at least, one of whom is replaced.
+        delta: at which the guarantee is stated, in (0, 1).
+        epsilon: likewise; None: the smallest that is certified.
+        absent: of ``users``, so many may send nothing, or tell what they sent.
+
+    Raises TypeError, ValueError.
+
+    Guarantees: (epsilon, delta)-DP of the bag of messages for replacing one user's value, whatever
+        the others hold: of the client's own chances (``client.blanket``), not of its epsilon alone;
+        of two types at most the exact curve of ``RandomizedResponseSum``.
+    Source: Balle, Bell, Gascon, Nissim (2019); ``shuffle.blanket_sum``, with proof.
+    """
+
+    client: MessageProtocol[Any, Any]
+    users: int
+    delta: float
+    epsilon: float | None = None
+    absent: int = 0
+
+    def __post_init__(self) -> None:
+        local = checks.instance("client", self.client, MessageProtocol).guarantee
+        if local.model is not Model.LOCAL or local.neighbours is not Neighbours.REPLACE_ONE or not local.pure:
+            raise ValueError(
+                f"client must be private by each message alone, with delta = 0, for replacing a user's value, not of "
+                f"{local}; take PrivUnit in the place of GaussianVector"
+            )
+        checks.keep(self, users=lambda name, users: checks.integer(name, users, 1), delta=checks.fraction)
+        if not 0 <= checks.integer("absent", self.absent, 0) < self.users:
+            raise ValueError(f"absent must be below users = {self.users}, not {self.absent}")
+        if self.epsilon is not None:
+            checks.keep(self, epsilon=checks.positive)
+            checks.validated(self, "guarantee")
+
+    @staticmethod
+    def calibrated(
+        kind: Callable[[float], MessageProtocol[Any, Any]],
+        users: int,
+        epsilon: float,
+        delta: float,
+        absent: int = 0,
+        largest: float = 15.0,
+    ) -> "Amplified":
+        """That of the largest local epsilon, to 1e-4 of it, whose crowd is (epsilon, delta)-DP.
+
+        Args:
+            kind: the client of a local epsilon, ``lambda e: RandomizedResponse(64, e)``.
+            users: so many send at least.
+            epsilon: of the crowd, positive.
+            delta: likewise, in (0, 1).
+            absent: as in the class.
+            largest: local epsilon that is tried.
+
+        Raises TypeError, ValueError.
+
+        Guarantees: (epsilon, delta)-DP, certified for the client that is returned.
+        """
+        epsilon, largest = checks.positive("epsilon", epsilon), checks.positive("largest", largest)
+        checks.function("kind", kind)
+
+        def of(local: float) -> Amplified:
+            return Amplified(kind(local), users, delta, None, absent)
+
+        def excess(minus_log: float) -> float:
+            one = of(math.exp(-minus_log))
+            return math.log(max(one.delta_at(epsilon), TINY) / one._kept)
+
+        found = epsilon
+        if largest > epsilon:
+            least = root(excess, -math.log(largest), -math.log(epsilon), FOUND, (False, False))
+            found = epsilon if math.isnan(least) else math.exp(-least)
+        return Amplified(kind(found), users, delta, epsilon, absent)
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """At delta. Raises ValueError where the epsilon asked for is not certified."""
+        local, epsilon = self.client.guarantee, self.epsilon
+        if epsilon is None:
+            epsilon = least_epsilon(self.delta_at, self._kept, local.epsilon)
+        elif self.delta_at(epsilon) > self._kept:
+            raise ValueError(
+                f"(epsilon, delta) = ({epsilon:g}, {self.delta:g}) is not certified for this client and "
+                f"{self._present} users; take a client of less epsilon, or Amplified.calibrated"
+            )
+        mixed = Guarantee(
+            epsilon, self._kept, Model.SHUFFLE, Neighbours.REPLACE_ONE, False, SOURCE, local.arithmetic
+        )
+        return mixed.rounded(self._variation, self.delta) if local.variation else mixed
+
+    def delta_at(self, epsilon: float) -> float:
+        """A delta that holds at ``epsilon`` >= 0, but for what the client's arithmetic costs."""
+        epsilon, blanket = checks.non_negative("epsilon", epsilon), self._hidden
+        found = blanket_delta(blanket, epsilon, self._present)
+        return min(found, float(self._bits(np.array([epsilon]))[0])) if blanket.bit and found else found
+
+    def curve(self, epsilons: Array) -> Array:
+        """delta at each epsilon, below 0 too: for ``privacy.composed_epsilon([protocol.curve], ...)``.
+
+        The truth is convex in e^epsilon and nowhere above what is certified at a point, so nowhere
+        above the lower convex hull of these points, which is returned.
+
+        Guarantees: nowhere below the curve of any two neighbours, in either direction, of what
+            leaves.
+        """
+        epsilons = np.asarray(epsilons, dtype=np.float64)
+        at, place = np.unique(np.clip(epsilons, -700.0, 700.0), return_inverse=True)
+        sizes, same = np.unique(np.abs(at), return_inverse=True)
+        added = (1 + np.exp(sizes)) * self._variation
+        above = np.minimum([self.delta_at(float(each)) for each in sizes] + added, 1.0)[same]
+        whole = np.where(at < 0, -np.expm1(at) + np.exp(at) * above, above)
+        return lower_hull(np.exp(at), np.minimum(whole, 1.0))[place].reshape(epsilons.shape)
+
+    def distribution(self, times: int = 1) -> "PrivacyLossDistribution":
+        """The privacy loss of one use, for dp_accounting, on a grid fit for ``times`` uses.
+
+        Raises ValueError, ImportError.
+
+        Guarantees: dominates what neighbours show, in both directions (``privacy.accounting``).
+        """
+        losses = loss_distributions([self.curve], times)[0]
+        from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+        return PrivacyLossDistribution(losses)
+
+    @cached_property
+    def _hidden(self) -> Blanket:
+        return self.client.blanket
+
+    @property
+    def _present(self) -> int:
+        return self.users - self.absent
+
+    @property
+    def _variation(self) -> float:
+        return self.client.guarantee.variation * self.users
+
+    @property
+    def _kept(self) -> float:
+        """Of delta, for the theorem's real numbers."""
+        return self.delta * ROUNDED if self.client.guarantee.variation else self.delta
+
+    @cached_property
+    def _bits(self) -> Profile:
+        """A flip that is less likely hides less."""
+        flip = 1 / (1 + math.exp(self._hidden.epsilon))
+        return response_profile(self._present, flip * (1 - 2.0**-50))
+
+    def validate(self, x: Tensor) -> Tensor:
+        return self.client.validate(x)
+
+    def summary(self, x: Tensor) -> Any:
+        return self.client.summary(x)
+
+    def validate_summary(self, summary: Any) -> Any:
+        return self.client.validate_summary(summary)
+
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Any:
+        """In a random order of the users, which is as secret as their noise."""
+        return self.client.randomize_unchecked(x[draws.permutation(len(x))], draws)
+
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        """Counts do not show the order; sums of floats do, in their last bits."""
+        if any(dtype.is_floating_point for _, dtype in self.layout.values()):
+            x = x[draws.permutation(len(x))]
+        return self.client.collect_unchecked(x, draws)
+
+    def sample_unchecked(self, summary: Any, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """At the client's cost."""
+        return self.client.sample_unchecked(summary, draws, shape)
+
+    def whole(self, tally: Tally) -> Tally:
+        """``tally``, if it is of as many users as the guarantee counts on. Raises TypeError,
+        ValueError."""
+        if self.check(tally).n < self._present:
+            raise ValueError(
+                f"tally must be of at least {self._present} users, whose messages hide each other, not {tally.n}"
+            )
+        return tally
+
+    def analyse(self, tally: Tally) -> Estimate:
+        return self.client.analyse(self.whole(tally))
+
+    def exact(self, summary: Any) -> Tensor:
+        return self.client.exact(summary)
+
+    def predicted_mse(self, summary: Any) -> Tensor:
+        return self.client.predicted_mse(summary)
+
+    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+        return self.client.worst_mse(n, objective)
+
+
+def lower_hull(x: Array, y: Array) -> Array:
+    """The largest convex function below the points (x, y), at x, which increases."""
+    kept: list[int] = []
+    for i in range(len(x)):
+        while len(kept) > 1:
+            a, b = kept[-2], kept[-1]
+            if (y[b] - y[a]) * (x[i] - x[b]) < (y[i] - y[b]) * (x[b] - x[a]):
+                break
+            kept.pop()
+        kept.append(i)
+    return np.interp(x, x[kept], y[kept])
