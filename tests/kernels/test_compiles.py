@@ -158,19 +158,16 @@ def test_a_program_s_instructions_are_counted_as_often_as_they_are_passed(static
         static.counted(code, {**work, "trips": [5]}, 32)
 
 
-KNOWN = {"static_versions.txt": {("sm_80", "correlated_noise.add_kernel", "3.7.0")}, "static_tiles.txt": set()}
-
-
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", ["static_versions.txt", "static_tiles.txt"])
 def test_no_version_and_no_tile_that_may_be_chosen_spills(name):
-    """The committed tables: none fails, one launch of one version keeps 12 bytes; the tiles are those of the doctor."""
+    """The committed tables: none fails, none keeps a byte; the tiles are those of the doctor."""
     head, columns, *lines = (BENCH / name).read_text().splitlines()
     assert " 0 do not compile" in head
     names = re.split("  +", columns)
     held = [place for place, each in enumerate(names) if each.split()[0] in ("stack", "spilled")]
     rows = [re.split("  +", line) for line in lines]
-    full = {(*row[:3], names[p], row[p]) for row in rows for p in held if row[p] not in ("0", ".")}  # ".": not yet
-    assert rows and held and {(gpu, kernel, what.split()[1]) for gpu, kernel, _, what, _ in full} <= KNOWN[name]
+    assert rows and held
+    assert not [(*row[:3], names[p], row[p]) for row in rows for p in held if row[p] != "0"]
     kernels = {kernel for _, kernel, *_ in rows}
     stated = {line.split()[1] for line in (BENCH / "static_kernels.txt").read_text().splitlines()[2:]}
     assert kernels == stated
