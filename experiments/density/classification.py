@@ -17,7 +17,7 @@ Notes: experiments/bench/kde_digits.csv is such a table. In kde_documentation.cs
     what was called no privacy: the exact sum of rounded bits.
 Output: results/density/classification/<data>.jsonl (killed and started again it goes on), .csv and .png.
 Artifact: Wagner (2025) | Figures 1, 4 to 8, Tables 2 to 5
-Status: on digits and on documentation; the paper's embeddings are not at hand
+Status: on digits, documentation and the test rows of AG News; the paper's own embeddings are not at hand
 Time: on one core digits seven minutes, documentation half an hour; --smoke, with protocols that are calibrated fast, in
     seconds.
 """

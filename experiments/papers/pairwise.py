@@ -89,15 +89,15 @@ PAPER = Paper(
     (
         theorems("Ghazi"),
         Part("pairwise/large_domain.py", large_domain),
+        Part("pairwise/free_constant.py", constant),
+        Part("factorization/structured.py", kernels),
+        Part("factorization/rank.py", rank),
         Part("pairwise/error_vs_n.py", users),
         Part(
             "pairwise/separation.py",
             separation,
             {"separation.png": "Theorem 24: error of interactive protocols against n."},
         ),
-        Part("pairwise/free_constant.py", constant),
-        Part("factorization/structured.py", kernels),
-        Part("factorization/rank.py", rank),
     ),
     (Finding.unchecked("Remark after Corollary 7", "other models: the factor n in MSE", "compared by no script"),),
 )
