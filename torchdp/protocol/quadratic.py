@@ -218,13 +218,15 @@ def coordinates(slope: Tensor, J: Tensor, noise: Tensor) -> tuple[Tensor, Tensor
 def _threshold(squares: Tensor, own: Tensor) -> Tensor:
     """t at which sum_i max(0, squares_i - t own_i) is sum squares less what noise adds off the gradient, (*batch).
 
+    That sum is at least the standard deviation of what noise adds, since less can not be told from it.
     At most 4 (1 - 1/m) + 2 log m, nearly the largest of m squares of noise, m = (sum own)^2/sum own^2 the number of
     coordinates that make it. With more, the noise of one large w would hide coordinates that are far beyond their own.
     """
     size = squares.sum(-1)
     left = size - own.sum(-1) + (own * squares).sum(-1) / size.clamp_min(TINY)
-    left = torch.maximum(left, NEAR * size)
-    many = (own.sum(-1).square() / own.square().sum(-1).clamp_min(TINY)).clamp_min(1)
+    spread = own.square().sum(-1)
+    left = torch.maximum(left, torch.maximum((2 * spread).sqrt(), NEAR * size))
+    many = (own.sum(-1).square() / spread.clamp_min(TINY)).clamp_min(1)
     most = (4 * (1 - 1 / many) + 2 * many.log()).expand_as(size)
     goals, squares, own = left.flatten(), squares.expand_as(own), own.expand_as(squares)
     squares, own = (each.reshape(len(goals), each.shape[-1]) for each in (squares, own))
