@@ -69,6 +69,12 @@ def test_coverage(smoke):
     assert marked["least"] > 0.91 and marked["largest"] < 0.985  # 500 trials: 0.01 in standard errors
 
 
+def test_random_kernels(smoke):
+    found = smoke("pairwise/random_kernels.py")
+    assert len(found.tables["cells"]) == 33 and len(found.tables["search"]) == 3
+    assert min(row["coverage"] for row in found.tables["cells"]) > 0.82  # 50 trials: 0.03 in standard errors
+
+
 def test_more_statistics(smoke):
     found = smoke("pairwise/more_statistics.py")
     (marked,) = found.tables["marked"]

@@ -37,6 +37,12 @@ def test_designs(smoke):
     )
 
 
+def test_sequences(smoke):
+    rows = smoke("randomizers/sequences.py").tables["sequences"]
+    assert [row["oracle"] for row in rows[-2:]] == ["SubsetSelection", "HadamardResponse"]
+    assert all(row["held"] >= 0.9 and 1.4 < row["width at 100"] < 4 for row in rows)
+
+
 def test_relative_variance(smoke):
     rows = smoke("randomizers/relative_variance.py").tables["relative_variance"]
     assert max(abs(row["z"]) for row in rows if row["z"] is not None) < 5

@@ -1,0 +1,251 @@
+"""How often 95 % intervals hold the truth: random kernels, stationary points included, and the worst of a search.
+
+Paper: the formula of Lugannani and Rice (1980) for quadratic forms, as ``torchdp.protocol.quadratic`` uses it.
+Command:  python experiments/pairwise/random_kernels.py
+Expected: printed with --each 3 --ratios 9, 90 cells of 500 to 5,000 trials: away from stationary points 0.942 to 0.962
+    and one of 0.987 (11 types, 300 users, epsilon = 1, subsets: the error is all quadratic), where normal intervals
+    hold from 0.884 on, at 1.00 to 1.43 times the normal width; near and at stationary points 0.942 to 0.998 (normal
+    from 0.872), at 0.83 to 2.16 times. Nine ratios: 0.943 to 0.998. The whole configuration, 330 cells, has not been
+    run. The search (--starts 60 --steps 15 --draws 4000; normal noise of up to six coordinates) ends at 0.930 (20,000
+    draws; curvatures 1, 0.39, 0.2 of one sign, one mean far from 0). It found 0.81 and then 0.90 while what is taken
+    off the gradient's length was not bounded as now: cases that tests/protocol/test_quadratic.py keeps (above 0.945).
+Output: results/pairwise/random_kernels/cells.csv, ranges.csv, search.csv.
+Artifact: own | intervals
+Status: agrees; too wide at stationary points
+Time: about ten minutes of one core; --smoke in 20 CPU-seconds
+"""
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchdp import pairwise
+from torchdp.pairwise import Pairs, PairwiseProtocol, PairwiseStatistic, StrategyReports
+from torchdp.protocol.interval import ErrorParts, interval
+from torchdp.protocol.quadratic import QuadraticError
+from torchdp.randomness import keyed_generator
+from torchdp.simulate import Experiment, Report, columns
+from torchdp.simulate.report import read_table
+
+KINDS = ("plain", "indefinite", "one frequent", "near stationary", "stationary")
+PROTOCOLS = ("randomized response", "one message", "two messages", "message pairs", "subsets", "strategy")
+FEW = 3_000  # users, at most, of protocols whose distribution is drawn from messages
+USERS, EPSILONS = (300, 3_000, 30_000, 300_000), (0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Config:
+    each: int = 10  # cells of a kind and protocol
+    ratios: int = 30
+    trials: int = 1_000
+    again: int = 5_000  # where a cell lies near a limit
+    starts: int = 300  # of the search
+    steps: int = 40
+    draws: int = 8_000
+
+
+FULL = Config()
+SMOKE = Config(1, 3, 100, 100, 3, 1, 400)
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    kind: str
+    protocol: str
+    users: int
+    epsilon: float
+    shares: Tensor
+    kernel: Tensor
+    below: Tensor | None = None  # of a ratio
+
+    @property
+    def counts(self) -> Tensor:
+        counts = (self.shares * self.users).floor().long()
+        counts[0] += self.users - int(counts.sum())
+        return counts
+
+    def made(self, generator: torch.Generator) -> PairwiseProtocol:
+        pairs = (
+            Pairs.ALL
+            if self.protocol in ("one message", "two messages") and self.below is None
+            else Pairs.DISTINCT
+        )
+        statistic: PairwiseStatistic = pairwise.from_kernel(self.kernel, pairs=pairs)
+        if self.below is not None:
+            statistic = pairwise.ratio(statistic, pairwise.from_kernel(self.below))
+        if self.protocol == "strategy":
+            k = len(self.shares)
+            prior = None if self.below is None else torch.full((k,), 1 / k, dtype=torch.float64)
+            made = {"prior": prior, "generator": generator, "steps": 60}
+            return StrategyReports.tuned(statistic, self.users, self.epsilon, **made)
+        kinds = {
+            "randomized response": pairwise.RandomizedResponsePlugIn,
+            "one message": pairwise.OneMessage,
+            "two messages": pairwise.TwoMessage,
+            "message pairs": pairwise.OneMessagePairs,
+            "subsets": pairwise.SubsetPairs,
+        }
+        return kinds[self.protocol](statistic, self.epsilon)
+
+
+def pick(options: tuple, generator: torch.Generator) -> object:
+    return options[int(torch.randint(len(options), (), generator=generator))]
+
+
+def random_cell(kind: str, protocol: str, generator: torch.Generator, ratio: bool = False) -> Cell:
+    """k 2 (a quarter) to 16. Near stationary: the linear error is .3 to 3 times what the reports' noise makes of it."""
+    k = (
+        2
+        if float(torch.rand((), generator=generator)) < 0.25
+        else int(torch.randint(3, 17, (), generator=generator))
+    )
+    n, epsilon = int(pick(USERS, generator)), float(pick(EPSILONS, generator))  # type: ignore[call-overload]
+    n = min(n, FEW) if protocol in ("message pairs", "subsets") else n
+    shares = -torch.rand(k, generator=generator, dtype=torch.float64).log()
+    shares = shares / shares.sum()
+    if kind == "one frequent":
+        shares = 0.02 * shares + 0.98 * torch.eye(k, dtype=torch.float64)[0]
+    shares = Cell(kind, protocol, n, epsilon, shares, shares).counts.double() / n
+    kernel = torch.randn(k, k, generator=generator, dtype=torch.float64)
+    kernel = (kernel + kernel.mT) / 2
+    if kind == "plain":
+        x = torch.arange(k, dtype=torch.float64)
+        kernel = (x[:, None] - x).abs()
+    where = shares
+    if kind == "near stationary":
+        deviation = math.sqrt((k - 2 + math.exp(epsilon)) / n) / math.expm1(epsilon)  # of randomized response
+        size = 0.3 * 10 ** float(torch.rand((), generator=generator))
+        where = shares + size * deviation * torch.randn(k, generator=generator, dtype=torch.float64)
+        where = where + (1 - where.sum()) / k
+    if "stationary" in kind:  # mean f(x, .) at ``where`` becomes 0 for each x
+        means = kernel @ where
+        kernel = kernel - means[:, None] - means + where @ means
+    if not ratio:
+        return Cell(kind, protocol, n, epsilon, shares, kernel)
+    below = torch.rand(k, k, generator=generator, dtype=torch.float64)
+    below = 1 + (below + below.mT) / 4
+    value = float(torch.randn((), generator=generator))
+    return Cell(f"ratio, {kind}", protocol, n, epsilon, shares, kernel + value * below, below)
+
+
+def cells(config: Config) -> Iterator[tuple[Cell, torch.Generator]]:
+    for index in range(config.each):
+        for kind in KINDS:
+            for protocol in PROTOCOLS:
+                generator = keyed_generator(f"kernel {kind} {protocol} {index}".encode(), "cpu")
+                yield random_cell(kind, protocol, generator), generator
+    for index in range(config.ratios):
+        generator = keyed_generator(f"ratio {index}".encode(), "cpu")
+        kind = ("indefinite", "near stationary", "stationary")[index % 3]
+        protocol = ("randomized response", "strategy", "message pairs")[index // 3 % 3]
+        yield random_cell(kind, protocol, generator, ratio=True), generator
+
+
+def holds(ends: tuple[Tensor, Tensor], truth: Tensor) -> float:
+    room = 1e-9 * truth.abs() + 1e-12
+    return float(((ends[0] <= truth + room) & (truth <= ends[1] + room)).double().mean())
+
+
+def judged(
+    protocol: PairwiseProtocol, counts: Tensor, trials: int, generator: torch.Generator
+) -> dict[str, float]:
+    """Coverage of the intervals and of the normal ones, and the ratio of their mean widths."""
+    found = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
+    truth, ends = protocol.exact(counts), found.interval()
+    normal = interval(found.value, ErrorParts.normal(found.standard_error.square()), 0.95, found.limits)
+    width = float((ends[1] - ends[0]).nanmean() / (normal[1] - normal[0]).nanmean())
+    return {"coverage": holds(ends, truth), "normal": holds(normal, truth), "width": width}
+
+
+def limits(kind: str) -> tuple[float, float]:
+    return (0.925, 1.0) if "stationary" in kind or "ratio" in kind else (0.93, 0.975)
+
+
+def measure_cells(config: Config, report: Report) -> None:
+    for index, (cell, generator) in enumerate(cells(config)):
+        protocol = cell.made(generator)
+        slow = cell.protocol in ("message pairs", "subsets")
+        trials = config.trials // 2 if slow else config.trials
+        found = judged(protocol, cell.counts, trials, generator)
+        least, largest = limits(cell.kind)
+        if not least + 0.01 <= found["coverage"] <= largest - (0.01 if largest < 1 else 0):
+            trials = config.again // 2 if slow else config.again
+            found = judged(protocol, cell.counts, trials, generator)
+        named = {"cell": index, "kind": cell.kind, "protocol": cell.protocol, "k": len(cell.shares)}
+        report.row("cells", **named, n=cell.users, epsilon=cell.epsilon, trials=trials, **found)
+    rows = read_table(report.folder / "cells.csv")
+    report.say()
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        shares, normal, widths = columns(rows, "coverage", "normal", "width", kind=kind)
+        report.row(
+            "ranges",
+            kind=kind,
+            cells=len(shares),
+            least=min(shares),
+            largest=max(shares),
+            normal_least=min(normal),
+            width=math.exp(sum(map(math.log, widths)) / len(widths)),
+            widest=max(widths),
+            outside=sum(not limits(kind)[0] <= share <= limits(kind)[1] for share in shares),
+        )
+
+
+def ideal(curved: Tensor, linear: Tensor, e: Tensor) -> float:
+    """Coverage for normal noise e, (trials, r), of sum 2 l e + w (e^2 - 1)."""
+    seen = linear + curved * e
+    none = torch.zeros_like(e[:, 0])
+    below, above = QuadraticError(curved.expand_as(seen), seen, seen[:, :0], none, none).margins(1.959964)
+    off = (2 * linear * e + curved * (e.square() - 1)).sum(-1)
+    room = 1e-6 * (curved.abs() + linear.abs()).sum()
+    return float(((off <= below + room) & (-off <= above + room)).double().mean())
+
+
+def search(config: Config, report: Report) -> None:
+    """The least coverage over w and l of up to six coordinates: random starts, steps downhill from the worst five."""
+    generator = keyed_generator(b"search", "cpu")
+    draws = torch.randn(config.draws, 6, generator=generator, dtype=torch.float64)
+
+    def coverage(point: Tensor, e: Tensor) -> float:
+        return ideal(point[0], point[1], e[:, : point.shape[1]])
+
+    starts = []
+    for index in range(config.starts):
+        r = 1 + index % 6
+        w = 10 ** (-1.5 * torch.rand(r, generator=generator, dtype=torch.float64))
+        w = w * torch.randn(r, generator=generator, dtype=torch.float64).sign()
+        mu = 4 * torch.rand(r, generator=generator, dtype=torch.float64)
+        mu = mu * (torch.rand(r, generator=generator, dtype=torch.float64) < 0.7)
+        point = torch.stack([w, w * mu])
+        starts.append((coverage(point, draws[: config.draws // 4]), point))
+    starts.sort(key=lambda each: each[0])
+    for share, point in starts[:5]:
+        share, size = coverage(point, draws), 0.5
+        for _ in range(config.steps):
+            change = (size * torch.randn(point.shape, generator=generator, dtype=torch.float64)).exp()
+            new = point * change
+            found = coverage(new, draws)
+            if found < share:
+                point, share = new, found
+            else:
+                size *= 0.93
+        fresh = torch.randn(5 * config.draws, 6, generator=generator, dtype=torch.float64)
+        w, l = (" ".join(f"{float(each):.3g}" for each in part / point[0].abs().max()) for part in point)
+        report.row("search", w=w, l=l, chosen=share, coverage=coverage(point, fresh))
+
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        measure_cells(config, report)
+        search(config, report)
+
+
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
+
+if __name__ == "__main__":
+    EXPERIMENT.main()
