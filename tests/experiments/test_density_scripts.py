@@ -89,4 +89,4 @@ def test_kernels(smoke):
 @pytest.mark.slow
 def test_messages(smoke):
     (row,) = smoke("density/messages.py").tables["messages"]
-    assert 1 <= row["error"] <= 1.01 and row["messages"] <= row["messages_least"]
+    assert 0.99 <= row["error"] <= 1.5 and row["messages"] <= row["messages_least"]
