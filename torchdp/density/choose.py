@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import Features
-from torchdp.density.inner_product import InnerProductFamily, InnerProductRotated
+from torchdp.density.inner_product import InnerProductFamily
 from torchdp.density.kde import MOST_STEPS, ShuffledKDE
 from torchdp.density.learning import ShuffledClasses, sizes_of
-from torchdp.density.orthogonal import GaussianOrthogonal
-from torchdp.density.stationary import Gaussian, StationaryKernel
-from torchdp.density.waves import MOST_DIMENSIONS, Waves, lattices
+from torchdp.density.plans import Plan, plans
+from torchdp.density.stationary import StationaryKernel
 from torchdp.privacy import gaussian_sigma
 from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
@@ -23,33 +21,11 @@ from torchdp.shuffle import BoundedSum, PoissonSum
 from torchdp.threads import one_thread
 
 MOST_MESSAGES = 2048.0
-COUNTS = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # of waves
-ORTHOGONAL = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 SCALES = torch.logspace(-1.5, 2, 90, dtype=torch.float64)  # of steps
 NEAR = 1.01  # of the least error: fewest messages win among those below
-ENOUGH = 0.05  # of a curator's error: waves whose bound is below need no more of them
 FINE = 0.1  # of the variance of noise: steps whose rounding is below are fine enough
-CROWD = 1024  # users, spread over the box, by whom rounding is judged
 AGAIN, CLOSE = 3, 1.02  # how often a prediction is corrected, and how much more error is no reason to
 LAWS: tuple[type[PoissonSum] | type[BoundedSum], ...] = (PoissonSum, BoundedSum)
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """Features with steps scale * shape, as a choice sees them.
-
-    feature: their own squared error, of the mean or the worst query. gain: of R^2 g_j^2/I^2, (instances,). gamma: at
-    scale 1. shares: f/R of a typical user. crowd: points of users by whom rounding is judged at last; None: ``shares``.
-    """
-
-    name: str
-    features: Features
-    feature: float
-    gain: Tensor
-    shape: Tensor
-    gamma: float
-    shares: Tensor
-    crowd: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,8 +161,9 @@ def choose(
     asked = Question(users, checks.positive("epsilon", epsilon), checks.fraction("delta", delta), absent, most)
     mean = checks.instance("objective", objective, Objective) is Objective.MEAN
     generator = keyed_generator(b"density") if generator is None else generator
-    plans = list(_plans(kernel, box, dimension, asked, mean, checks.random_source(generator, generator.device)))
-    found, kde = _certified(plans, asked)
+    limit = math.sqrt(2) * asked.sigma / users
+    tried = list(plans(kernel, box, dimension, limit, mean, checks.random_source(generator, generator.device)))
+    found, kde = _certified(tried, asked)
     protocol = kde if classes is None else ShuffledClasses.like(kde, classes)
     parts = [math.sqrt(part) for part in found.parts[:3]]
     note = "feature {:.3g}, rounding {:.3g}, noise {:.3g}; ".format(*parts) + (
@@ -195,12 +172,12 @@ def choose(
     return Choice((Candidate(f"{found.plan.name}, {found.law.__name__}", protocol, found.error, note),))
 
 
-def _certified(plans: list[Plan], asked: Question) -> tuple[Found, ShuffledKDE]:
+def _certified(tried: list[Plan], asked: Question) -> tuple[Found, ShuffledKDE]:
     """The best by prediction, with the law that is certified for it. Raises ValueError."""
     factors: dict[type, float] = {}
     kept: list[tuple[Found, ShuffledKDE]] = []
     for _ in range(AGAIN + 1):
-        every = [found for plan in plans for found in asked.candidates(plan, factors)]
+        every = [found for plan in tried for found in asked.candidates(plan, factors)]
         if not every:
             break
         least = min(found.error for found in every)
@@ -229,85 +206,6 @@ def _certified(plans: list[Plan], asked: Question) -> tuple[Found, ShuffledKDE]:
             "allow more of them, or ask for a larger epsilon or delta"
         )
     return min(kept, key=lambda pair: pair[0].error)
-
-
-def _plans(
-    kernel: StationaryKernel | InnerProductFamily,
-    box: Tensor | None,
-    dimension: int | None,
-    asked: Question,
-    mean: bool,
-    generator: torch.Generator,
-) -> Iterator[Plan]:
-    """What may be chosen from. Raises TypeError, ValueError."""
-    checks.instance("kernel", kernel, (StationaryKernel, InnerProductFamily))
-    if isinstance(kernel, InnerProductFamily):
-        yield _products(kernel, generator)
-        return
-    if box is not None:
-        corners = torch.as_tensor(box, dtype=torch.float64)
-        dimension = corners.shape[-1] if corners.ndim == 2 else 1  # Waves refuses the rest
-        if dimension <= MOST_DIMENSIONS:
-            yield from _waves(Waves(kernel, corners), asked, mean, generator.device)
-            return
-    if dimension is None or not isinstance(kernel, Gaussian):
-        raise ValueError(
-            "box must be given, (2, d) public corners with d <= 3, or for a Gaussian kernel the dimension; of other "
-            "kernels in more dimensions take a family, such as LaplacianSigns, and ShuffledKDE.calibrated"
-        )
-    family = GaussianOrthogonal(checks.integer("dimension", dimension, 1), kernel.scale)
-    yield from _orthogonal(family, asked, generator)
-
-
-def _waves(family: Waves, asked: Question, mean: bool, device: torch.device) -> Iterator[Plan]:
-    limit = math.sqrt(2) * asked.sigma / asked.n
-    low, high = torch.as_tensor(family.box, dtype=torch.float64, device=device)
-    points = torch.quasirandom.SobolEngine(family.dimension).draw(CROWD, dtype=torch.float64).to(device)
-    crowd = low + (high - low) * points
-    for count in COUNTS:
-        bounds = [one.average if mean else one.worst for one in lattices(family)]
-        lattice, bound = min(
-            (
-                (one, float(each[min(count, len(each)) - 1]))
-                for one, each in zip(lattices(family), bounds, strict=True)
-            ),
-            key=lambda pair: pair[1],
-        )
-        features = lattice.features(family, count, device)
-        weights = features.weights.cpu().repeat_interleave(2)
-        shape = weights.abs().sqrt()
-        yield Plan(
-            f"{features.repetitions} waves", features, bound**2, weights.square() / 2, shape,
-            features.gamma(shape), arc(), crowd,
-        )  # fmt: skip
-        if bound < ENOUGH * limit or features.repetitions < count:
-            return
-
-
-def _orthogonal(family: GaussianOrthogonal, asked: Question, generator: torch.Generator) -> Iterator[Plan]:
-    """Feature term: that of independent waves, 1/(2 I) at far points, where near ones have less."""
-    for count in ORTHOGONAL:
-        features = family.draw(count, generator=generator)
-        even = torch.full((2 * count,), 1.0, dtype=torch.float64)
-        gain = even / (2 * float(count) ** 2)
-        yield Plan(f"{count} orthogonal waves", features, 1 / (2 * count), gain, even, float(count), arc())
-
-
-def _products(kernel: InnerProductFamily, generator: torch.Generator) -> Plan:
-    """Coordinates that a rotation makes nearly normal, of deviation R/width."""
-    family = kernel if isinstance(kernel, InnerProductRotated) else InnerProductRotated(kernel.dimension)
-    features = family.draw(1, generator=generator)
-    even = torch.ones(features.instances, dtype=torch.float64)
-    normal = torch.special.ndtri((torch.arange(64, dtype=torch.float64) + 0.5) / 64)
-    shares = (normal / (family.bound * math.sqrt(family.coordinates))).clamp(-1, 1)
-    gain = even * family.bound**2 / len(even)
-    name = f"{features.instances} rotated coordinates"
-    return Plan(name, features, family.bias**2, gain, even, features.gamma(even), shares)
-
-
-def arc() -> Tensor:
-    """Cosines of uniform angles."""
-    return ((torch.arange(64, dtype=torch.float64) + 0.5) * (math.pi / 64)).cos()
 
 
 def rounded(shares: Tensor, steps: Tensor) -> Tensor:
