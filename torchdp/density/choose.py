@@ -23,7 +23,7 @@ from torchdp.threads import one_thread
 MOST_MESSAGES = 2048.0
 SCALES = torch.logspace(-1.5, 2, 90, dtype=torch.float64)  # of steps
 NEAR = 1.01  # of the least error: fewest messages win among those below
-FINE = 0.1  # of the variance of noise: steps whose rounding is below are fine enough
+FINE = 0.01  # of the variance of noise: steps whose rounding is below are fine enough
 AGAIN, CLOSE = 3, 1.02  # how often a prediction is corrected, and how much more error is no reason to
 LAWS: tuple[type[PoissonSum] | type[BoundedSum], ...] = (PoissonSum, BoundedSum)
 

@@ -189,8 +189,10 @@ def moved(features: Features, steps: Tensor | None = None) -> tuple[int, float, 
     """
     if steps is None:
         gamma, most, largest = features.movement, float(features.instances), 1.0
+        flips = features.composed
     else:
+        flips = features.instances  # a number that is zero is no fair coin
         gamma, most, largest = features.gamma(steps), float(steps.square().sum()), float(steps.max())
     room = 2 * ERROR * most**0.5
     change = min((gamma**0.5 + room) ** 2, most)
-    return features.instances, change, features.composed, largest
+    return features.instances, change, flips, largest
