@@ -4,7 +4,7 @@ Paper: Wagner (2025), Figure 2 (messages of a user), on features of 64 numbers a
 Command:  python experiments/density/messages.py
 Expected: a row for each kernel and epsilon, delta = 1e-5. "least": chosen with up to 8,192 messages of a user;
     "chosen": with the default, 2,048; "error": of the chosen one over the least.
-Output: results/density/messages/messages.csv; printed: ``experiments/bench/messages_cpu.txt``.
+Output: results/density/messages/messages.csv.
 Artifact: Wagner (2025) | Figure 2
 Status: own rule; the paper has no choice
 Time: a minute on one core; --smoke in some seconds.
