@@ -86,12 +86,12 @@ def response(features: Features, n: int, epsilon: float) -> ShuffledKDE:
 
 def bounded(features: Features, n: int, epsilon: float) -> ShuffledKDE:
     """Four steps, bounded shares."""
-    return ShuffledKDE.calibrated(features, BoundedSum, n, epsilon, DELTA, levels=4)
+    return ShuffledKDE.calibrated(features, BoundedSum, n, epsilon, DELTA, steps=4)
 
 
 def steps(features: Features, n: int, epsilon: float) -> ShuffledKDE:
     """Four steps, Poisson noise."""
-    return ShuffledKDE.calibrated(features, PoissonSum, n, epsilon, DELTA, levels=4)
+    return ShuffledKDE.calibrated(features, PoissonSum, n, epsilon, DELTA, steps=4)
 
 
 def curator(features: Features, n: int, epsilon: float) -> CentralKDE:

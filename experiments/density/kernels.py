@@ -5,7 +5,8 @@ Paper: Wagner (2025), section 4.1 (highest density class), on digits (125 users 
     signs to 256 numbers, roots of their counts, normalised.
 Command:  python experiments/density/kernels.py
 Expected: accuracy over splits of the table, the same in all rows of one kernel and epsilon. "before": bits with Poisson
-    noise; "now": ``ShuffledKDE.tuned``; "curator": Gaussian noise on the features themselves; "no privacy": their sums.
+    noise; "now": ``density.choose`` for inner products, four steps with bounded shares for
+    other kernels; "curator": Gaussian noise on the features themselves; "no privacy": their sums.
     "gap": the curator's accuracy less this row's, split by split; of "now" it is nought within 2.5 of its errors.
     "error": predicted, of one feature's mean, rounding and noise.
 Output: results/density/kernels/kernels.csv; printed: ``experiments/bench/kernels_cpu.txt``.
@@ -17,7 +18,7 @@ Time: a quarter of an hour on one core; --smoke in 10 to 20 CPU-seconds.
 import math
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import data as tables
 import torch
@@ -32,10 +33,11 @@ from torchdp.density import (
     LaplacianSigns,
     ShuffledClasses,
     ShuffledKDE,
+    choose,
     classify,
 )
 from torchdp.randomness import keyed_generator
-from torchdp.shuffle import ExactSum, PoissonSum
+from torchdp.shuffle import BoundedSum, ExactSum, PoissonSum
 from torchdp.simulate import Experiment, Report
 from torchdp.threads import on_host
 
@@ -103,7 +105,10 @@ def density(way: str, features: Features, n: int, epsilon: float) -> Kde:
         return CentralKDE.calibrated(features, n, epsilon, DELTA)
     if way == "before":
         return ShuffledKDE.calibrated(features, PoissonSum, n, epsilon, DELTA)
-    return ShuffledKDE.tuned(features, n, epsilon, DELTA).best
+    if isinstance(features.family, InnerProductRotated):
+        chosen = choose(features.family, n=n, epsilon=epsilon, delta=DELTA).best
+        return replace(chosen, features=features)
+    return ShuffledKDE.calibrated(features, BoundedSum, n, epsilon, DELTA, steps=4)
 
 
 def measure(config: Config, report: Report) -> None:
@@ -142,13 +147,14 @@ def measure(config: Config, report: Report) -> None:
                         kernel=kernel,
                         epsilon=epsilon,
                         way=way,
-                        law=f"{type(kde.law).__name__} {kde.law.levels}" if shuffled else "",
+                        law=type(kde.law).__name__ if shuffled else "",
+                        steps=1.0 if kde.steps is None else float(kde.steps.max()),
                         accuracy=float(accuracy.mean()),
                         standard_error=float(accuracy.std() / math.sqrt(len(chosen))),
                         gap=float(gap.mean()),
                         gap_error=float(gap.std() / math.sqrt(len(chosen))),
                         error=float(kde.worst_mse(n).sqrt()),
-                        messages=kde.law.messages_per_user * kde.instances if shuffled else 0.0,
+                        messages=kde.messages_per_user if shuffled else 0.0,
                         bits=kde.bits_per_user if shuffled else 0.0,
                     )
 

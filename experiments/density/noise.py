@@ -71,11 +71,11 @@ class Config:
 def rescaled(law: BitLaw, factor: float) -> BitLaw:
     """The same law with ``factor`` times the variance."""
     if isinstance(law, PoissonSum):
-        return PoissonSum(law.users, law.mean * factor, levels=law.levels)
+        return PoissonSum(law.users, law.mean * factor)
     if isinstance(law, BoundedSum):
-        return BoundedSum(law.users, law.deviation * math.sqrt(factor), levels=law.levels)
+        return BoundedSum(law.users, law.deviation * math.sqrt(factor))
     if isinstance(law, NegativeBinomialSum):
-        return NegativeBinomialSum(law.users, law.shape * factor, law.ratio, levels=law.levels)
+        return NegativeBinomialSum(law.users, law.shape * factor, law.ratio)
     return RandomizedResponseSum.of_rmse(law.users, law.rmse * math.sqrt(factor))
 
 
@@ -170,9 +170,8 @@ def composed(pairs: list[tuple[Array, Array, int]], epsilon: float) -> float:
     return float(law @ np.maximum(-np.expm1(epsilon - loss), 0.0)) + 1 - kept
 
 
-def worst(law: BitLaw, instances: int, change: float, epsilon: float) -> tuple[float, str]:
+def worst(law: BitLaw, instances: int, change: float, epsilon: float, steps: int) -> tuple[float, str]:
     """The largest delta found: equal moves of ten sizes and a smaller last one, both roles, up and down."""
-    steps = law.levels
     gamma = steps**2 * change
     farthest, best = min(float(steps), math.sqrt(gamma)), (0.0, "")
     sizes = {farthest * part for part in (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)} | {min(1.0, farthest)}
@@ -190,18 +189,18 @@ def worst(law: BitLaw, instances: int, change: float, epsilon: float) -> tuple[f
     return best
 
 
-def needed(law: BitLaw, instances: int, change: float, epsilon: float) -> tuple[float, str]:
+def needed(law: BitLaw, instances: int, change: float, epsilon: float, steps: int) -> tuple[float, str]:
     """The variance, over this law's, at which the worst pattern found meets delta."""
     factor, step = 1.0, 0.98
-    here, pattern = worst(law, instances, change, epsilon)
+    here, pattern = worst(law, instances, change, epsilon, steps)
     for _ in range(3):
-        there = worst(rescaled(law, factor * step), instances, change, epsilon)[0]
+        there = worst(rescaled(law, factor * step), instances, change, epsilon, steps)[0]
         slope = math.log(there / here) / math.log(step)
         moved_to = factor * min(1.1, max(0.8, math.exp(math.log(DELTA / here) / slope)))
         if abs(math.log(moved_to / factor)) < 1e-4:
             break
         factor, step = moved_to, 0.99
-        here, pattern = worst(rescaled(law, factor), instances, change, epsilon)
+        here, pattern = worst(rescaled(law, factor), instances, change, epsilon, steps)
     return factor, pattern
 
 
@@ -212,14 +211,13 @@ def measure(config: Config, report: Report) -> None:
         for name in config.laws:
             n = users[{"bounded": 1, "randomized response": 2}.get(name, 0)]
             for m in config.levels:
-                own = {} if name == "randomized response" else {"levels": m}
                 if (name == "randomized response" and m > 1) or (name == "bounded" and instances > 2000 and m > 4):
                     continue  # one bit; more counts than are followed
                 start = time.process_time()
-                law = LAWS[name].calibrated(n, epsilon, DELTA, instances, change=change, **own)
+                law = LAWS[name].calibrated(n, epsilon, DELTA, instances, change=m**2 * change, largest=m)
                 seconds = time.process_time() - start
-                variance = float(law.variance(torch.zeros(())))
-                factor, pattern = needed(law, instances, change, epsilon)
+                variance = float(law.variance(torch.zeros(()))) / m**2
+                factor, pattern = needed(law, instances, change, epsilon, m)
                 known = dict(enumerate(KNOWN.get((instances, change, epsilon, name), ()))).get(m.bit_length() - 1)
                 report.row(
                     "noise",
@@ -233,7 +231,7 @@ def measure(config: Config, report: Report) -> None:
                     over_known=variance / known if known else math.nan,
                     needed=variance * factor,
                     over_needed=1 / factor,
-                    messages=law.messages_per_user * instances,
+                    messages=(law.messages_per_user + m - 1) * instances,
                     seconds=seconds,
                     pattern=pattern,
                 )

@@ -144,9 +144,9 @@ def vectors(n: int, epsilon: float, dim: int = 32) -> Iterator[tuple[str, float,
         crowd = Amplified.calibrated(lambda e, kind=kind: kind(dim, e), n, epsilon, DELTA)
         yield name, 1.0, crowd.client.epsilon, crowd.client.squared_error(1.0) / n
     for sums in (PoissonSum, BoundedSum):
-        law = sums.calibrated(n, epsilon, DELTA, dim, change=1.0, levels=4)
-        noise = 4 * dim * float(law.variance(torch.tensor([n / 2]))) / n**2
-        yield sums.__name__, dim * law.messages_per_user, math.inf, noise + 4 / 16 / n * dim / 4
+        law = sums.calibrated(n, epsilon, DELTA, dim, change=16.0, largest=4.0)  # numbers from 0 to 4
+        noise = 4 * dim * float(law.variance(torch.tensor([n / 2]))) / 16 / n**2
+        yield sums.__name__, dim * (law.messages_per_user + 3), math.inf, noise + 4 / 16 / n * dim / 4
     yield "a curator", 0.0, math.inf, dim * (gaussian_sigma(epsilon, DELTA, 2.0) / n) ** 2
 
 

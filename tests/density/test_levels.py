@@ -8,9 +8,9 @@ from laws import generator, z_scores
 
 from torchdp.density import (
     GaussianFourier,
+    GaussianOrthogonal,
     GaussianSquareWave,
     InnerProductRotated,
-    LaplacianSigns,
     Projected,
     ShuffledClasses,
     ShuffledKDE,
@@ -18,7 +18,7 @@ from torchdp.density import (
 )
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum
+from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum
 
 D, DELTA = 4, 1e-4
 FAMILIES = [
@@ -28,11 +28,8 @@ FAMILIES = [
     Projected(D, GaussianFourier(3, 1.3)),
 ]
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
-LAWS = [
-    PoissonSum(9, 900.0, levels=3),
-    BoundedSum(9, 30.0, levels=4),
-    NegativeBinomialSum(9, 400.0, 0.5, levels=2),
-]
+LAWS = [(PoissonSum(9, 900.0), 3), (BoundedSum(9, 30.0), 4.0), (NegativeBinomialSum(9, 400.0, 0.5), 0.4)]
+UNEQUAL = torch.tensor([0.3, 0.7, 1.0, 2.6, 4.0, 5.5], dtype=torch.float64)
 
 
 def ball(n, seed=1):
@@ -40,16 +37,23 @@ def ball(n, seed=1):
     return x / x.norm(dim=1, keepdim=True).clamp_min(1)
 
 
-def made(family, law, repetitions=3):
-    return ShuffledKDE(family.draw(repetitions, generator=generator(2)), law, DELTA)
+def made(family, law, steps, repetitions=3):
+    return ShuffledKDE(family.draw(repetitions, generator=generator(2)), law, DELTA, steps=steps)
 
 
 @pytest.mark.parametrize(
-    ("family", "law"), [*((family, LAWS[0]) for family in FAMILIES), *((FAMILIES[2], law) for law in LAWS[1:])]
+    ("family", "law", "steps"),
+    [
+        *((family, *LAWS[0]) for family in FAMILIES),
+        *((FAMILIES[2], *law) for law in LAWS[1:]),
+        (FAMILIES[0], LAWS[0][0], UNEQUAL[:3]),
+        (FAMILIES[1], LAWS[0][0], UNEQUAL[2:5]),
+        (GaussianOrthogonal(D, 1.3), LAWS[1][0], UNEQUAL),
+    ],
 )
-def test_predicted_error_is_the_measured_one(family, law):
+def test_predicted_error_is_the_measured_one(family, law, steps):
     x, y = ball(9), ball(3, seed=5)
-    kde = made(family, law)
+    kde = made(family, law, steps)
     crowd = kde.summary(x)
     predicted = kde.density_mse(crowd, y)
     density = kde.sample_estimate(crowd, generator=generator(3), sample_shape=(4000,))
@@ -60,7 +64,7 @@ def test_predicted_error_is_the_measured_one(family, law):
 
 @EACH
 def test_messages_and_sums_have_one_law(family):
-    kde, x = made(family, BoundedSum(9, 30.0, levels=4), 2), ball(9)
+    kde, x = made(family, BoundedSum(9, 30.0), 4, 2), ball(9)
     heard = torch.stack([kde.analyse(kde.collect(x, noise=SeededNoise(i))).value for i in range(250)])
     drawn = kde.sample_estimate(kde.summary(x), generator=generator(4), sample_shape=(4000,)).value
     spread = kde.predicted_mse(kde.summary(x)).sqrt()
@@ -80,59 +84,25 @@ def test_messages_and_sums_have_one_law(family):
 def test_more_steps_err_less_at_one_guarantee(kind):
     features, epsilon, errors = InnerProductRotated(8, 2.0).draw(1, generator=generator(2)), 4.5, []
     for levels in (1, 2, 4):
-        kde = ShuffledKDE.calibrated(features, kind, 60, epsilon, 1e-5, levels=levels)
-        assert kde.guarantee.epsilon == epsilon and kde.law.levels == levels
+        kde = ShuffledKDE.calibrated(features, kind, 60, epsilon, 1e-5, steps=levels)
+        assert kde.guarantee.epsilon == epsilon and (kde.steps is None) == (levels == 1)
         errors.append(float(kde.predicted_mse(kde.summary(torch.nn.functional.normalize(
             torch.randn(60, 8, generator=generator(3)), dim=1)))[0]))  # fmt: skip
     assert errors[0] > 1.05 * errors[1] and errors[1] > errors[2]
-    law = type(kde.law)(60, 0.8 * getattr(kde.law, "mean", kde.law.rmse * 4), levels=4)
     with pytest.raises(ValueError, match="not certified"):
-        ShuffledKDE(features, law, 1e-5, epsilon)
+        ShuffledKDE(features, kde.law.resized(60, 0.8), 1e-5, epsilon, steps=4)
 
 
 def test_classes_and_messages_in_bytes():
     family, labels = InnerProductRotated(D, 1.5), torch.arange(18) % 2
     features = family.draw(2, generator=generator(2))
-    kdes = tuple(ShuffledKDE(features, BoundedSum(9, 30.0, levels=4), DELTA) for _ in range(2))
+    kdes = tuple(ShuffledKDE(features, BoundedSum(9, 30.0), DELTA, steps=4) for _ in range(2))
     found = ShuffledClasses(kdes).sample_estimate((ball(18), labels), generator=generator(1))
     assert found.value.shape == (2, 8 if features.instances == 8 else features.instances)
     bag = kdes[0].randomize(ball(3), noise=SeededNoise(1))
     again = kdes[0].decode(kdes[0].encode(bag))
     assert torch.equal(again.instance, bag.instance) and again.n == 3
-    assert kdes[0].messages_per_user == features.instances * (4 + kdes[0].law.noise_mean / 9)
-
-
-@pytest.mark.parametrize(("epsilon", "best"), [(0.05, RandomizedResponseSum), (20.0, BoundedSum)])
-def test_fewer_messages_are_preferred_where_errors_are_alike(epsilon, best, monkeypatch):
-    monkeypatch.setattr("torchdp.density.kde.TRIED", ((BoundedSum, 1), (RandomizedResponseSum, 1)))
-    features = LaplacianSigns(D, 1.0).draw(8, generator=generator(2))
-    choice = ShuffledKDE.tuned(features, 400, epsilon, 1e-5)
-    (least,) = (one for one in choice.candidates if isinstance(one.protocol.law, BoundedSum))
-    (one_message,) = (one for one in choice.candidates if isinstance(one.protocol.law, RandomizedResponseSum))
-    assert least.error < one_message.error and isinstance(choice.best.law, best)
-    assert (one_message.error <= 1.01 * least.error) == (best is RandomizedResponseSum)
-    assert f"{features.instances} messages of a user, {4 * features.instances} bits" in one_message.note
-
-
-@pytest.mark.slow
-def test_tuned_laws_err_least_for_their_messages():
-    features = InnerProductRotated(D, 1.5).draw(2, generator=generator(2))
-    choice = ShuffledKDE.tuned(features, 30, 2.0, 1e-5)
-    assert len(choice.candidates) == 8
-    errors = [one.error for one in choice.candidates]
-    near = sum(error <= 1.01 * min(errors) for error in errors)
-    assert near >= 2 and errors[near:] == sorted(errors[near:]) and min(errors[near:]) > max(errors[:near])
-    sent = [one.protocol.messages_per_user for one in choice.candidates[:near]]
-    assert sent == sorted(sent) and choice.best.law.levels > 1
-    assert all(one.protocol.guarantee.epsilon == 2.0 for one in choice.candidates)
-    messages = {one.name: one.protocol.law.messages_per_user * one.protocol.instances for one in choice.candidates}
-    few = ShuffledKDE.tuned(features, 30, 2.0, 1e-5, most_messages=messages["BoundedSum, bits"])
-    assert {one.name for one in few.candidates} == {
-        k for k, v in messages.items() if v <= messages["BoundedSum, bits"]
-    }
-    assert isinstance(
-        ShuffledKDE.tuned(features, 30, 2.0, 1e-5, most_messages=features.instances).best.law,
-        RandomizedResponseSum,
-    )
-    much = ShuffledKDE.tuned(InnerProductRotated(4).draw(1, generator=generator(2)), 30, 0.01, 1e-5)
-    assert "BoundedSum, 8 steps" not in {one.name for one in much.candidates}  # so much noise is not followed
+    rounded = kdes[0].messages_per_user - features.instances * kdes[0].law.noise_mean / 9
+    assert 2 * features.instances < rounded <= 4 * features.instances
+    units = torch.nn.functional.normalize(torch.randn(999, D, generator=generator(3)), dim=1).double()
+    assert rounded >= float((2 * (1 + features.share(units))).sum(1).max())

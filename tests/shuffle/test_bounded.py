@@ -67,10 +67,10 @@ def test_absent_users_take_their_shares_along():
 @pytest.mark.parametrize("levels", [1, 4])
 @pytest.mark.parametrize("reach", [2, 3])
 def test_uniform_noise_loses_its_ends_alone(reach, levels):
-    law = BoundedSum(2, math.sqrt(2 * reach * (reach + 1) / 3), levels=levels)  # a share is uniform
+    law = BoundedSum(2, math.sqrt(2 * reach * (reach + 1) / 3))  # a share is uniform
     for epsilon, change in ((1e-4, 0.01), (0.5, 0.01), (8.0, 0.05)):
         lost = levels * math.sqrt(change) / (2 * reach + 1)  # exactly, where one instance takes all movement
-        found = law.moved_delta(epsilon, 2, change, absent=1)
+        found = law.moved_delta(epsilon, 2, levels**2 * change, absent=1, largest=levels)
         assert lost <= found <= 1 and (epsilon < 0.1 or found <= 1.02 * math.sqrt(2) * lost)
 
 

@@ -41,8 +41,9 @@ KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": Nega
 )
 def test_known_noise(kind, users, instances, change, epsilon, levels, variance):
     """Variance of one sum at delta = 1e-5; never below the curator's."""
-    law = KINDS[kind].calibrated(users, epsilon, 1e-5, instances, change=change, levels=levels)
-    found = float(law.variance(torch.zeros(())))
+    moved = levels**2 * change
+    law = KINDS[kind].calibrated(users, epsilon, 1e-5, instances, change=moved, largest=levels)
+    found = float(law.variance(torch.zeros(()))) / levels**2
     assert found == pytest.approx(variance, rel=5e-3)
     assert gaussian_log_delta(math.sqrt(found / change), epsilon) <= math.log(1e-5)
 
@@ -68,21 +69,19 @@ MASSES = {
 }
 
 
-@pytest.mark.parametrize("levels", [1, 2, 3])
+@pytest.mark.parametrize("levels", [0.7, 1, 1.6, 2, 3])
 @pytest.mark.parametrize("name", MASSES)
 def test_guarantee_no_pair_of_vectors_in_two_coordinates_is_told_apart_better(name, levels):
     """Every pair on a grid, all outcomes; and the bound is not far above the worst of them."""
     law, mass = MASSES[name]
-    values = np.linspace(0, levels, 3 * levels + 1)[:: 1 if levels < 3 else 2]
-    laws, worst = {u: shifted(mass, u) for u in values}, {}
+    values = np.linspace(0, levels, round(3 * levels) + 1)[:: 1 if levels < 3 else 2]
+    laws, worst, epsilon = {u: shifted(mass, u) for u in values}, {}, 0.8 if levels >= 1 else 0.1
     for (a, b), (c, d) in itertools.product(itertools.combinations_with_replacement(values, 2), repeat=2):
-        change = round(((a - c) ** 2 + (b - d) ** 2) / levels**2, 9)
+        change = round((a - c) ** 2 + (b - d) ** 2, 9)
         if 0 < change:
-            found = exact([(laws[a], laws[c]), (laws[b], laws[d])], 0.8)
+            found = exact([(laws[a], laws[c]), (laws[b], laws[d])], epsilon)
             worst[change] = max(worst.get(change, 0.0), found)
-    ratios = [
-        found / moved_delta(law.noise_law(), 0.8, 2, min(change, 2.0), levels) for change, found in worst.items()
-    ]
+    ratios = [found / moved_delta(law.noise_law(), epsilon, 2, change, levels) for change, found in worst.items()]
     assert len(ratios) > 4 and max(ratios) <= 1 + 1e-9 and max(ratios) > 0.5
 
 
@@ -97,7 +96,7 @@ def test_guarantee_no_pair_of_100_000_in_two_coordinates_is_told_apart_better(na
         laws = np.stack([shifted(mass, u) for u in values])
         first, second = np.array(list(itertools.combinations_with_replacement(range(len(values)), 2))).T
         marks = np.linspace(0, 2.0, 61)[1:]
-        bounds = np.array([moved_delta(law.noise_law(), 0.8, 2, mark, levels) for mark in marks])
+        bounds = np.array([moved_delta(law.noise_law(), 0.8, 2, levels**2 * mark, levels) for mark in marks])
         Q = (laws[first][:, :, None] * laws[second][:, None]).reshape(len(first), -1)
         for i in range(len(values)):
             for j in range(i, len(values)):
@@ -157,10 +156,11 @@ def test_the_floor_of_poisson_noise():
 @pytest.mark.parametrize("levels", [1, 2, 4])
 def test_more_movement_and_less_noise_cost_more(levels):
     noise = PoissonSum(50, 30.0).noise_law()
-    delta = moved_delta(noise, 1.5, 64, 4.0, levels)
-    assert moved_delta(noise, 1.5, 64, 4.4, levels) > delta > moved_delta(noise, 1.7, 64, 4.0, levels)
-    assert moved_delta(PoissonSum(50, 27.0).noise_law(), 1.5, 64, 4.0, levels) > delta
-    assert moved_delta(noise, 1.5, 128, 4.0, levels) >= delta
+    moved = 4.0 * levels**2
+    delta = moved_delta(noise, 1.5, 64, moved, levels)
+    assert moved_delta(noise, 1.5, 64, 1.1 * moved, levels) > delta > moved_delta(noise, 1.7, 64, moved, levels)
+    assert moved_delta(PoissonSum(50, 27.0).noise_law(), 1.5, 64, moved, levels) > delta
+    assert moved_delta(noise, 1.5, 128, moved, levels) >= delta
 
 
 @pytest.mark.parametrize("levels", [1, 3])
@@ -170,7 +170,7 @@ def test_moduli_are_those_of_the_pairs(turned, up, levels):
     """|sum P^(1 + z) Q^(-z)|, outcome by outcome, less what is lost, and the tails' mass where nothing is lost."""
     mass = stats.poisson.pmf(np.arange(25), 5.0)
     cut, x, a, step = Cut(mass[3:20], 0.01, 0.0), np.linspace(0.1, levels, 7 * levels), 1.7, 0.9
-    found = list(Move.of_noise(cut, x, levels, turned, up).moduli(a, step, 3))
+    found = list(Move.of_noise(cut, x, turned, up).moduli(a, step, 3))
     base = np.concatenate([cut.mass[::-1] if turned else cut.mass, np.zeros(6)])
     for i, distance in enumerate(x):
         k, theta = int(distance), distance - int(distance)
@@ -249,7 +249,7 @@ def test_far_more_noise_than_is_needed_takes_no_longer():
 @pytest.mark.parametrize(("epsilon", "levels"), [(0.001, 1), (0.02, 8)])
 def test_wide_noise_is_told_from_gaussian_noise_by_little(epsilon, levels):
     sigma = 1.02 * gaussian_sigma(epsilon, 1e-6, 2.0)
-    found = PoissonSum(100, (levels * sigma) ** 2, levels=levels).moved_delta(epsilon, 8, 4.0)
+    found = PoissonSum(100, (levels * sigma) ** 2).moved_delta(epsilon, 8, 4.0 * levels**2, largest=levels)
     least = math.exp(gaussian_log_delta(sigma, epsilon, 2.0))
     assert least < found < 1.1 * least
 

@@ -25,6 +25,7 @@ Guarantees: ``ShuffledKDE`` (Wagner 2025, Theorem 3.1, with exact composition an
 move), ``ShuffledClasses`` for vectors and labels together; what is learned is post-processing.
 """
 
+from torchdp.density.choose import choose
 from torchdp.density.curator import CentralKDE
 from torchdp.density.density import Density
 from torchdp.density.exponential import Exponential
@@ -37,23 +38,32 @@ from torchdp.density.learning import ShuffledClasses, class_counts, classify, ne
 from torchdp.density.means import kernel_means
 from torchdp.density.orthogonal import GaussianOrthogonal
 from torchdp.density.projection import Projected
+from torchdp.density.stationary import Epanechnikov, ExponentialKernel, Gaussian, Laplacian, TopHat
+from torchdp.density.waves import Waves
 
 __all__ = [
     "CentralKDE",
     "Density",
+    "Epanechnikov",
     "Exponential",
+    "ExponentialKernel",
     "Family",
     "Features",
+    "Gaussian",
     "GaussianFourier",
     "GaussianOrthogonal",
     "GaussianSquareWave",
     "InnerProduct",
     "InnerProductRotated",
     "InnerProductSigns",
+    "Laplacian",
     "LaplacianSigns",
     "Projected",
     "ShuffledClasses",
     "ShuffledKDE",
+    "TopHat",
+    "Waves",
+    "choose",
     "class_counts",
     "classify",
     "kernel_means",

@@ -88,5 +88,5 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
 
 def _rounded(features: Features) -> Callable[[float], RoundedSum]:
     """By the multiplier, a curator's sums of the chances, their noise in proportion to how far these move."""
-    instances, change, flips = moved(features)
+    instances, change, flips, _ = moved(features)
     return lambda multiplier: RoundedSum.least(multiplier, min(change, flips) ** 0.5, instances**0.5, instances)

@@ -12,13 +12,14 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features
 from torchdp.density.laplacian import Grid
+from torchdp.density.stationary import StationaryKernel
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Estimate
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Density(Estimate):
-    """K~(y) = <value, right(y)> / repetitions: an unbiased estimate of mean_u E <f(x_u), g(y)>.
+    """K~(y) = <value, right(y)> / repetitions + constant: an unbiased estimate of mean_u E <f(x_u), g(y)>.
 
     value: (*batch, instances), float64, noisy means of f_i(x)_j over the users; a batch is of classes, or of repeated
     releases (``sample_shape``). standard_error: of each over rounding and privacy noise, the largest over the data.
@@ -55,7 +56,8 @@ class Density(Estimate):
 
     def evaluate(self, y: Tensor) -> Tensor:
         """K~ at each query: (q, d) -> (*batch, q), float64. Raises TypeError, ValueError."""
-        return torch.cat([self.value @ right.mT for right in self._rights(y)], -1) / self.features.repetitions
+        found = torch.cat([self.value @ right.mT for right in self._rights(y)], -1)
+        return found / self.features.repetitions + self.features.constant
 
     def standard_error_at(self, y: Tensor) -> Tensor:
         """Root of the variance of K~(y) for these features, at most, over rounding and privacy: (q, d) -> (*batch, q).
@@ -99,7 +101,7 @@ def _parts() -> list[Any]:
     """The classes that a saved density is made of: this room's own families and features, no one else's."""
     kinds = [kind for kind in get_type_hints(Guarantee).values() if isinstance(kind, EnumType)]
     found: list[Any] = [Density, Guarantee, *kinds, Grid]
-    heirs: list[type] = [Family, Features]
+    heirs: list[type] = [Family, Features, StationaryKernel]
     while heirs:
         heir = heirs.pop()
         heirs += heir.__subclasses__()

@@ -150,6 +150,19 @@ class Features(ABC):
         """
         return self.repetitions * self.family.movement
 
+    def gamma(self, steps: Tensor) -> float:
+        """The same in steps, (instances,) float64: sum_j steps_j^2 (f(x)_j - f(x')_j)^2/(4 R^2), at most."""
+        return min(float(steps.max()) ** 2 * self.movement, float(steps.square().sum()))
+
+    def most(self, steps: Tensor) -> float:
+        """The largest sum_j steps_j (1 + f(x)_j/R)/2, or a bound: messages of a user but for noise."""
+        return float(steps.sum())
+
+    @property
+    def constant(self) -> float:
+        """What <left(x), right(y)>/repetitions lacks of k(x, y), public."""
+        return 0.0
+
     @property
     def rounding(self) -> float:
         """The largest variance that rounding to one bit adds to a coordinate of one user: R^2."""

@@ -155,6 +155,11 @@ class RotatedFeatures(LinearFeatures):
 
     signs: Tensor
 
+    def most(self, steps: Tensor) -> float:
+        """By Cauchy and Schwarz in each repetition, whose f has norm 1 at most."""
+        lengths = steps.view(self.repetitions, -1).norm(dim=1)
+        return min(float(steps.sum()), float(steps.sum() + lengths.sum() * (1 + SLACK) / self.bound) / 2)
+
     def f(self, x: Tensor) -> Tensor:
         return self.g(x).clamp_(-self.bound, self.bound)
 

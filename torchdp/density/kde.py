@@ -4,30 +4,24 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
+import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.density.density import Density
 from torchdp.density.family import Features
-from torchdp.density.means import OfFeatures, class_steps, crowd_steps, moved, steps
+from torchdp.density.means import OfFeatures, class_counted, counted, crowd_counted, moved
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Choice, Crowd, Tally
-from torchdp.protocol.choice import Candidate
-from torchdp.shuffle import BoundedSum, PoissonSum, RandomizedResponseSum
+from torchdp.protocol import Crowd, Limits, Tally
 from torchdp.shuffle.accounting import certified, kept, sent
 from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.one_type import OneTypeSum
 from torchdp.shuffle.search import Target
 from torchdp.shuffle.sums import Shuffled
 
-TRIED: tuple[tuple[type[MessageLaw], int], ...] = (
-    (RandomizedResponseSum, 1),
-    (BoundedSum, 1),
-    *((kind, levels) for levels in (2, 4, 8) for kind in (PoissonSum, BoundedSum)),
-)
-NEAR = 0.01  # of the least error: of candidates no further above it the one of fewest messages is best
+MOST_STEPS = 64.0
+MORE = 1.002  # noise, where that of another number of users is a hair too little
 _certified = lru_cache(maxsize=1024)(certified)
 
 
@@ -35,8 +29,8 @@ _certified = lru_cache(maxsize=1024)(certified)
 class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     """n users round their features to bits, b_ij ~ Bernoulli((1 + f_i(x)_j / R)/2); their shuffled sums are released.
 
-    With ``law.levels`` = m > 1 they send floor u or one more of m messages, u = m (1 + f_i(x)_j / R)/2: rounding then
-    adds at most 1/m^2 of a bit's variance, and noise is in steps of 1/m.
+    With steps s_ij, any numbers > 0, they send floor u messages or one more, u = s_ij (1 + f_i(x)_j / R)/2: rounding
+    adds at most 1/s^2 of a bit's variance, and noise is in steps of 1/s; small steps take few messages.
 
     ``collect`` goes through what every user does; ``sample_tally`` draws the sums at once, exactly in law, from a
     crowd: O(distinct values). ``analyse`` gives a ``Density``.
@@ -44,14 +38,15 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     features: public. law: for n = law.users users, as ``calibrated`` makes it. delta, epsilon: at which the guarantee
     is stated; without epsilon the smallest that is certified is searched for, rounded up by up to 1 %. absent: so many
     users may send nothing, or collude, and the guarantee still holds; a tally of fewer users than the rest is refused.
+    steps: (instances,), or one number for all; None: bits.
     Raises TypeError, and ValueError where no guarantee is certified.
 
     Guarantees: (epsilon, delta)-DP for replacing one user's vector, n public: ``features.composed`` instances of the
     law composed. Given everybody's bits the instances are independent, and hockey-stick divergences are jointly
     convex: the worst pair of the user's bit vectors bounds the mixture that rounding makes. With one-type noise the
-    better of this and of ``features.movement`` (``shuffle.delta_of``): the former holds whatever the chances of bits
-    are, the latter for those that are drawn, with floats' errors (``moved``). Of the messages as they are sent, where
-    whole numbers decide the law's.
+    better of this, for bits, and of how far numbers move (``shuffle.delta_of``): the former holds whatever the chances
+    of bits are, the latter for those that are drawn, with floats' errors (``moved``). Of the messages as they are sent,
+    where whole numbers decide the law's.
     Source: Wagner (2025), Algorithm 1 and Theorem 3.1, here with exact composition.
     """
 
@@ -60,11 +55,13 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     delta: float
     epsilon: float | None = None
     absent: int = 0
+    steps: Tensor | None = None
     instances: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
         checks.instance("law", self.law, MessageLaw).countable()
+        object.__setattr__(self, "steps", _checked(self.features, self.steps, type(self.law)))
         self.law.present(self.absent)
         checks.keep(self, delta=checks.fraction)
         if self.epsilon is not None:
@@ -81,12 +78,12 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         delta: float,
         absent: int = 0,
         *,
-        levels: int = 1,
+        steps: Tensor | float | None = None,
     ) -> "ShuffledKDE":
         """With the least noise of this kind of law that is certified to make the release (epsilon, delta)-DP.
 
-        kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has less noise, and sends more messages. levels: 1
-        rounds to bits; 4 leaves at most a sixteenth of their rounding variance, for more messages. absent: as above.
+        kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has less noise, and sends more messages. steps:
+        None rounds to bits; 4 leaves at most a sixteenth of their rounding variance, for more messages. absent: above.
         Raises as ``BitLaw.calibrated``.
         """
         features = checks.instance("features", features, Features)
@@ -94,62 +91,36 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
             raise TypeError(f"kind must be a class of laws that users make, such as PoissonSum, not {kind!r}")
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-        instances, change, flips = moved(features)
-        counted = _counted(kind, users, absent)
-        target = Target.of(counted, epsilon, delta * ROUNDED, instances, absent, change, flips)
-        law = _least(kind, target, checks.integer("levels", levels, 1))
-        return ShuffledKDE(features, replace(law, users=users), delta, epsilon, absent)
+        each = _checked(features, steps, kind)
+        instances, change, flips, largest = moved(features, each)
+        least = _counted(kind, users, absent)
+        target = Target.of(least, epsilon, delta * ROUNDED, instances, absent, change, flips, largest)
+        return ShuffledKDE(features, replace(_least(kind, target), users=users), delta, epsilon, absent, each)
 
-    @staticmethod
-    def tuned(
-        features: Features,
-        users: int,
-        epsilon: float,
-        delta: float,
-        absent: int = 0,
-        *,
-        most_messages: float = math.inf,
-    ) -> Choice:
-        """Noise and steps by predicted error and messages: ``best`` sends least of those within 1 % of the least error.
+    def resized(self, users: int) -> "ShuffledKDE":
+        """The same for another number of users: noise of the same variance from those who are not absent, certified.
 
-        Candidates: randomized response and bounded shares with bits, bounded shares and Poisson noise with 2, 4 and 8
-        steps, where so much noise can be followed. An error is the root of ``worst_mse``, rounding and noise; its note
-        says the messages of a user in all sums together, and their bits. most_messages: that a user may send, in
-        expectation; others are no candidates. Those within 1 % of the least error come first, fewer messages before
-        more; then the others, by error. Raises ValueError, TypeError.
-
-        Guarantees: each candidate's own, (epsilon, delta)-DP.
+        Calibrated anew where that is a hair too little. Raises as ``calibrated``.
         """
-        most_messages = float(most_messages)
-        if not most_messages > 0:
-            raise ValueError(f"most_messages must be positive, not {most_messages}")
-        found, refused = [], []
-        for kind, levels in TRIED:
+        if self.epsilon is None:
+            raise ValueError("epsilon must be stated by what is made for another number of users; take calibrated")
+        factor = self.law.present(self.absent) / self.law.users * users / max(1, users - self.absent)
+        for more in (1.0, MORE):
+            if (law := self.law.resized(users, factor * more)) is None:
+                break
             try:
-                each = ShuffledKDE.calibrated(features, kind, users, epsilon, delta, absent, levels=levels)
-            except ValueError as why:  # so much noise is not followed
-                refused.append(why)
+                return replace(self, law=law)
+            except ValueError:  # not certified
                 continue
-            messages = each.messages_per_user
-            if messages <= most_messages:
-                steps = "bits" if levels == 1 else f"{levels} steps"
-                note = f"at most {messages:.4g} messages of a user, {each.bits_per_user:.4g} bits"
-                error = float(each.worst_mse(each.law.users).sqrt())
-                found.append(Candidate(f"{kind.__name__}, {steps}", each, error, note))
-        if len(refused) == len(TRIED):
-            raise refused[0]
-        if not found:
-            raise ValueError(
-                f"most_messages must be at least {each.instances}, one for each sum, not {most_messages:g}"
-            )
-        found.sort(key=lambda one: one.protocol.messages_per_user)
-        return Choice(tuple(found), near=NEAR)
+        kind = type(self.law)
+        args = (self.features, kind, users, self.epsilon, self.delta, self.absent)
+        return ShuffledKDE.calibrated(*args, steps=self.steps)
 
     @cached_property
     def guarantee(self) -> Guarantee:
         law = replace(self.law, users=_counted(type(self.law), self.law.users, self.absent))
-        instances, change, flips = moved(self.features)
-        real = _certified(law, kept(law, self.delta), instances, self.absent, change, flips, self.epsilon)
+        instances, change, flips, largest = moved(self.features, self.steps)
+        real = _certified(law, kept(law, self.delta), instances, self.absent, change, flips, self.epsilon, largest)
         return sent(self.law, real, self.instances, self.delta)
 
     def validate(self, x: Tensor) -> Tensor:
@@ -157,29 +128,38 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         return self.few(self.features.family.validate(x))
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
-        if self.law.levels > 1:
-            return steps(self.features, x, self.law.levels, draws)
-        return self.features.bits(x, draws)
+        if self.steps is None:
+            return self.features.bits(x, draws)
+        return counted(self.features, x, self.steps, draws)
+
+    def limits(self, n: int) -> dict[str, Limits]:
+        return {"total": self.law.limits(n, 1.0 if self.steps is None else math.ceil(float(self.steps.max())))}
+
+    @property
+    def messages_per_user(self) -> float:
+        if self.steps is None:
+            return self.instances * self.law.messages_per_user
+        return self.features.most(self.steps) + self.instances * (self.law.messages_per_user - 1)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.add(*(Shuffled.collect_unchecked(self, part, draws) for part in self.features.parts(x)))
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
-        if self.law.levels > 1:
-            return self.noised(crowd_steps(self.features, summary, self.law.levels, draws, shape), draws)
+        if self.steps is not None:
+            return self.noised(crowd_counted(self.features, summary, self.steps, draws, shape), draws)
         return self.noised(self.features.crowd_ones(summary, draws, shape), draws)
 
     def noised(self, ones: Tensor, draws: Draws) -> Tally:
-        """The tally of all users where ``ones`` of them round to a one, unchecked."""
+        """The tally of all users where they round to so many in all, unchecked."""
         return Tally(self.law.users, {"total": self.law.noised(ones, draws)})
 
     def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
         """What the law adds noise to, of each class, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
-        if self.law.levels > 1:
-            return class_steps(self.features, x, labels, classes, self.law.levels, draws, shape)
+        if self.steps is not None:
+            return class_counted(self.features, x, labels, classes, self.steps, draws, shape)
         return self.features.class_ones(x, labels, classes, draws, shape)
 
     def analyse(self, tally: Tally) -> Density:
@@ -192,9 +172,21 @@ def _counted(kind: type[MessageLaw], users: int, absent: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _least(kind: type[MessageLaw], target: Target, levels: int) -> MessageLaw:
-    if levels == 1:
-        return kind.least(target)
-    if not issubclass(kind, OneTypeSum):
-        raise TypeError(f"levels must be 1 with {kind.__name__}: it sends bits; take BoundedSum or PoissonSum")
-    return kind.least(target, levels=levels)
+def _least(kind: type[MessageLaw], target: Target) -> MessageLaw:
+    return kind.least(target)
+
+
+def _checked(features: Features, steps: Tensor | float | None, kind: type[MessageLaw]) -> Tensor | None:
+    """(instances,) float64; None for bits. Raises TypeError, ValueError."""
+    if steps is None or (not isinstance(steps, Tensor) and steps == 1):
+        return None
+    if not kind.takes_counts:
+        raise TypeError(f"steps must be None with {kind.__name__}: it sends bits; take BoundedSum or PoissonSum")
+    found = checks.floating("steps", steps).double() if isinstance(steps, Tensor) else torch.tensor([float(steps)])
+    if found.shape != (features.instances,) and found.numel() != 1:
+        raise ValueError(f"steps must be one number or {features.instances}, not of shape {tuple(found.shape)}")
+    if not (0 < float(found.min()) and float(found.max()) <= MOST_STEPS):
+        raise ValueError(
+            f"steps must lie in (0, {MOST_STEPS:g}], not {float(found.min()):g} to {float(found.max()):g}"
+        )
+    return found.double().cpu().expand(features.instances).contiguous()

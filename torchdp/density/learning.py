@@ -41,6 +41,14 @@ def class_counts(labels: Tensor, classes: int) -> Tensor:
     return counts
 
 
+def sizes_of(counts: Tensor) -> list[int]:
+    """``counts`` as whole numbers >= 1, of a class at least. Raises TypeError, ValueError."""
+    counts = checks.dense("counts", counts)
+    if counts.ndim != 1 or not len(counts):
+        raise ValueError(f"counts must have shape (classes,), as from class_counts, not {tuple(counts.shape)}")
+    return [checks.integer("counts", size, 1) for size in counts.tolist()]
+
+
 @dataclass(frozen=True, eq=False)
 class ShuffledClasses:
     """A shuffled density of each class, from the users who report it. x: their vectors and what they reported.
@@ -84,16 +92,28 @@ class ShuffledClasses:
         epsilon: float,
         delta: float,
         response: RandomizedResponse | None = None,
+        absent: int = 0,
+        *,
+        steps: Tensor | float | None = None,
     ) -> "ShuffledClasses":
-        """For each class the law of this kind with the least noise at (epsilon, delta), for counts[c] users.
+        """For each class the law of this kind at (epsilon, delta), for counts[c] users, ``absent`` of each missing.
 
-        counts: as from ``class_counts``. Classes of one size are calibrated once. Raises as ``ShuffledKDE.calibrated``.
+        counts: as from ``class_counts``. The smallest class is calibrated, the others take its noise (``like``). steps:
+        as of ``ShuffledKDE``. Raises as ``ShuffledKDE.calibrated``.
         """
-        counts = checks.dense("counts", counts)
-        if counts.ndim != 1 or not len(counts):
-            raise ValueError(f"counts must have shape (classes,), as from class_counts, not {tuple(counts.shape)}")
-        sizes = [checks.integer("counts", size, 1) for size in counts.tolist()]
-        made = {n: ShuffledKDE.calibrated(features, kind, n, epsilon, delta) for n in sorted(set(sizes))}
+        smallest = min(sizes_of(counts))
+        kde = ShuffledKDE.calibrated(features, kind, smallest, epsilon, delta, absent, steps=steps)
+        return ShuffledClasses.like(kde, counts, response)
+
+    @staticmethod
+    def like(kde: ShuffledKDE, counts: Tensor, response: RandomizedResponse | None = None) -> "ShuffledClasses":
+        """For each class the features, steps and noise of ``kde``, a calibrated one, certified for its number of users.
+
+        Where that noise is a hair too little, or the law is of another kind than ``shuffle.PoissonSum`` and
+        ``BoundedSum``, the class is calibrated by itself. Raises as ``ShuffledKDE.calibrated``.
+        """
+        sizes = sizes_of(counts)
+        made = {n: kde if n == kde.law.users else kde.resized(n) for n in sorted(set(sizes))}
         return ShuffledClasses(tuple(made[n] for n in sizes), response)
 
     @cached_property

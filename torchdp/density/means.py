@@ -47,18 +47,20 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
     return total / weights.sum()
 
 
-def steps(features: Features, x: Tensor, levels: int, draws: Draws) -> Tensor:
-    """What users round to: floor u + Bernoulli(u - floor u), u = levels (1 + f/R)/2: (n, instances) int64."""
-    whole, rest = _parts(features, x, levels)
+def counted(features: Features, x: Tensor, steps: Tensor, draws: Draws) -> Tensor:
+    """What users round to: floor u + Bernoulli(u - floor u), u = steps (1 + f/R)/2: (n, instances) int64."""
+    whole, rest = _parts(features, x, steps)
     return whole + rounded(2 * rest - 1, (), draws)
 
 
-def crowd_steps(features: Features, crowd: Crowd, levels: int, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-    """Sums of all users' steps, unchecked: -> (*shape, instances) int64. O(distinct values)."""
+def crowd_counted(
+    features: Features, crowd: Crowd, steps: Tensor, draws: Simulated, shape: tuple[int, ...]
+) -> Tensor:
+    """Sums of all users' counts, unchecked: -> (*shape, instances) int64. O(distinct values)."""
     total = torch.zeros(*shape, features.instances, dtype=torch.int64, device=crowd.values.device)
     times = torch.Size(shape).numel()
     for x, counts in zip(features.parts(crowd.values, times), features.parts(crowd.counts, times), strict=True):
-        whole, rest = _parts(features, x, levels)
+        whole, rest = _parts(features, x, steps)
         total += (counts[:, None] * whole).sum(0)  # no product of integer matrices on a GPU
         if bool((counts == 1).all()):
             total += rounded(2 * rest - 1, shape, draws).sum(-2)
@@ -67,32 +69,32 @@ def crowd_steps(features: Features, crowd: Crowd, levels: int, draws: Simulated,
     return total
 
 
-def class_steps(
+def class_counted(
     features: Features,
     x: Tensor,
     labels: Tensor,
     classes: int,
-    levels: int,
+    steps: Tensor,
     draws: Simulated,
     shape: tuple[int, ...],
 ) -> Tensor:
     """The same for each class, unchecked: (n, d), (n,) -> (*shape, classes, instances) int64."""
     crowds = (Crowd(x[labels == c], torch.ones_like(labels[labels == c])) for c in range(classes))
-    return torch.stack([crowd_steps(features, crowd, levels, draws, shape) for crowd in crowds], -2)
+    return torch.stack([crowd_counted(features, crowd, steps, draws, shape) for crowd in crowds], -2)
 
 
-def rounding_variances(features: Features, crowd: Crowd, levels: int) -> Tensor:
-    """Of the sums of f that rounding leaves: sum_u 4 R^2 theta (1 - theta)/levels^2, (instances,) float64."""
+def rounding_variances(features: Features, crowd: Crowd, steps: Tensor) -> Tensor:
+    """Of the sums of f that rounding leaves: sum_u 4 R^2 theta (1 - theta)/steps^2, (instances,) float64."""
     total = torch.zeros(features.instances, dtype=torch.float64, device=crowd.values.device)
     for x, counts in zip(features.parts(crowd.values), features.parts(crowd.counts), strict=True):
-        rest = _parts(features, x, levels)[1]
+        rest = _parts(features, x, steps)[1]
         total += counts.double() @ (rest * (1 - rest))
-    return total * (2 * features.bound / levels) ** 2
+    return total * (2 * features.bound / steps.to(total)) ** 2
 
 
-def _parts(features: Features, x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+def _parts(features: Features, x: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """floor u, int64, and u - floor u, float64."""
-    u = ((1 + features.share(x).double()) * (levels / 2)).clamp_(0, levels)
+    u = (1 + features.share(x).double()).clamp_(0, 2) * (steps.to(x.device) / 2)
     whole = u.floor()
     return whole.to(torch.int64), u - whole
 
@@ -105,6 +107,7 @@ class OfFeatures(Protocol[Crowd]):
 
     features: Features
     law: BitLaw
+    steps: Tensor | None = None  # (instances,), what a one is worth in each sum; None: bits
 
     def summary(self, x: Tensor) -> Crowd:
         return Crowd.of(x)
@@ -121,9 +124,16 @@ class OfFeatures(Protocol[Crowd]):
     def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
         checks.integer("n", n, 1)
-        rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding / self.law.levels**2
+        return objective.of(self._largest(n))
+
+    def _largest(self, n: int) -> Tensor:
+        """Of n users, the largest variance of each mean: () or (instances,)."""
         noise = self.law.spread(torch.tensor([0, n], dtype=torch.int64), n).max()
-        return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
+        if self.steps is None:
+            rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding
+            return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
+        rest = self.steps.clamp(max=0.5) if self.features.rounding else self.steps.frac()  # of u, the worst
+        return 4 * self.features.bound**2 * (n * rest * (1 - rest) + noise) / (self.steps * n) ** 2
 
     def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
         """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (q, d) -> (q,).
@@ -135,23 +145,25 @@ class OfFeatures(Protocol[Crowd]):
         y = y.detach() if isinstance(y, Tensor) else y
         right = self.features.right(y).double() / self.features.repetitions
         truth = kernel_means(self.features.family, summary.values, y, counts=summary.counts)
-        feature = (right @ self.exact(summary) - truth).square()
+        feature = (right @ self.exact(summary) + self.features.constant - truth).square()
         return MeanSquaredError(feature, *(right.square() @ part for part in self._variances(summary)))
 
     def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
         """Of the means, by rounding and by privacy noise, (instances,) each."""
         n, bound, (total, squares) = summary.n, self.features.bound, self.features.sums(summary)
-        if self.law.levels == 1:
+        noise = self.law.spread((n + total / bound) / 2, n)
+        if self.steps is None:
             rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
         else:
-            rounding = rounding_variances(self.features, summary, self.law.levels)
-        noise = self.law.spread((n + total / bound) / 2, n)
+            rounding = rounding_variances(self.features, summary, self.steps)
+            noise = noise / self.steps.to(noise).square()
         return rounding / float(n) ** 2, 4 * bound**2 * noise / float(n) ** 2
 
     def _density(self, tally: Tally) -> Density:
         n, bound = tally.n, self.features.bound
-        value = bound * (2 * self.law.decode(tally["total"], n) / n - 1)
-        error = self.worst_mse(n).sqrt().expand_as(value)
+        total = self.law.decode(tally["total"], n)
+        value = bound * (2 * (total if self.steps is None else total / self.steps.to(total)) / n - 1)
+        error = self._largest(n).sqrt().to(value.device).expand_as(value)
         return Density(
             value, error, n, 0.0, None, (-bound, bound), features=self.features, guarantee=self.guarantee
         )
@@ -167,14 +179,20 @@ class OfFeatures(Protocol[Crowd]):
         return summary
 
 
-def moved(features: Features) -> tuple[int, float, int]:
-    """All sums, how far a user's chances move in them, and how many of its bits may flip.
+def moved(features: Features, steps: Tensor | None = None) -> tuple[int, float, int, float]:
+    """All sums, how far a user's numbers move in them, how many of its bits may flip, and the largest number.
 
-    Floats err by at most 2^-22 in each chance, at both vectors: (movement^{1/2} + 2^-21 instances^{1/2})^2. A chance is
+    Floats err by at most 2^-22 in each chance, at both vectors: (gamma^{1/2} + 2^-21 ||steps||)^2. A chance is
     (1 + s)/2 for the number s that a feature was computed to, up to 2^-60 on a CPU and 2^-32 elsewhere
     (``rounding.rounded``). s is the cosine or sine of one angle, right to 4 units in the last place, 2^-22 in float32;
     a coordinate of x as it was given; an indicator; or a sum of D products in float64, right to D 2^-52.
     """
-    room = 2 * ERROR * features.instances**0.5
-    change = min((features.movement**0.5 + room) ** 2, float(features.instances))
-    return features.instances, change, features.composed
+    if steps is None:
+        gamma, most, largest = features.movement, float(features.instances), 1.0
+        flips = features.composed
+    else:
+        flips = features.instances  # a number that is zero is no fair coin
+        gamma, most, largest = features.gamma(steps), float(steps.square().sum()), float(steps.max())
+    room = 2 * ERROR * most**0.5
+    change = min((gamma**0.5 + room) ** 2, most)
+    return features.instances, change, flips, largest

@@ -71,11 +71,30 @@ class GaussianOrthogonal(GaussianKernel):
 
 
 @dataclass(frozen=True, eq=False)
-class OrthogonalFeatures(Features):
+class CircleFeatures(Features):
     """frequencies: (d, repetitions). Numbers 2 i and 2 i + 1 are the cosine and the sine of repetition i."""
 
-    family: GaussianOrthogonal
     frequencies: Tensor
+
+    def f(self, x: Tensor) -> Tensor:
+        angles = (x @ self.frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0)  # overflow too must stay on the circle
+        return torch.stack([angles.cos(), angles.sin()], -1).flatten(-2)
+
+    def gamma(self, steps: Tensor) -> float:
+        """(cos a - cos b)^2 + (sin a - sin b)^2 = 4 sin^2((a - b)/2): at most the larger step of each pair, squared."""
+        pairs = steps.view(-1, 2).amax(1)
+        return min(float(pairs.max()) ** 2 * self.movement, float(pairs.square().sum()))
+
+    def most(self, steps: Tensor) -> float:
+        """By s cos a + t sin a <= (s^2 + t^2)^{1/2}."""
+        return float(steps.sum() + steps.view(-1, 2).norm(dim=1).sum()) / 2
+
+
+@dataclass(frozen=True, eq=False)
+class OrthogonalFeatures(CircleFeatures):
+    """Of ``GaussianOrthogonal``."""
+
+    family: GaussianOrthogonal
 
     @cached_property
     def movement(self) -> float:
@@ -98,10 +117,6 @@ class OrthogonalFeatures(Features):
     def share(self, x: Tensor) -> Tensor:
         """In float64 where angles bound the movement."""
         return self.f(x if math.isinf(self.family.radius) else x.double())
-
-    def f(self, x: Tensor) -> Tensor:
-        angles = (x @ self.frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0)  # overflow too must stay on the circle
-        return torch.stack([angles.cos(), angles.sin()], -1).flatten(-2)
 
     def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]

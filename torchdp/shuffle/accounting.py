@@ -29,6 +29,7 @@ def delta_of(
     *,
     change: float | None = None,
     flips: int | None = None,
+    largest: float = 1.0,
 ) -> float:
     """The smallest delta certified at ``epsilon`` >= 0 for a user who takes part in ``instances`` instances.
 
@@ -37,6 +38,8 @@ def delta_of(
         change: the largest sum over the instances of (q_i - q_i')^2, q_i the probability that a user's bit is one, over
             all pairs of values of that user; in (0, instances]. None: bits are not rounded at random.
         flips: the most bits that can differ; None: all of them.
+        largest: of the numbers >= 0 that users round to whole ones, 1 for bits; above it flips are not counted, and
+            ``change`` is the largest sum of squared moves of the numbers, at most instances * largest^2.
 
     Raises ValueError, TypeError.
 
@@ -47,10 +50,10 @@ def delta_of(
     """
     epsilon, (instances, change, flips) = (
         checks.non_negative("epsilon", epsilon),
-        movement(instances, change, flips),
+        movement(instances, change, flips, largest),
     )
     checks.instance("law", law, BitLaw).present(absent)
-    return min(_deltas(law, epsilon, instances, change, absent, flips))
+    return min(_deltas(law, epsilon, instances, change, absent, flips, largest))
 
 
 def epsilon_of(
@@ -61,6 +64,7 @@ def epsilon_of(
     *,
     change: float | None = None,
     flips: int | None = None,
+    largest: float = 1.0,
 ) -> float:
     """The smallest epsilon >= 0 certified at ``delta``, arguments as in ``delta_of``; by movement, up to 1 % above it.
 
@@ -69,19 +73,19 @@ def epsilon_of(
 
     Guarantees: as ``delta_of``.
     """
-    instances, change, flips = movement(instances, change, flips)
+    instances, change, flips = movement(instances, change, flips, largest)
     checks.instance("law", law, BitLaw).present(absent)
     if checks.below_one("delta", delta) == 0:
-        return law.pure_epsilon(absent) * flips
-    least = law.flipped_epsilon(delta, flips, absent)
-    if change >= flips and law.levels == 1:
+        return law.pure_epsilon(absent) * flips if largest <= 1 else math.inf
+    least = law.flipped_epsilon(delta, flips, absent) if largest <= 1 else math.inf
+    if change >= flips and largest <= 1:
         return least
     top = math.log(min(least, LARGEST)) if least > LEAST else math.log(LEAST)
 
     def excess(log_epsilon: float) -> float:
         if log_epsilon < math.log(LEAST):
             return math.inf
-        found = law.moved_delta(math.exp(log_epsilon), instances, change, absent)
+        found = law.moved_delta(math.exp(log_epsilon), instances, change, absent, largest)
         return math.log(max(found, 1e-300) / delta)
 
     found = math.exp(root(excess, top - 1.0, top, TOLERANCE, (True, False)))
@@ -96,6 +100,7 @@ def promise(
     *,
     change: float | None = None,
     flips: int | None = None,
+    largest: float = 1.0,
     epsilon: float | None = None,
 ) -> Guarantee:
     """What shuffled sums of this law promise at this delta; arguments as in ``delta_of``.
@@ -106,7 +111,8 @@ def promise(
     Guarantees: as ``delta_of``; of the messages as they are sent where their law is drawn from whole numbers, for which
     delta keeps 2^-40 of itself. ``change`` is that of the chances that floats have: it must allow for their errors.
     """
-    return sent(law, certified(law, kept(law, delta), instances, absent, change, flips, epsilon), instances, delta)
+    real = certified(law, kept(law, delta), instances, absent, change, flips, epsilon, largest)
+    return sent(law, real, instances, delta)
 
 
 def kept(law: MessageLaw, delta: float) -> float:
@@ -135,10 +141,11 @@ def certified(
     change: float | None,
     flips: int | None,
     epsilon: float | None,
+    largest: float = 1.0,
 ) -> Guarantee:
     """Of real numbers; arguments as in ``promise``."""
     if epsilon is None:
-        epsilon = epsilon_of(law, delta, instances, absent, change=change, flips=flips)
+        epsilon = epsilon_of(law, delta, instances, absent, change=change, flips=flips, largest=largest)
         if math.isinf(epsilon):
             raise ValueError(
                 f"delta = {delta:g} is not reached at any epsilon by {type(law).__name__} in {instances} instances: "
@@ -146,8 +153,8 @@ def certified(
             )
     else:
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-        moved = movement(instances, change, flips)
-        if not any(each <= delta for each in _deltas(law, epsilon, moved[0], moved[1], absent, moved[2])):
+        moved = movement(instances, change, flips, largest)
+        if not any(each <= delta for each in _deltas(law, epsilon, moved[0], moved[1], absent, moved[2], largest)):
             raise ValueError(
                 f"(epsilon, delta) = ({epsilon:g}, {delta:g}) is not certified for this law; add noise"
             )
@@ -156,9 +163,9 @@ def certified(
 
 
 def _deltas(
-    law: BitLaw, epsilon: float, instances: int, change: float, absent: int, flips: int
+    law: BitLaw, epsilon: float, instances: int, change: float, absent: int, flips: int, largest: float
 ) -> Iterator[float]:
     """Unchecked, what costs less first."""
-    if (change < flips or law.levels > 1) and epsilon <= LARGEST:  # beyond, flips alone are counted
-        yield law.moved_delta(epsilon, instances, change, absent)
-    yield law.flipped_delta(epsilon, flips, absent)
+    if (change < flips or largest > 1) and epsilon <= LARGEST:  # beyond, flips alone are counted
+        yield law.moved_delta(epsilon, instances, change, absent, largest)
+    yield law.flipped_delta(epsilon, flips, absent) if largest <= 1 else 1.0

@@ -1,7 +1,7 @@
 """Bounded symmetric shares: noise without a floor, from one kind of message and equal, independent users."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -117,10 +117,13 @@ class BoundedSum(OneTypeSum):
         law = np.concatenate([half, half[:-1][::-1]])  # symmetric to the last digit
         return CountLaw(0, law / law.sum(), np.diff(np.log(law)), lost + 2 * len(law) * math.exp(-FAR))
 
+    def resized(self, users: int, factor: float) -> Self:
+        return replace(self, users=users, deviation=self.deviation * math.sqrt(factor))
+
     @classmethod
-    def least(cls, target: Target, levels: int = 1) -> Self:
+    def least(cls, target: Target) -> Self:
         target = target.composed(cls)
-        return least_noise_or_less(lambda rmse: cls(target.users, levels * rmse, levels=levels), target)
+        return least_noise_or_less(lambda rmse: cls(target.users, rmse), target)
 
 
 def _trimmed(law: np.ndarray) -> tuple[np.ndarray, float]:

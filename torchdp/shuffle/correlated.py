@@ -91,7 +91,7 @@ class CorrelatedSum(MessageLaw):
         """The total."""
         return total.double()
 
-    def limits(self, n: int) -> Limits:
+    def limits(self, n: int, most: float = 1.0) -> Limits:
         return signed_limits(n, n / self.users, self.ratio)
 
     def variance(self, ones: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Accounting for numbers in [0, 1] that users round at random to ``levels`` steps, where these can move only a little.
+"""Accounting for numbers that users round at random to whole ones, where these can move only a little.
 
-A user's number v is u = levels * v steps; it sends j = floor u messages, or with probability u - j one more, and a
-one-type protocol adds D. Replacing the user moves each u by x_i, sum x_i^2 <= Gamma = levels^2 * change.
+Of its number u >= 0 a user sends j = floor u messages, or with probability u - j one more, and a one-type protocol adds
+D. Replacing the user moves each u by x_i <= farthest, sum x_i^2 <= Gamma. How large u may be is not used: each sum may
+have a range [0, s] of its own, s any real number.
 
 The bound. For a pair of laws P, Q let L = ln P/Q, M(z) = sum P^(1 + z) Q^(-z) over the outcomes that both reach. Then
 h(t) = E_P (1 - e^(t - L))_+ e^(a t) has the Fourier transform M(z)/(z (z + 1)) at z = a + 2 pi i k/T, and by Poisson's
@@ -12,8 +13,9 @@ Nothing is discretised. A pair of Gaussians, which only adds to delta, makes the
 
 |M| of a product is at most exp(E_k), E_k = Gamma G_k + r sqrt(I Gamma), for all moves at once:
 1. For fixed distances the divergence is largest where in each coordinate one of u, u' is whole: slide both together;
-   while they stay in their cells both laws are affine in the slide, and the divergence is convex. So one law is that of
-   D, the base, the other O_x = (1 - theta) (k + D) + theta (k + 1 + D), x = k + theta: two directions, two roles.
+   while they stay in their cells, in the range or out of it, both laws are affine in the slide, and the divergence is
+   convex. Less that whole number, which is a shift, one law is that of D, the base, the other O_x = (1 - theta) (k + D)
+   + theta (k + 1 + D), x = k + theta: two directions, two roles.
 2. Inside a cell, (base, O_x) is what remains of a labelled choice between (base, O_x1) and (base, O_x2), x between: so
    x may be taken from one grid, and |M| lies below its chords. ln of a chord lies below its tangent.
 3. Below the grid, M - 1 is a polynomial in x with Taylor's remainder.
@@ -58,13 +60,13 @@ LONGEST = 2000.0  # T in s: a rare outcome can make the loss deviate by far more
 FARTHEST = 9.0  # a in deviations of the loss: from there on delta is below e^-40, and the sum long
 
 
-def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, levels: int = 1) -> float:
-    """A delta at ``epsilon`` of ``instances`` sums with noise of this law, unimodal, where a user moves by ``change``.
+def moved_delta(law: CountLaw, epsilon: float, instances: int, gamma: float, largest: float = 1.0) -> float:
+    """A delta at ``epsilon`` of ``instances`` sums with noise of this law, unimodal, where a user moves by ``gamma``.
 
-    Unchecked. Guarantees: an upper bound, as the module's proof says.
+    largest: of its numbers, which move by no more. Unchecked.
+    Guarantees: an upper bound, as the module's proof says.
     """
-    gamma = levels**2 * change
-    farthest = min(float(levels), math.sqrt(gamma))
+    farthest = min(largest, math.sqrt(gamma))
     y = np.arange(len(law.mass))
     variance = float(law.mass @ y**2 - (law.mass @ y) ** 2)
     guess = math.exp(gaussian_log_delta(math.sqrt(max(variance, 1e-3) / gamma), max(epsilon, 1e-9)))
@@ -80,12 +82,12 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, change: float, le
         turns = (False,) if np.array_equal(d, d[::-1]) else (False, True)  # symmetric noise has one direction
 
         def moves(grid: Array) -> Iterator[Move]:
-            return (Move.of_noise(cut, grid, levels, turned, up) for turned in turns for up in (True, False))
+            return (Move.of_noise(cut, grid, turned, up) for turned in turns for up in (True, False))
 
         found = _delta(moves, None, chi, epsilon, wide, gamma, farthest, setting, tilt)
         return min(1.0, cut.lost * wide + found)
 
-    best = _best(cut_at, guess, _skewed(law.mass, levels, farthest), farthest)
+    best = _best(cut_at, guess, _skewed(law.mass, max(1.0, farthest), farthest), farthest)
     return min(1.0, best + 2 * instances * law.lost)
 
 

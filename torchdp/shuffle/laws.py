@@ -91,12 +91,9 @@ class BitLaw(ABC):
 
     takes_numbers: ClassVar[bool] = False  # whether it sums numbers in [0, 1] as well as bits
 
-    users: int
+    takes_counts: ClassVar[bool] = False  # whether it sums whole numbers as well as bits
 
-    @property
-    def levels(self) -> int:
-        """Steps into which a one is divided: users send 0 to ``levels``."""
-        return 1
+    users: int
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "users", checks.integer("users", self.users, 1))
@@ -114,8 +111,8 @@ class BitLaw(ABC):
         """Exact variance of the estimate at (*batch,) ones in [0, users], float64, unchecked; affine in the ones."""
 
     @abstractmethod
-    def limits(self, n: int) -> Limits:
-        """What the total of n users can be, with noise but for a chance of 1e-300."""
+    def limits(self, n: int, most: float = 1.0) -> Limits:
+        """What the total of n users, who hold up to ``most`` each, can be, with noise but for a chance of 1e-300."""
 
     def spread(self, ones: Tensor, n: int) -> Tensor:
         """Variance where n of the users are heard, so many of whom hold a one; unchecked."""
@@ -143,8 +140,10 @@ class BitLaw(ABC):
         composed = composed_epsilon(self.profiles(absent), instances, delta)
         return min(self.pure_epsilon(absent) * instances, composed)
 
-    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
-        """A delta where a user's probabilities of ones move by ``change`` in all, see ``delta_of``; unchecked.
+    def moved_delta(
+        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
+    ) -> float:
+        """A delta where a user's numbers, up to ``largest``, move by ``change``, see ``delta_of``; unchecked.
 
         1 where only flips are counted.
         """
@@ -161,6 +160,7 @@ class BitLaw(ABC):
         *,
         change: float | None = None,
         flips: int | None = None,
+        largest: float = 1.0,
         **own: float,
     ) -> Self:
         """The law of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
@@ -173,6 +173,7 @@ class BitLaw(ABC):
             absent: users whose noise does not count.
             change: how far a user may move in all, see ``delta_of``; None: not known.
             flips: how many of a user's bits may change, see ``delta_of``; None: all.
+            largest: of the numbers that users round, see ``delta_of``.
             own: what a law's noise leaves open: ``ratio`` of ``NegativeBinomialSum``, 1/2: larger ratios send fewer
                 messages, 1 - ratio times those of Poisson noise of this variance, and need more variance; ``share``
                 of ``CorrelatedSum``, 0.05: spent on a flood that is not unlimited, about the increase of the RMSE.
@@ -182,7 +183,14 @@ class BitLaw(ABC):
         Guarantees: ``delta_of`` of the result at epsilon is at most delta; where noise is searched for it is computed
         last.
         """
-        return cls.least(Target.of(users, epsilon, delta, instances, absent, change, flips), **own)
+        cls.refuse_counts(largest)
+        return cls.least(Target.of(users, epsilon, delta, instances, absent, change, flips, largest), **own)
+
+    @classmethod
+    def refuse_counts(cls, largest: float) -> None:
+        """Raises TypeError where users move by more than a bit does, and the law takes bits alone."""
+        if largest > 1 and not (cls.takes_counts or cls.takes_numbers):
+            raise TypeError(f"{cls.__name__} takes bits, which move by 1 at most; take BoundedSum or PoissonSum")
 
     @classmethod
     def least(cls, target: Target, *args: Any, **own: Any) -> Self:
@@ -229,6 +237,10 @@ class MessageLaw(BitLaw):
     @abstractmethod
     def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """The messages of some of the users, unchecked: (m, instances) bool."""
+
+    def resized(self, users: int, factor: float) -> Self | None:
+        """The same kind with ``factor`` times the noise, made by so many users; None: not known."""
+        return None
 
     def spread(self, ones: Tensor, n: int) -> Tensor:
         """Noise in proportion to the users who send."""

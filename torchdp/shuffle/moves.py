@@ -57,19 +57,19 @@ class Move:
             self.corner: Array = (1 - grid) * self.edge
 
     @staticmethod
-    def of_noise(cut: Cut, grid: Array, levels: int, turned: bool, up: bool) -> "Move":
+    def of_noise(cut: Cut, grid: Array, turned: bool, up: bool) -> "Move":
         """Of D up to the cut; turned: whether it moves down."""
         d = cut.mass[::-1] if turned else cut.mass
         one = np.concatenate([[0.0], d[:-1]])
         base, excess = (d, one / d - 1) if up else (d[1:], d[:-1] / d[1:] - 1)
         move = Move(grid, base, excess, up, 0.0 if up else float(d[0]), cut.beta)
-        if levels > 1:
+        if grid[-1] > 1:
             with np.errstate(divide="ignore"):
-                move.mass, move.logs = move._levels(d, grid)
+                move.mass, move.logs = move._farther(d, grid)
             move.corner = np.zeros(len(grid))
         return move
 
-    def _levels(self, d: Array, grid: Array) -> tuple[Array, Array]:
+    def _farther(self, d: Array, grid: Array) -> tuple[Array, Array]:
         """The same for any number of whole steps: outcomes below the shift are lost, or P has none there."""
         mass, other = np.repeat(d[None], len(grid), 0), np.zeros((len(grid), len(d)))
         for row, x in enumerate(grid):

@@ -2,8 +2,8 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,15 +25,12 @@ from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Target, least_noise_or_less
 
-MOST_LEVELS = 64
-
 
 @dataclass(frozen=True)
 class OneTypeSum(MessageLaw):
-    """A user with bit x sends x + Z identical messages; the n independent Z add up to D. The estimate is count - E D.
+    """A user with x, a bit or a count, sends x + Z identical messages; the n independent Z add up to D.
 
-    levels: x is 0 to ``levels``, rounded from a number, and the estimate (count - E D)/levels; only how far users move
-    is accounted for then, not flips.
+    The estimate of the sum of all x is the number of messages less E D.
 
     What the analyst sees is the count S + D, as if a curator had added D. The other users' bits are a known shift,
     so (1 + D, D) and its swap are exact dominating pairs, whatever the others hold; with absent users D loses their
@@ -41,11 +38,7 @@ class OneTypeSum(MessageLaw):
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
 
-    levels: int = field(default=1, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "levels", checks.integer("levels", self.levels, 1, MOST_LEVELS))
+    takes_counts: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -64,14 +57,10 @@ class OneTypeSum(MessageLaw):
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return one_type_profiles(self.noise_law(absent))
 
-    def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float:
-        return super().flipped_delta(epsilon, instances, absent) if self.levels == 1 else 1.0
-
-    def flipped_epsilon(self, delta: float, instances: int, absent: int = 0) -> float:
-        return super().flipped_epsilon(delta, instances, absent) if self.levels == 1 else math.inf
-
-    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
-        return moved_delta(self.noise_law(absent), epsilon, instances, change, self.levels)
+    def moved_delta(
+        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
+    ) -> float:
+        return moved_delta(self.noise_law(absent), epsilon, instances, change, largest)
 
     @abstractmethod
     def noise(self, like: Tensor, draws: Draws) -> Tensor:
@@ -87,12 +76,12 @@ class OneTypeSum(MessageLaw):
 
     @property
     def messages_per_user(self) -> float:
-        """levels + E D / n."""
-        return self.levels + self.noise_mean / self.users
+        """1 + E D / n."""
+        return 1 + self.noise_mean / self.users
 
     def randomize_unchecked(self, bits: Tensor, draws: Draws) -> ShuffledMessages:
         """x + Z messages of each user in each instance."""
-        if self.levels == 1:
+        if bits.dtype == torch.bool:
             true = bits.nonzero()[:, 1].to(torch.int32)
         else:
             place = torch.arange(bits.shape[1], dtype=torch.int32, device=bits.device).repeat(len(bits))
@@ -105,16 +94,16 @@ class OneTypeSum(MessageLaw):
         return ones + self.noise(ones, draws)
 
     def decode(self, total: Tensor, n: int) -> Tensor:
-        """(total - E D n/users)/levels."""
-        return (total.double() - self.noise_mean * (n / self.users)) / self.levels
+        """total - E D n/users."""
+        return total.double() - self.noise_mean * (n / self.users)
 
-    def limits(self, n: int) -> Limits:
+    def limits(self, n: int, most: float = 1.0) -> Limits:
         mean, variance = (each * (n / self.users) for each in (self.noise_mean, self.noise_variance))
-        return Limits(0, self.levels * n + mean + farthest(math.sqrt(variance), max(1.0, variance / mean)))
+        return Limits(0, most * n + mean + farthest(math.sqrt(variance), max(1.0, variance / mean)))
 
     def variance(self, ones: Tensor) -> Tensor:
-        """Var D/levels^2."""
-        return torch.full_like(ones, self.noise_variance / self.levels**2, dtype=torch.float64)
+        """Var D."""
+        return torch.full_like(ones, self.noise_variance, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -152,10 +141,13 @@ class PoissonSum(OneTypeSum):
     def noise_law(self, absent: int = 0) -> CountLaw:
         return poisson_law(self.mean * self.present(absent) / self.users)
 
+    def resized(self, users: int, factor: float) -> Self:
+        return replace(self, users=users, mean=self.mean * factor)
+
     @classmethod
-    def least(cls, target: Target, levels: int = 1) -> Self:
+    def least(cls, target: Target) -> Self:
         target = target.composed(cls)
-        return least_noise_or_less(lambda rmse: cls(target.users, (levels * rmse) ** 2, levels=levels), target)
+        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2), target)
 
 
 @dataclass(frozen=True)
@@ -198,6 +190,6 @@ class NegativeBinomialSum(OneTypeSum):
         return negative_binomial_law(self.shape * self.present(absent) / self.users, self.ratio)
 
     @classmethod
-    def least(cls, target: Target, ratio: float = 0.5, levels: int = 1) -> Self:
-        target, scale = target.composed(cls), levels**2 * (1 - checks.fraction("ratio", ratio)) ** 2 / ratio
-        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2 * scale, ratio, levels=levels), target)
+    def least(cls, target: Target, ratio: float = 0.5) -> Self:
+        target, scale = target.composed(cls), (1 - checks.fraction("ratio", ratio)) ** 2 / ratio
+        return least_noise_or_less(lambda rmse: cls(target.users, rmse**2 * scale, ratio), target)

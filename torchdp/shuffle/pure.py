@@ -143,7 +143,7 @@ class PureSum(MessageLaw):
         """total/(1 - drop)."""
         return total.double() / (1 - self.drop)
 
-    def limits(self, n: int) -> Limits:
+    def limits(self, n: int, most: float = 1.0) -> Limits:
         return signed_limits(n, n / self.users, self.ratio)
 
     def variance(self, ones: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class CuratorSum(BitLaw):
         """The total."""
         return total.double()
 
-    def limits(self, n: int) -> Limits:
+    def limits(self, n: int, most: float = 1.0) -> Limits:
         noise = farthest(self.rmse)
         return Limits(-noise, n + noise)
 
@@ -70,15 +70,17 @@ class CentralGaussianSum(CuratorSum):
         kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
         return gaussian_guarantee(self.sigma, delta, math.sqrt(instances), *kind).epsilon
 
-    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
-        """Exact: sums of numbers in [0, 1] move by sqrt(change) in l_2 norm."""
+    def moved_delta(
+        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
+    ) -> float:
+        """Exact: sums of numbers move by sqrt(change) in l_2 norm."""
         if epsilon == 0:
             return math.erf(math.sqrt(change) / (2 * math.sqrt(2) * self.sigma))
         return math.exp(gaussian_log_delta(self.sigma, epsilon, math.sqrt(change)))
 
     @classmethod
     def least(cls, target: Target) -> Self:
-        target, move = target.positive_delta(cls), min(target.change, target.flips)
+        target, move = target.positive_delta(cls), min(target.change, target.flips * target.largest**2)
         return cls(target.users, gaussian_sigma(target.epsilon, target.delta, math.sqrt(move)))
 
 

@@ -81,7 +81,7 @@ class RandomizedResponseSum(MessageLaw):
         """(Y - n flip)/(1 - 2 flip)."""
         return (total.double() - n * self.flip) / (1 - 2 * self.flip)
 
-    def limits(self, n: int) -> Limits:
+    def limits(self, n: int, most: float = 1.0) -> Limits:
         return Limits(0, n)
 
     def variance(self, ones: Tensor) -> Tensor:
@@ -92,8 +92,12 @@ class RandomizedResponseSum(MessageLaw):
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return (response_profile(self.present(absent), self.flip),)
 
-    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float:
-        """Over all numbers of ones among the other users, in intervals: ``response_pairs``."""
+    def moved_delta(
+        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
+    ) -> float:
+        """Over all numbers of ones among the other users, in intervals: ``response_pairs``; 1 of counts."""
+        if largest > 1:
+            return 1.0
         pairs, lost = response_pairs(
             self.present(absent),
             self.flip,

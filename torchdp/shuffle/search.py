@@ -36,6 +36,7 @@ class Target:
     absent: int
     change: float
     flips: int
+    largest: float = 1.0
 
     @staticmethod
     def of(
@@ -46,6 +47,7 @@ class Target:
         absent: int,
         change: float | None,
         flips: int | None,
+        largest: float = 1.0,
     ) -> "Target":
         """All arguments checked. Raises ValueError."""
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
@@ -58,8 +60,8 @@ class Target:
             raise ValueError(f"epsilon must be at least {LEAST:g}, not {epsilon:g}: delta alone says as much")
         if absent >= users:
             raise ValueError(f"absent must be below the number of users, {users}, not {absent}")
-        instances, change, flips = movement(instances, change, flips)
-        return Target(users, epsilon, delta, instances, absent, change, flips)
+        instances, change, flips = movement(instances, change, flips, largest)
+        return Target(users, epsilon, delta, instances, absent, change, flips, float(largest))
 
     @property
     def central(self) -> float:
@@ -72,9 +74,14 @@ class Target:
         return self.delta >= LEAST_MOVED
 
     @property
-    def moving(self) -> tuple[float, int, float, int]:
+    def moving(self) -> tuple[float, int, float, int, float]:
         """The arguments of ``moved_delta``."""
-        return self.epsilon, self.instances, self.change, self.absent
+        return self.epsilon, self.instances, self.change, self.absent, self.largest
+
+    @property
+    def bits(self) -> bool:
+        """Whether users hold bits, whose flips may be counted."""
+        return self.largest <= 1
 
     def positive_delta(self, law: type) -> "Target":
         """Itself. Raises ValueError where delta is 0."""
@@ -95,12 +102,15 @@ class Target:
         return self
 
 
-def movement(instances: int, change: float | None, flips: int | None) -> tuple[int, float, int]:
+def movement(
+    instances: int, change: float | None, flips: int | None, largest: float = 1.0
+) -> tuple[int, float, int]:
     """Instances, change and flips, all of them where nothing is said; change no less than LEAST_CHANGE. ValueError."""
     instances = checks.integer("instances", instances, 1)
-    change = float(instances) if change is None else max(checks.positive("change", change), LEAST_CHANGE)
-    if change > instances:
-        raise ValueError(f"change must be at most the number of instances, {instances}, not {change}")
+    most = instances * checks.positive("largest", largest) ** 2
+    change = most if change is None else max(checks.positive("change", change), LEAST_CHANGE)
+    if change > most * (1 + 1e-12):
+        raise ValueError(f"change must be at most instances * largest^2 = {most:g}, not {change}")
     return instances, change, instances if flips is None else checks.integer("flips", flips, 1, instances)
 
 
@@ -109,11 +119,11 @@ class Accounted(Protocol):
 
     @property
     def rmse(self) -> float: ...
-    @property
-    def levels(self) -> int: ...
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]: ...
     def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float: ...
-    def moved_delta(self, epsilon: float, instances: int, change: float, absent: int = 0) -> float: ...
+    def moved_delta(
+        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
+    ) -> float: ...
 
 
 Law = TypeVar("Law", bound=Accounted)
@@ -164,10 +174,10 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
 
     Guarantees: the certified delta of what is returned is at most the target's: it is computed last.
     """
-    epsilon, delta, bits = target.epsilon, target.delta, family(target.central).levels == 1
+    epsilon, delta, bits = target.epsilon, target.delta, target.bits
     if not (bits or target.follows):
         raise ValueError(
-            f"delta must be at least {LEAST_MOVED:g} where levels > 1, how far movement is followed, not {delta:g}"
+            f"delta must be at least {LEAST_MOVED:g} where largest > 1: movement is followed so far, not to {delta:g}"
         )
     if bits and (target.change > target.flips / FAR_BELOW or not target.follows):
         flipping = least_noise(family, target.central, target)

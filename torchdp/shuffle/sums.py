@@ -47,7 +47,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         return self.law.randomize_unchecked(self.bits(x, draws), draws)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        at_once = max(1, int(MESSAGES_AT_ONCE / (self.instances * self.law.messages_per_user)))
+        at_once = max(1, int(MESSAGES_AT_ONCE / self.messages_per_user))
         return self.add(*(self.tally(self.randomize_unchecked(part, draws)) for part in x.split(at_once)))
 
     @property
@@ -159,8 +159,6 @@ class BitSums(Shuffled[Tensor]):
         object.__setattr__(self, "instances", checks.integer("instances", self.instances, 1, 2**31 - 1))
         checks.keep(self, delta=checks.below_one)
         self.law.present(self.absent)
-        if self.law.levels > 1:
-            raise ValueError("law must have levels = 1: bits are not rounded; density.ShuffledKDE rounds to more")
 
     @staticmethod
     def calibrated(

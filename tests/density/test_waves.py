@@ -1,0 +1,229 @@
+"""Fixed waves on a box and the choice of a density: proved bounds, movement, deltas by enumeration, predictions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from laws import generator, hockey_stick, one_law
+from scipy import stats
+from scipy.optimize import minimize
+
+from torchdp.density import (
+    Epanechnikov,
+    ExponentialKernel,
+    Gaussian,
+    InnerProduct,
+    InnerProductRotated,
+    Laplacian,
+    ShuffledClasses,
+    ShuffledKDE,
+    TopHat,
+    Waves,
+    choose,
+    kernel_means,
+)
+from torchdp.density.choose import Question
+from torchdp.density.means import moved
+from torchdp.noise import SeededNoise
+from torchdp.privacy import gaussian_sigma
+from torchdp.protocol import Objective
+from torchdp.shuffle import BoundedSum, PoissonSum
+
+KERNELS = [Gaussian, Laplacian, ExponentialKernel, Epanechnikov, TopHat]
+EACH = pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
+DIMENSIONS = pytest.mark.parametrize(("d", "count"), [(1, 16), (2, 64), (3, 128)])
+SPACE = torch.float64
+
+
+def box(d):
+    return torch.tensor([[-1.0, 0.5, 3.0][:d], [1.0, 2.0, 5.0][:d]], dtype=SPACE)
+
+
+def inside(n, d, seed):
+    low, high = box(d)
+    return low + (high - low) * torch.rand(n, d, dtype=SPACE, generator=generator(seed))
+
+
+def summed(features, x, y):
+    return features.left(x) @ features.right(y).mT / features.repetitions + features.constant
+
+
+@EACH
+@DIMENSIONS
+@pytest.mark.parametrize("scale", [0.2, 1.1])
+def test_errors_are_below_the_proved_bounds(kind, d, count, scale):
+    """Of users inside and at corners: at any query, and in the mean over a grid of midpoints."""
+    family = Waves(kind(scale), box(d))
+    features = family.features(count)
+    corners = torch.stack([box(d)[0], box(d)[1], box(d).mean(0)])
+    users = torch.cat([corners, inside(30, d, 1)])
+    queries = torch.cat([corners, inside(2000, d, 2)])
+    off = summed(features, users, queries) - family.kernel(users, queries)
+    assert off.abs().max() <= features.worst + 1e-12
+    ends = zip(*box(d).tolist(), strict=True)
+    line = [low + (high - low) * (torch.arange(m := {1: 4000, 2: 150, 3: 36}[d]) + 0.5) / m for low, high in ends]
+    grid = torch.cartesian_prod(*line).view(-1, d).double()
+    found = (summed(features, users[:6], grid) - family.kernel(users[:6], grid)).square().mean(1).sqrt()
+    assert found.max() <= features.average * (1.0 if d == 1 else 1.08) + 1e-9
+
+
+@EACH
+@DIMENSIONS
+def test_movement_is_below_the_proved_bound(kind, d, count):
+    """Descents from several starts, for steps in proportion to the roots of the weights and for equal ones."""
+    features = Waves(kind(0.3), box(d)).features(count)
+    waves, draw = features.frequencies.numpy(), np.random.default_rng(d)
+    for steps in (features.weights.abs().sqrt(), torch.full((count,), 0.7, dtype=SPACE)):
+        gamma = features.gamma(steps.repeat_interleave(2))
+        squares = steps.square().numpy()
+
+        def found(z, squares=squares):
+            return -float(squares @ np.sin(z @ waves / 2) ** 2)
+
+        starts = draw.uniform(-2, 2, (4, d))
+        most = max(-minimize(found, start, method="Nelder-Mead", options={"maxiter": 200}).fun for start in starts)
+        assert 0.3 * gamma < most <= gamma * (1 + 1e-9)
+        x = inside(200, d, 3)
+        share = features.share(x) * steps.repeat_interleave(2) / 2
+        assert torch.cdist(share, share).square().max() <= gamma * (1 + 1e-9)
+
+
+def law_of(u, mean, top):
+    """Of floor u + Bernoulli(u - floor u) + Poisson(mean), in closed form."""
+    low, k = math.floor(u), np.arange(top)
+    return (1 - (u - low)) * stats.poisson.pmf(k - low, mean) + (u - low) * stats.poisson.pmf(k - low - 1, mean)
+
+
+def worst_delta(step, epsilon, mean, seed=1):
+    """Of one wave, whose two sums are enumerated, over pairs of angles."""
+    top = int(mean + 12 * math.sqrt(mean) + 30)
+    draws = np.random.default_rng(seed).uniform(0, 2 * math.pi, 12)
+    angles = [(a, a + math.pi) for a in (0, math.pi / 4, math.pi / 2, math.pi, 5 * math.pi / 4, *draws)]
+
+    def law(a):
+        return np.multiply.outer(*(law_of(step * (1 + f(a)) / 2, mean, top) for f in (math.cos, math.sin))).ravel()
+
+    return max(hockey_stick(law(a), law(b), epsilon) for a, b in angles)
+
+
+@pytest.mark.parametrize("step", [0.3, 0.7, 1.0, 1.6, 2.5])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-3), (3.0, 1e-4)])
+def test_guarantee_one_wave_with_a_real_step_by_enumeration(step, epsilon, delta):
+    features = Waves(Gaussian(2.0), box(1)).features(1)
+    kde = ShuffledKDE.calibrated(features, PoissonSum, 1, epsilon, delta, steps=step)
+    assert worst_delta(step, epsilon, kde.law.mean) <= delta
+
+
+def test_half_the_movement_fails_the_enumeration(monkeypatch):
+    """As above with a Gamma that is a half."""
+    features = Waves(Gaussian(2.0), box(1)).features(1)
+    gamma = type(features).gamma
+    monkeypatch.setattr(type(features), "gamma", lambda self, steps: gamma(self, steps) / 2)
+    kde = ShuffledKDE.calibrated(features, PoissonSum, 1, 0.5, 1e-3, steps=2.5)
+    assert worst_delta(2.5, 0.5, kde.law.mean) > 1e-3
+
+
+@pytest.mark.parametrize(("scale", "epsilon", "most"), [(0.5, 1.0, 12), (0.8, 3.0, 30)])
+def test_guarantee_all_sums_together_by_convolved_losses(scale, epsilon, most):
+    """The whole release for pairs of points: the losses of all sums, rounded down, convolved."""
+    kde = choose(Gaussian(scale), n=2000, epsilon=epsilon, delta=1e-4, box=box(1), most_messages=most).best
+    assert isinstance(kde.law, PoissonSum)
+    x = torch.tensor([[-1.0], [0.0], [1.0], [-0.4]], dtype=SPACE)
+    numbers = ((1 + kde.features.share(x)) * kde.steps / 2).numpy()
+    width, top = 1e-3, int(kde.law.mean + 10 * math.sqrt(kde.law.mean) + 20)
+    for i, j in ((0, 1), (1, 0), (0, 2), (2, 0), (3, 2)):
+        total, first = np.ones(1), 0
+        for u, v in zip(numbers[i], numbers[j], strict=True):
+            P, Q = (law_of(each, kde.law.mean, top) for each in (u, v))
+            both = (P > 1e-25) & (Q > 1e-25)
+            loss = np.floor(np.log(P[both] / Q[both]) / width).astype(int)
+            total = np.convolve(total, np.bincount(loss - loss.min(), weights=P[both]))
+            first += int(loss.min())
+        losses = (np.arange(len(total)) + first) * width
+        assert float(total @ np.clip(-np.expm1(epsilon - losses), 0, None)) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kernel", "d", "epsilon", "most"),
+    [
+        (Gaussian(0.3), 1, 1.0, 20),
+        (Laplacian(0.4), 1, 4.0, 60),
+        (Epanechnikov(0.6), 2, 1.0, 60),
+        (Gaussian(0.8), 3, 2.0, 400),
+    ],
+)
+def test_predicted_errors_are_those_of_simulated_releases(kernel, d, epsilon, most):
+    """Rounding and noise within 1 % of what these users have, all over the box; the messages that are said."""
+    choice = choose(kernel, n=3000, epsilon=epsilon, delta=1e-5, box=box(d), most_messages=most)
+    (one,), kde = choice.candidates, choice.best
+    x, y = inside(3000, d, 4), inside(400, d, 5)
+    released = kde.sample_estimate(kde.summary(x), generator=generator(6), sample_shape=(60,))
+    off = released.evaluate(y) - kernel_means(kde.features.family, x, y)
+    noise, exact = math.sqrt(one.error**2 - kde.features.average**2), kde.density_mse(kde.summary(x), y)
+    assert float((exact.rounding + exact.privacy).mean().sqrt()) == pytest.approx(noise, rel=0.01)
+    assert float((off - off.mean(0)).square().mean().sqrt()) == pytest.approx(noise, rel=0.08)
+    assert float(off.square().mean().sqrt()) <= 1.05 * one.error
+    assert kde.guarantee.epsilon == epsilon and kde.guarantee.delta == 1e-5
+    numbers = ((1 + kde.features.share(x)) * kde.steps / 2).sum(1).max()
+    added = kde.instances * kde.law.noise_mean / 3000
+    assert float(numbers) + added <= kde.messages_per_user * (1 + 1e-9) and kde.messages_per_user <= most
+
+
+def test_messages_and_sums_of_unequal_steps_have_one_law():
+    x = inside(9, 2, 1)
+    features = Waves(Gaussian(0.8), box(2)).features(3)
+    steps = torch.tensor([0.3, 0.3, 1.7, 1.7, 2.5, 2.5], dtype=SPACE)
+    kde = ShuffledKDE(features, BoundedSum(9, 3.0), 0.1, steps=steps)
+    one = torch.stack([kde.collect(x, noise=SeededNoise(i))["total"] for i in range(800)])
+    other = kde.sample_tally(kde.summary(x), generator=generator(2), sample_shape=(800,))["total"]
+    assert one_law(one, other)
+    each = torch.stack([kde.collect(x[:1].expand(9, -1), noise=SeededNoise(i))["total"] for i in range(300)])
+    alone = [[kde.tally(kde.randomize(x[:1], noise=SeededNoise(9 * i + j))) for j in range(9)] for i in range(300)]
+    assert one_law(each, torch.stack([kde.add(*nine)["total"] for nine in alone]))
+
+
+@pytest.mark.parametrize("law", [PoissonSum, BoundedSum])
+@pytest.mark.parametrize("gamma", [1.0, 8.0, 64.0])
+def test_noise_is_predicted_without_accounting(law, gamma):
+    for epsilon in (0.5, 2.0):
+        asked = Question(1000, epsilon, 1e-6, 0, math.inf)
+        found = law.calibrated(1000, epsilon, 1e-6, 128, change=gamma, largest=2.0)
+        said = float(asked.variance(law, torch.tensor(gamma, dtype=SPACE), 128))
+        assert said == pytest.approx(found.noise_variance, rel=0.12)
+
+
+def test_absent_users_cost_noise_and_other_objectives_more_waves():
+    asked = {"n": 500, "epsilon": 1.0, "delta": 1e-5, "box": box(1), "most_messages": 50}
+    for absent in (0, 250):
+        kde = choose(Gaussian(0.4), absent=absent, **asked).best
+        gamma = moved(kde.features, kde.steps)[1]
+        assert kde.law.noise_variance * (1 - absent / 500) >= gaussian_sigma(1.0, 1e-5) ** 2 * gamma
+        assert kde.guarantee.epsilon == 1.0 and kde.absent == absent
+    worst = choose(Laplacian(0.4), objective=Objective.WORST, **asked).best
+    mean = choose(Laplacian(0.4), **asked).best
+    assert worst.features.worst <= mean.features.worst
+
+
+def test_classes_of_unequal_sizes_take_the_noise_of_the_smallest():
+    counts = torch.tensor([60, 75, 200, 900])
+    choice = choose(InnerProduct(8), epsilon=2.0, delta=1e-5, classes=counts, absent=6, most_messages=300)
+    found = choice.best
+    assert isinstance(found, ShuffledClasses) and found.guarantee.epsilon == 2.0
+    assert [kde.law.users for kde in found.kdes] == counts.tolist() and all(kde.absent == 6 for kde in found.kdes)
+    present = [kde.law.noise_variance * (1 - 6 / kde.law.users) for kde in found.kdes]
+    assert max(present) <= 1.01 * min(present)
+    labels = torch.arange(4).repeat_interleave(counts)
+    x = torch.nn.functional.normalize(torch.randn(len(labels), 8, generator=generator(1), dtype=SPACE), dim=1)
+    released = found.sample_estimate((x, labels), generator=generator(2), sample_shape=(200,))
+    axes = torch.eye(8, dtype=SPACE)
+    off = released.evaluate(axes)[:, 0] - x[labels == 0].mean(0)
+    assert float(off.square().mean().sqrt()) == pytest.approx(choice.candidates[0].error, rel=0.06)
+
+
+def test_choices_beyond_the_box_are_of_random_waves():
+    choice = choose(Gaussian(1.0), n=5000, epsilon=1.0, delta=1e-6, dimension=6, most_messages=200)
+    kde = choice.best
+    assert type(kde.features.family).__name__ == "GaussianOrthogonal" and kde.messages_per_user <= 200
+    assert isinstance(InnerProductRotated(4), type(choose(
+        InnerProduct(4), n=500, epsilon=1.0, delta=1e-6).best.features.family))  # fmt: skip

@@ -1,0 +1,236 @@
+"""Fixed Fourier waves of a kernel on a public box, in up to three dimensions: weights, proved errors, proved movement.
+
+Points of the box differ by |z_i| <= D_i. With periods L_i > D_i Poisson's summation formula is exact: sum_m c_m e^(2 pi
+i <m, z/L>) = k~(z), the kernel and its images. c_0 and the pairs +-m of largest |c_m| are kept; C_m = 2 c_m stands for
+a pair. For every pair of points of the box
+    |kept(z) - k(z)| <= images + tail,   tail = sum of |C_m| left out = sum over all |c_m| less those kept.
+In the mean over uniform queries of the box, whatever users hold, by Parseval on the torus, of which the box is the part
+prod D/L,
+    rms <= (prod L/D sum_{left out} C_m^2/2)^(1/2) + images,   sum_m c_m^2 = mean of k~^2 over a period.
+
+Movement. A point of the circle that moves by the angle a is moved by |2 sin(a/2)|: with steps s_m for both numbers of a
+wave, Gamma = sup_z sum_m s_m^2 sin^2(pi <m, z/L>). Let s_m^2 <= lambda |C_m|.
+1. If no c_m is negative, sum_kept C_m sin^2 <= sum_{m != 0} c_m sin^2 = (k~(0) - k~(z))/2 <= k~(0)/2, as k~ >= 0, and
+   Gamma <= lambda k~(0)/2, however many waves are kept.
+2. Else the largest on a grid of the torus, by a Fourier transform, is below the supremum by at most r^2/2 sum_m s_m^2
+   |w_m|^2/2, r half a cell's diagonal: at the maximum the gradient is 0, and second derivatives are no larger.
+Nothing of this asks that x lies in the box: points out of it cost error, not privacy.
+
+Source: the argument above; noise of a kernel's covariance: Hall, Rinaldo, Wasserman (2013).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.density.family import SLACK, Family, drawn
+from torchdp.density.orthogonal import CircleFeatures
+from torchdp.density.stationary import StationaryKernel
+from torchdp.protocol import Objective
+
+MOST_WAVES, MOST_DIMENSIONS = 1024, 3
+REACH = {1: 1024, 2: 96, 3: 20}  # of the lattice that waves are taken from, each way
+FARTHEST, TRIED = 16.0, 24  # periods that are tried: up to so many scales beyond the side
+WIDEST = 1e4  # scales that a box may be wide
+POINTS = {1: 2**16, 2: 2**10, 3: 2**7}  # of the grid for movement, each way
+CANCELLED = 1e-14  # of a sum, by floats that cancel
+
+
+@dataclass(frozen=True)
+class Waves(Family):
+    """The kernel on the box, by ``repetitions`` waves of largest weight: Q = S = 2, R = 1; nothing is random.
+
+    stationary: such as ``Gaussian(0.25)``. box: (2, d) public corners, d <= 3, low and high; users and queries out of
+    it are refused. The features' ``average`` and ``worst`` are proved bounds of their error. Raises TypeError,
+    ValueError.
+    Source: the module's argument.
+    """
+
+    dimension: int = field(init=False)
+    stationary: StationaryKernel
+    box: Sequence[Sequence[float]] | Tensor
+
+    def __post_init__(self) -> None:
+        checks.instance("stationary", self.stationary, StationaryKernel)
+        box = torch.as_tensor(self.box, dtype=torch.float64)
+        if box.ndim != 2 or len(box) != 2 or not 1 <= box.shape[1] <= MOST_DIMENSIONS:
+            raise ValueError(
+                f"box must have shape (2, d), low and high corners, d = 1, 2 or 3, not {tuple(box.shape)}; "
+                "take GaussianOrthogonal beyond"
+            )
+        if not (box.isfinite().all() and (box[1] > box[0]).all()):
+            raise ValueError("box must hold finite corners, the low one below the high one in every coordinate")
+        if float((box[1] - box[0]).max()) > WIDEST * self.stationary.scale:
+            raise ValueError(f"box must be at most {WIDEST:g} scales of the kernel wide; take a larger scale")
+        object.__setattr__(self, "box", tuple(map(tuple, box.tolist())))
+        object.__setattr__(self, "dimension", box.shape[1])
+        super().__post_init__()
+
+    @property
+    def coordinates(self) -> int:
+        return 2
+
+    @property
+    def movement(self) -> float:
+        """A point of the circle moves by 2 at most; that of the features is less."""
+        return 1.0
+
+    @property
+    def sides(self) -> list[float]:
+        """D: with room for points that floats moved out of the box."""
+        return [(high - low) * (1 + 2 * SLACK) for low, high in zip(*self.box, strict=True)]
+
+    def inside(self, name: str, points: Tensor) -> Tensor:
+        low, high = torch.as_tensor(self.box, dtype=torch.float64, device=points.device)
+        room, exact = SLACK * (high - low), points.detach().double()
+        if len(points) and not ((exact >= low - room) & (exact <= high + room)).all():
+            raise ValueError(
+                f"{name} must lie in the box {self.box}; clamp points to it, or state a larger public box"
+            )
+        return points
+
+    def queries(self, y: Tensor) -> Tensor:
+        """``y`` as queries in the box, (q, d). Raises TypeError, ValueError."""
+        return self.inside("y", super().queries(y))
+
+    def draw(self, repetitions: int, *, generator: torch.Generator) -> "WaveFeatures":
+        """Nothing is drawn: ``features`` on the generator's device."""
+        repetitions, generator = drawn(repetitions, generator)
+        return self.features(repetitions, device=generator.device)
+
+    def features(
+        self, count: int, objective: Objective = Objective.MEAN, device: torch.device | str = "cpu"
+    ) -> "WaveFeatures":
+        """So many waves, at the periods of the least bound of the mean or the worst query. Raises ValueError."""
+        count = checks.integer("count", count, 1, MOST_WAVES)
+        mean = checks.instance("objective", objective, Objective) is Objective.MEAN
+        found = min(lattices(self), key=lambda one: (one.average if mean else one.worst)[min(count, len(one)) - 1])
+        return found.features(self, count, device)
+
+    def k(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.stationary.k(x[..., :, None, :] - y[..., None, :, :])
+
+
+@dataclass(frozen=True, eq=False)
+class WaveFeatures(CircleFeatures):
+    """weights: C_m, (repetitions,). average, worst: bounds of |sum - k|, root mean square and at any pair of points.
+
+    whole: sum over all |c_m|, or a bound, infinite where there is none; for kernels without negative c_m k~(0).
+    """
+
+    family: Waves
+    places: Tensor  # m, (repetitions, d) int64
+    weights: Tensor
+    first: float  # c_0
+    periods: tuple[float, ...]
+    average: float
+    worst: float
+    whole: float
+
+    @property
+    def constant(self) -> float:
+        return self.first
+
+    @cached_property
+    def movement(self) -> float:
+        return self.gamma(torch.ones(self.instances, dtype=torch.float64))
+
+    def gamma(self, steps: Tensor) -> float:
+        squares = steps.cpu().view(-1, 2).amax(1).square()
+        least = float(squares.sum())
+        if not self.family.stationary.positive:
+            return min(least, on_grid(self.places.cpu(), squares, self.periods))
+        return min(least, float((squares / self.weights.cpu().abs()).max()) * self.whole / 2)
+
+    def share(self, x: Tensor) -> Tensor:
+        return self.f(x.double())  # angles are right to 2^-40
+
+    def f(self, x: Tensor) -> Tensor:
+        low = torch.as_tensor(self.family.box[0], dtype=torch.float64, device=x.device)
+        return super().f(x.double() - low)
+
+    def g(self, y: Tensor) -> Tensor:
+        return self.f(y) * (self.repetitions * self.weights.to(y.device)).repeat_interleave(2)
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """Waves of one period, the largest |C| first, and the bounds of the first 1, 2, ... of them, (waves,) each."""
+
+    places: Tensor
+    weights: Tensor
+    constant: float
+    periods: tuple[float, ...]
+    average: Tensor
+    worst: Tensor
+    whole: float
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def features(self, family: Waves, count: int, device: torch.device | str = "cpu") -> WaveFeatures:
+        """The first ``count`` of them, as a family's features."""
+        count = min(count, len(self))
+        frequencies = (self.places[:count] * (2 * math.pi / torch.tensor(self.periods, dtype=torch.float64))).mT
+        bounds = float(self.average[count - 1]), float(self.worst[count - 1])
+        return WaveFeatures(
+            family,
+            count,
+            frequencies.to(device),
+            self.places[:count].to(device),
+            self.weights[:count].to(device),
+            self.constant,
+            self.periods,
+            *bounds,
+            self.whole,
+        )
+
+
+@lru_cache(maxsize=64)
+def lattices(family: Waves) -> tuple[Lattice, ...]:
+    """Of all periods that are tried; of kernels that end, the one of no images."""
+    kernel, sides = family.stationary, family.sides
+    end = kernel.scale * (1 + SLACK)
+    if kernel.images(sides, [side + end for side in sides]) == 0:
+        return (lattice(family, [side + end for side in sides]),)
+    first, last = math.log10(kernel.nearest), math.log10(FARTHEST)
+    extras = torch.logspace(first, last, TRIED, dtype=torch.float64) * kernel.scale
+    return tuple(lattice(family, [side + extra for side in sides]) for extra in extras.tolist())
+
+
+def lattice(family: Waves, periods: list[float]) -> Lattice:
+    """The module's bounds, of every number of waves."""
+    kernel, d, sides = family.stationary, family.dimension, family.sides
+    line = torch.arange(-REACH[d], REACH[d] + 1)
+    places = torch.cartesian_prod(*[line] * d).view(-1, d)[
+        (2 * REACH[d] + 1) ** d // 2 :
+    ]  # one of each pair, 0 first
+    volume = math.prod(periods)
+    c = kernel.transform(places * (2 * math.pi / torch.tensor(periods, dtype=torch.float64))) / volume
+    constant, C = float(c[0]), 2 * c[1:]
+    order = C.abs().argsort(descending=True, stable=True)[:MOST_WAVES]
+    order = order[C[order].abs() > 1e-300]
+    C, places = C[order], places[1:][order]
+    images, whole, energy = kernel.images(sides, periods), kernel.absolute(periods), kernel.energy(periods)
+    left = (energy - constant**2 - C.square().cumsum(0) / 2).clamp_min(0) + CANCELLED * energy
+    tail = (whole - abs(constant) - C.abs().cumsum(0)).clamp_min(0) + CANCELLED * whole
+    average = (volume / math.prod(sides) * left).sqrt() + images
+    return Lattice(places, C, constant, tuple(periods), average, tail + images, whole)
+
+
+def on_grid(places: Tensor, squares: Tensor, periods: Sequence[float]) -> float:
+    """The module's second bound of sup_z sum_m s_m^2 sin^2(pi <m, z/L>): (waves, d), (waves,) ->."""
+    d = places.shape[1]
+    points = POINTS[d]
+    table = torch.zeros((points,) * d, dtype=torch.float64)
+    table.index_put_(tuple((places % points).unbind(1)), squares / 2, accumulate=True)
+    largest = float(squares.sum() / 2 - torch.fft.fftn(table).real.min())
+    lengths = torch.tensor(periods, dtype=torch.float64)
+    waves = (places * (2 * math.pi / lengths)).square().sum(1)
+    cell = float((lengths / (2 * points)).square().sum())
+    return largest * (1 + 1e-9) + cell / 2 * float((squares * waves).sum()) / 2
