@@ -18,6 +18,13 @@ def test_error_vs_types(smoke):
     assert found.drew("error_vs_types.png")
 
 
+def test_fitted(smoke):
+    found = smoke("queries/fitted.py")
+    (row,) = found.tables["fitted"]
+    assert row["strategy, fitted"] < row["consistent"] < row["unbiased"] and len(found.tables["shapes"]) == 10
+    assert found.drew("fitted.png")
+
+
 def test_strategies(smoke):
     (row,) = smoke("queries/strategies.py").tables["strategies"]
     assert row["at_least"] <= row["optimised"] < 0.8 * min(row["gamma_F"], row["oracle"])

@@ -47,14 +47,16 @@ def fitted(protocol: OracleQueries, tally: Tally, *, ordered: bool = True) -> Fi
         protocol: linear queries from a frequency oracle's reports.
         tally: of its messages, with any leading dimensions.
         ordered: whether neighbouring types are alike; if not, the fit without smoothing.
+
     Raises TypeError, ValueError.
+
     Guarantees: the protocol's: post-processing.
     Source: Silverman, Jones, Wilson, Nychka (1990); Akaike (1974); Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020).
     """
     checks.instance("protocol", protocol, OracleQueries)
-    client, tally = protocol.client, protocol.check(tally)
     if not isinstance(ordered, bool):
         raise TypeError(f"ordered must be True or False, not {ordered!r}")
+    client, tally = protocol.client, protocol.check(tally)
     ordered = ordered and client.k > 2
     reports = tally["reports"].double()
     flat = Tally(tally.n, {"reports": tally["reports"].reshape(-1, reports.shape[-1])})

@@ -117,6 +117,7 @@ class ShiftStrategy(StrategyOracle):
             k: number of types.
             epsilon: in [1e-4, 700].
             width: in types; by default of most mutual information for uniform types.
+
         Guarantees: exactly epsilon-LDP.
         Source: Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020), in whole types.
         """
