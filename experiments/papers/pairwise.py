@@ -54,7 +54,7 @@ def constant(tables: Tables) -> Iterator[Finding]:
 
 
 def users(tables: Tables) -> Iterator[Finding]:
-    rows = [row for row in tables["results"] if row.get("predicted_mse") and row.get("z") == row.get("z")]
+    rows = [row for row in tables["results"] if row.get("predicted_mse")]
     row = worst(rows, lambda row: abs(row["z"]))
     at = f"largest z-score of {len(rows)} measured errors beside their predictions"
     yield Finding.at_most("Corollary 7", "Gini, Kendall, AUC: error in closed form", at, 4.5, abs(row["z"]))
@@ -65,8 +65,8 @@ def rank(tables: Tables) -> Iterator[Finding]:
     for rank in dict.fromkeys(row["rank"] for row in rows):
         few = {row["how"]: row for row in where(rows, rank=rank)}
         projection = next(row for name, row in few.items() if "proj" in name.lower() or "Johnson" in name)
-        best = min(few.values(), key=lambda row: row["distortion"])
-        at = f"distortion at rank {rank}: the projection beside {best['how']}"
+        best = worst(few.values(), lambda row: -row["distortion"])
+        at = f"distortion at rank {rank}: the projection beside the best of {len(few)}, {best['how']}"
         yield Finding.lower(
             "Lemmas 12, 13", "fewer dimensions by projection", at, projection["distortion"], best["distortion"]
         )
