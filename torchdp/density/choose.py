@@ -160,7 +160,7 @@ def choose(
         raise ValueError(f"most_messages must be positive, not {most}")
     asked = Question(users, checks.positive("epsilon", epsilon), checks.fraction("delta", delta), absent, most)
     mean = checks.instance("objective", objective, Objective) is Objective.MEAN
-    generator = keyed_generator(b"density") if generator is None else generator
+    generator = _same() if generator is None else generator
     limit = math.sqrt(2) * asked.sigma / users
     tried = list(plans(kernel, box, dimension, limit, mean, checks.random_source(generator, generator.device)))
     found, kde = _certified(tried, asked)
@@ -170,6 +170,10 @@ def choose(
         f"messages {found.parts[3]:.4g} in the mean, {found.parts[4]:.4g} at most"
     )
     return Choice((Candidate(f"{found.plan.name}, {found.law.__name__}", protocol, found.error, note),))
+
+
+def _same() -> torch.Generator:
+    return keyed_generator(b"density")
 
 
 def _certified(tried: list[Plan], asked: Question) -> tuple[Found, ShuffledKDE]:

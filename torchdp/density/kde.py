@@ -193,4 +193,4 @@ def _checked(features: Features, steps: Tensor | float | None, kind: type[Messag
         raise ValueError(
             f"steps must lie in (0, {MOST_STEPS:g}], not {float(found.min()):g} to {float(found.max()):g}"
         )
-    return found.double().cpu().expand(features.instances).contiguous()
+    return found.double().cpu().expand(features.instances).clone()
