@@ -85,7 +85,7 @@ MORE = (  # constructors that no other recipe calls with tensors
     "domains.composite.LinearImage(W, domains.Polytope(W))",
     "workloads.RunningSums(3, rates=prior)", "training.Iterates(3, learning_rates=prior)",
     "training.Descent(3, learning_rates=prior)",
-    "density.ShuffledKDE(features, shuffle.PoissonSum(5, 50.0), 0.1, steps=2 * torch.ones(features.instances).double())",
+    "density.ShuffledKDE(features, shuffle.PoissonSum(5, 50.0), 0.1, steps=prior.new_full((features.instances,), 2.0))",
     "factorization.BandedStrategy(prior[None], 5)", "factorization.BandedStrategy(W.abs() + 1.0, 3)",
     "factorization.BufferedStrategy(prior[:1], prior[1:2], prior, prior)",
     "factorization.RecalledStrategy(factorization.BufferedStrategy(prior[:1], prior[1:2], prior, prior), 1, W[:1])",
