@@ -83,7 +83,7 @@ def shifts(k, epsilon):
 
 
 def histograms(rows, size):
-    """The law of the histogram of a message from each row: an axis to each message but the last."""
+    """The distribution of the histogram of a message from each row: an axis to each message but the last."""
     outputs = len(rows[0])
     law = np.zeros((size,) * (outputs - 1))
     law[(0,) * (outputs - 1)] = 1.0

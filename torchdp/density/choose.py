@@ -30,7 +30,7 @@ LAWS: tuple[type[PoissonSum] | type[BoundedSum], ...] = (PoissonSum, BoundedSum)
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """A plan at one scale under one law: predicted variances and messages of a user, in the mean and at most."""
+    """A plan at one scale and noise: predicted variances and messages of a user, in the mean and at most."""
 
     plan: Plan
     law: type[PoissonSum] | type[BoundedSum]

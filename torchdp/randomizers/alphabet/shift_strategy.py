@@ -118,7 +118,7 @@ class ShiftStrategy(StrategyOracle):
             epsilon: in [1e-4, 700].
             width: in types; by default of most mutual information for uniform types.
 
-        Guarantees: exactly epsilon-LDP.
+        Guarantees: the class's.
         Source: Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020), in whole types.
         """
         k, epsilon = checks.integer("k", k, 2), checks.positive("epsilon", epsilon)
