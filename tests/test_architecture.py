@@ -13,8 +13,21 @@ import pytest
 from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "descent", "draws", "grid", "memory", "noise", "randomness", "rounded", "text", "threads"}
+FLOOR = {
+    "brief",
+    "checks",
+    "descent",
+    "draws",
+    "grid",
+    "memory",
+    "noise",
+    "randomness",
+    "rounded",
+    "text",
+    "threads",
+}
 MAY_IMPORT = {
+    "brief": set(),
     "checks": set(),
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},

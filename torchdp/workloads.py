@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 
 MOST_BITS = 32  # 2^d types, d numbers for each
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(Brief):
     """A matrix W = factors[0] (x) factors[1] (x) ... (Kronecker product; one factor: a dense matrix).
 
     factors: tensors of shape (m_i, n_i), one dtype and device. Type x of a product is the mixed-radix index

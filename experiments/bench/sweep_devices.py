@@ -76,7 +76,8 @@ SMOKE = Config(trials=200, block_size=100, blocks=(5, 25), repeats=1, grid="smok
 
 def real_trials(config: Config, report: Report) -> None:
     devices, smoke = list(config.devices), config.grid == "smoke"
-    there = [config for config in load(SCRIPT, smoke).grid if (config["n"], config["epsilon"]) == (10**6, 1.0)]
+    grid = [config for config in load(SCRIPT, smoke).grid if config["statistic"].startswith("gini")]
+    there = [config for config in grid if (config["n"], config["epsilon"]) == (10**6, 1.0)]
     sizes = {"trials": config.trials, "block_size": config.block_size}
     work = {"make_trial": Script(SCRIPT, smoke), "grid": there, **sizes}
     walls: list[tuple[float, float]] = []

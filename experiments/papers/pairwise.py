@@ -92,7 +92,7 @@ PAPER = Paper(
         Part("pairwise/free_constant.py", constant),
         Part("factorization/structured.py", kernels),
         Part("factorization/rank.py", rank),
-        Part("pairwise/error_vs_n.py", users),
+        Part("pairwise/error_vs_n.py", users, laptop=("--trials", "2500")),
         Part(
             "pairwise/separation.py",
             separation,

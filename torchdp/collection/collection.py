@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.collection.description import same
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Estimate, MessageProtocol, Tally
@@ -54,7 +55,7 @@ class Batches(Mapping[str, str]):
 
 
 @dataclass(frozen=True, eq=False)
-class Collection:
+class Collection(Brief):
     """What has arrived: the tally that the analyst needs, of which users, in which batches.
 
     It is a value: ``add`` and ``merge`` return another one. Start with ``Collection.of(protocol)``. A batch has a name,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.density.rounding import count, rounded
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd
@@ -103,7 +104,7 @@ class Family(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Features(ABC):
+class Features(Brief, ABC):
     """Public pairs (f_i, g_i), i < repetitions: k(x, y) is estimated by <left(x), right(y)> / repetitions.
 
     A user's vector takes part in ``instances`` = repetitions * Q bit sums.

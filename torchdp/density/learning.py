@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.density.curator import CentralKDE
 from torchdp.density.density import Density
 from torchdp.density.family import Features
@@ -50,7 +51,7 @@ def sizes_of(counts: Tensor) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class ShuffledClasses:
+class ShuffledClasses(Brief):
     """A shuffled density of each class, from the users who report it. x: their vectors and what they reported.
 
     In a first round users report labels, in the clear or through ``response``, and remember their reports; in the

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.density.density import Density
 from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features
 from torchdp.density.rounding import rounded
@@ -17,7 +18,7 @@ ERROR = 2.0**-22  # of a chance, by the floats that decide a bit
 
 
 @dataclass(frozen=True, eq=False)
-class MeanSquaredError:
+class MeanSquaredError(Brief):
     """Its three parts at each query, (q,); they add up."""
 
     feature: Tensor

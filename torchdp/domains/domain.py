@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.domains.nearest import nearest_by_corners
 
 TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the set's own reach: by formula, by search
@@ -78,7 +79,7 @@ class Proposal:
     row_weights: Tensor
 
 
-class Domain(ABC):
+class Domain(Brief, ABC):
     """A bounded set K in R^d. What an ellipsoid around K needs to know is a quadratic oracle.
 
     Source: Nikolov, Tang (2023), Definition 29.

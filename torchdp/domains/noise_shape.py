@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.domains.domain import EPS, Domain, Proposal, climb
 from torchdp.domains.evaluate import Enclosed, dual_value, enclose, hull
 from torchdp.factorization import Certificate
@@ -62,7 +63,7 @@ def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | No
 
 
 @dataclass(frozen=True)
-class NoiseShape:
+class NoiseShape(Brief):
     """An ellipsoid {v + A u: ||u||_2 <= 1} that holds the domain K; noise N(0, sigma^2 A A^T) has its shape.
 
     root: A, (d, r) float64, of full column rank (r = 0: K is a single point); centre: v, (d,) float64.

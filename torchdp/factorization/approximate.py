@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.certificates.approximate_certificate import amounts, certify_approximate, certify_zeta
 from torchdp.factorization.certificates.certificate import Certificate, refuse_contradiction
 from torchdp.factorization.factorize import factorize
@@ -21,7 +22,7 @@ LARGEST_CONE = 1024  # m + n up to which the semidefinite program is worth its e
 
 
 @dataclass(frozen=True)
-class ApproximateFactorization:
+class ApproximateFactorization(Brief):
     """W = left right up to ``residual`` <= alpha in every entry, with a certificate of how close to optimal it is.
 
     left: (*batch, m, r), the decoder; right: (*batch, r, n); balanced: the largest row norm of left is the largest
@@ -193,7 +194,7 @@ def _size(W: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LeastError:
+class LeastError(Brief):
     """min over alpha of variance gamma_2(W; alpha)^2 + alpha^2 lies in [lower, upper]; ``factorization`` attains upper.
 
     Both are mean squared errors: of the worst query, over the privacy noise, at worst over the users' data.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import (
     allowance,
     dual_weights,
@@ -22,7 +23,7 @@ SMALLEST_WEIGHT = 1e-15  # relative: the weight of a row that the vectors have n
 
 
 @dataclass(frozen=True)
-class Gamma2Dual:
+class Gamma2Dual(Brief):
     """gamma_2*(U) lies in [lower, upper], with the vectors and the weights that prove it.
 
     lower, upper: (*batch), float64; left: (*batch, m, r) and right: (*batch, n, r), rows of norm 1 (of a row or

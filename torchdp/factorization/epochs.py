@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import Certificate, check_exponent
 from torchdp.factorization.certificates.returning_certificate import (
     SeparatedDual,
@@ -27,7 +28,7 @@ DEGENERATE = 1e-10  # share of the largest singular value below which W counts a
 
 
 @dataclass(frozen=True)
-class EpochFactorization:
+class EpochFactorization(Brief):
     """W = left right, with a certificate of how close to optimal it is under repeated participation.
 
     left: (m, n); right: (n, n), its columns of one class orthogonal; the l_p norm of left's row norms equals the

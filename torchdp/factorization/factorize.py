@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import (
     Certificate,
     certify,
@@ -26,7 +27,7 @@ from torchdp.workloads import RunningSums, Workload
 
 
 @dataclass(frozen=True)
-class Factorization:
+class Factorization(Brief):
     """W = left right + shift 1^T up to certificate.residual, with a certificate of how close to optimal it is.
 
     left: (*batch, m, r), the decoder; right: (*batch, r, n), column x is what a user of type x is mapped to;
@@ -51,7 +52,7 @@ class Factorization:
 
 
 @dataclass(frozen=True)
-class SignatureFactorization:
+class SignatureFactorization(Brief):
     """Symmetric W = right^T diag(signature) right: one vector for each type carries both sides of h^T W h.
 
     right: (r, n); signature: (r,), entries +-1; certificate: of gamma_2(W), for left = right^T diag(signature).

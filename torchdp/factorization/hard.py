@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.dual import gamma2_dual
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.norm import witness
@@ -45,7 +46,7 @@ QUADRATURE_ERROR = 1e-8  # relative, of these nodes
 
 
 @dataclass(frozen=True)
-class HardInstance:
+class HardInstance(Brief):
     """For each query v a line of distributions along which its answer moves and the law of a message hardly does.
 
     query_weights c: (m,) and type_weights P: (n,), probability vectors; directions M: (m, n), rows that sum to 0 and

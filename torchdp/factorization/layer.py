@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import Certificate, certify
 
 LARGEST = 64  # m + n; about a second at 32 x 32
@@ -20,7 +21,7 @@ DERIVATIVE: dict[str, Any] = {"mode": "lsmr"}
 
 
 @dataclass(frozen=True)
-class GramFactorization:
+class GramFactorization(Brief):
     """gamma_2(W) and the Gram blocks of optimal factors, differentiable in W: rows = L L^T and columns = R^T R.
 
     value: (*batch), the program's; rows: (*batch, m, m); columns: (*batch, n, n), diagonals at most ``value``.

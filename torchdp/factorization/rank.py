@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import fitting_factors
 from torchdp.factorization.factorize import Factorization
 
@@ -15,7 +16,7 @@ ROUNDING = 1e-14  # singular values below this share of the largest are cut off
 
 
 @dataclass(frozen=True)
-class LowRankFactorization:
+class LowRankFactorization(Brief):
     """W ~ left right, of the rank of its factors, with its error and its norm, both measured in float64.
 
     left: (*batch, m, r); right: (*batch, r, n). distortion: (*batch), at least max abs(W - left right).

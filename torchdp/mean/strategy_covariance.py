@@ -174,7 +174,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         return laws @ self.client.matrix.mT
 
 
-def choose_covariance(domain: Box, n: int, epsilon: float) -> Choice:
+def choose_covariance(domain: Box, n: int, epsilon: float) -> Choice[LocalCovariance | StrategyCovariance]:
     """The protocol of least predicted error for the covariances of n users' numbers.
 
     Candidates: ``LocalCovariance``, and ``StrategyCovariance`` of 1, 2, ... steps up to 64 types. The error is the root

@@ -48,7 +48,7 @@ def choose(
     prior: Tensor | None = None,
     rounds: int = 1,
     search: bool = True,
-) -> Choice:
+) -> Choice[PairwiseProtocol]:
     """The protocol of least predicted error for n users, among all of this package's that ask at most ``rounds`` times.
 
     Candidates: two messages; one message by PrivUnitG and by PrivUnit, from its sum where the kernel's diagonal

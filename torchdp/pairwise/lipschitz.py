@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks, workloads
+from torchdp.brief import Brief
 from torchdp.pairwise.choose import histograms
 from torchdp.pairwise.messages import OneMessage, OneMessagePairs
 from torchdp.pairwise.standard import from_kernel
@@ -17,7 +18,7 @@ SMALL = 0.1  # a share of the error below which a smaller bias is not worth more
 
 
 @dataclass(frozen=True)
-class Discretised:
+class Discretised(Brief):
     """The statistic on k equal bins of [0, 1], each bin standing for its midpoint, and what the bins may cost.
 
     bias: G/k, the most by which the mean over pairs changes when every value moves to its bin's midpoint.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.protocol import Crowd
 
 
@@ -48,7 +49,7 @@ class Form:
 
 
 @dataclass(frozen=True)
-class PairwiseStatistic:
+class PairwiseStatistic(Brief):
     """mean f over pairs of users, or offset + (mean f) / (mean g) where ``denominator`` g is given.
 
     points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a user needs.

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from torchdp import checks
+from torchdp.brief import Brief, html_table
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -39,7 +40,7 @@ class Arithmetic(Enum):
 
 
 @dataclass(frozen=True)
-class Guarantee:
+class Guarantee(Brief):
     """(epsilon, delta)-differential privacy: P(A) <= e^epsilon P'(A) + delta for every event A.
 
     model: who is trusted. neighbours: the relation between the two data sets. exact: whether (epsilon, delta)
@@ -82,6 +83,10 @@ class Guarantee:
         kind = attained.get(self.arithmetic, "at most ") if self.exact else "at most "
         over = ", over real numbers" if real else ""
         return f"{self.model.value} differential privacy, {kind}epsilon = {self.epsilon:g}{delta}{over}"
+
+    def _repr_html_(self) -> str:
+        said = {"guarantee": str(self), "neighbours": self.neighbours.value, "source": self.source}
+        return html_table([*said.items(), *([("mu", self.mu)] if self.mu is not None else [])])
 
     def rounded(self, variation: float, delta: float) -> "Guarantee":
         """What integers promise at ``delta``, whose law is within total variation of a function of this mechanism's.

@@ -3,14 +3,17 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-T = TypeVar("T")
+from torchdp.brief import Brief, html_table
+
+T = TypeVar("T", covariant=True)
+P = TypeVar("P")
 EQUAL = 1e-3  # relative difference of errors that does not count
 
 
 @dataclass(frozen=True)
-class Candidate(Generic[T]):
+class Candidate(Brief, Generic[T]):
     """A protocol, its predicted error (of a mean square the root), and what else there is to say of it."""
 
     name: str
@@ -40,7 +43,7 @@ class Choice(Generic[T]):
         object.__setattr__(self, "candidates", tuple(found))
 
     @staticmethod
-    def of(named: Iterable[tuple[str, Any]], errors: Iterable[float], bound: float | None = None) -> "Choice[Any]":
+    def of(named: Iterable[tuple[str, P]], errors: Iterable[float], bound: float | None = None) -> "Choice[P]":
         """From protocols with their names, and the error that each predicts."""
         each = zip(named, errors, strict=True)
         return Choice(tuple(Candidate(name, protocol, error) for (name, protocol), error in each), bound)
@@ -57,7 +60,12 @@ class Choice(Generic[T]):
         least = "none known" if self.bound is None else f"{self.bound:<10.6g}  of what is unbiased"
         return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
 
-    __repr__ = __str__  # the protocols' own hold every table
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [(one.name, one.error, one.note) for one in self.candidates]
+        last = ("lower bound for unbiased estimators", "none known" if self.bound is None else self.bound, "")
+        return html_table([*rows, last], ("candidate", "predicted error", "note"))
 
 
 def _rank(error: float) -> float:

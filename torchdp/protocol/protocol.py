@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
@@ -21,7 +22,7 @@ M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
 C = TypeVar("C", bound="MessageProtocol")
 
 
-class Protocol(ABC, Generic[S]):
+class Protocol(Brief, ABC, Generic[S]):
     """From users' data to an estimate, under one guarantee. x: one row for each user.
 
     A class writes the verbs named ``*_unchecked``; the final ones check their arguments, and then call them.

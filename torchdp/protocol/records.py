@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief, html_table
 from torchdp.protocol.interval import Error, ErrorParts, interval
 
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name -> shape and dtype of each part of a tally."""
 
 ROUNDING, ADDED = 1e-6, 5e-15  # relative: of sums of floats, which may be float32; of sums of whole numbers
+SHOWN = 12  # numbers of an estimate in a notebook
 FARTHEST = 40  # standard deviations that no noise reaches: less likely than 1e-300
 
 
@@ -55,7 +57,7 @@ class Limits:
 
 
 @dataclass(frozen=True, eq=False)
-class Crowd:
+class Crowd(Brief):
     """counts[j] users hold values[j]: (m, ...) and (m,) int64. The summary of users whose data are no finite types."""
 
     values: Tensor
@@ -101,7 +103,7 @@ class Crowd:
 
 
 @dataclass(frozen=True, eq=False)
-class Tally:
+class Tally(Brief):
     """What the analyst needs of n users: named tensors, each (*sample_shape, ...). A record; protocols add tallies."""
 
     n: int
@@ -141,7 +143,7 @@ class Tally:
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class Estimate(Brief):
     """value and standard_error, (*sample_shape, *answer), from the tally alone; it speaks of these n users.
 
     bias: bounds what an approximation may add. error: what intervals are made of, or what makes it once it is asked for
@@ -170,6 +172,14 @@ class Estimate:
         """(low, high): the error's ends at this level, widened by bias; see :class:`ErrorParts`. Raises ValueError."""
         stretch = 1.0 if self.stretch is None else self.stretch(checks.fraction("level", level))
         return interval(self.value, self.parts, level, self.limits, self.bias, stretch)
+
+    def _repr_html_(self) -> str:
+        """The first numbers with their standard errors; few of them with 95 % intervals."""
+        few = self.value.numel() <= SHOWN
+        each = (self.value, self.standard_error.expand(self.value.shape), *(self.interval() if few else ()))
+        rows = zip(*(x.detach().flatten()[:SHOWN].tolist() for x in each), strict=True)
+        table = html_table(rows, ("value", "standard error", "low", "high")[: len(each)])
+        return table if few else f"{table}<p>and {self.value.numel() - SHOWN} more</p>"
 
 
 class Objective(Enum):

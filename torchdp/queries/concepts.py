@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization import factorize
 from torchdp.workloads import parities as parity_workload
 
@@ -16,7 +17,7 @@ MOST_BITS, MOST_ENTRIES = 20, 2**27  # of a record; of a table, 1 GB
 
 
 @dataclass(frozen=True)
-class ConceptClass:
+class ConceptClass(Brief):
     """Concepts c(x) = +-1, each of one feature of the record x; a finite domain is a single feature, the type.
 
     tables[j]: (concepts of feature j, values of feature j), entries +-1, float64. names: one for each concept, feature

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.queries.factored import dense
 from torchdp.workloads import Workload
 
 
 @dataclass(frozen=True)
-class Consistent:
+class Consistent(Brief):
     """Answers W h of a histogram h >= 0 with sum 1: value (*batch, m), histogram (*batch, k), gap of the search.
 
     gap (*batch): squared distance to the given answers, less that of the best histogram, is at most 2 gap.

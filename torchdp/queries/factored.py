@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization import Factorization
 from torchdp.factorization.approximate import ApproximateFactorization
 from torchdp.workloads import Workload
 
 
 @dataclass(frozen=True)
-class FactoredQueries:
+class FactoredQueries(Brief):
     """W = left right + shift 1^T + (what is left out), all float64: user x is encoded as column x of ``right``.
 
     workload W: (m, k); left: (m, r); right: (r, k); shift: (m,). A histogram sums to 1, so the shift is added to the

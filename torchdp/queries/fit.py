@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Tally
 from torchdp.queries import likelihood
@@ -18,7 +19,7 @@ HALVINGS = 60
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(Brief):
     """Answers W h of a fitted histogram h: value (*batch, m), histogram (*batch, k).
 
     gap (*batch), nats: what the log likelihood of the fit without smoothing may lack; 0 where that is a projection.

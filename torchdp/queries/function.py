@@ -199,7 +199,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
 
 def choose_function(
     function: ShareFunction, n: int, epsilon: float, *, prior: Tensor | None = None, search: bool = True
-) -> Choice:
+) -> Choice[LocalFunction]:
     """The oracle of least predicted error for g of n users' shares.
 
     Candidates: randomized response, subset selection, OUE, SUE, Hadamard response, and, up to 64 types and where

@@ -23,6 +23,7 @@ from torchdp.sketching.constructions import balanced_count_sketch
 from torchdp.sketching.gaussian_noise import entry_variance
 from torchdp.threads import one_thread
 
+Release = GramRelease | SecureSketch | LocalRows
 DRAWN = 64  # releases that an error is measured by
 
 
@@ -37,7 +38,7 @@ def choose_regression(
     delta: float,
     generator: torch.Generator,
     most_words: int | None = None,
-) -> Choice:
+) -> Choice[Release]:
     """Gram route, sketch of the best height, or local noise, solved either way: the phi of each for data like these.
 
     A name ends with the function that solves, ``adaptive_ridge`` or ``cautious_ridge``. An error is the mean of phi
@@ -65,7 +66,7 @@ def choose_regression(
 
     shown = _sketch(sketched, d + 2, V, gram, longest, generator)
     height = shown.protocol.sketch.height
-    drawn: list[tuple[int, Candidate, NoisyMoments]] = [
+    drawn: list[tuple[int, Candidate[Release], NoisyMoments]] = [
         (gram.words, Candidate("gram", gram, 0.0, _gram_note(gram)), _released(gram, moments, generator)),
         (d + 1, shown, _normal_sketch(moments, height, V, generator)),
     ]
@@ -113,7 +114,7 @@ def choose_low_rank(
     delta: float,
     generator: torch.Generator,
     most_words: int | None = None,
-) -> Choice:
+) -> Choice[Release]:
     """Gram route, sketch of the best height, or local noise: the predicted psi of each for data like these.
 
     Routes whose prediction ends at that of a random space are ties, in the order Gram, sketch, local.
@@ -134,7 +135,7 @@ def choose_low_rank(
     def sketched(height: int) -> float:
         return predicted_psi_of_sketch(moments, rank, height, V)
 
-    candidates = [
+    candidates: list[tuple[int, Candidate[Release]]] = [
         (gram.words, Candidate("gram", gram, predicted_psi(moments, rank, gram.gram_sigma), _gram_note(gram))),
         (d, _sketch(sketched, rank + 1, V, gram, bound, generator)),
     ]
@@ -160,7 +161,7 @@ def _sketch(
     gram: GramRelease,
     bound: float,
     generator: torch.Generator,
-) -> Candidate:
+) -> Candidate[SecureSketch]:
     """Of least predicted error over heights least, 2 least, 4 least, ... up to n."""
     heights = [least]
     while heights[-1] * 2 <= gram.clients:
@@ -182,7 +183,7 @@ def _local_note(local: LocalRows, clients: int) -> str:
     return f"{local.size} words; noise of an entry of A^T A: at least {level:.3g}; no servers to trust"
 
 
-def _affordable(candidates: list[tuple[int, Candidate]], most_words: int | None) -> Choice:
+def _affordable(candidates: list[tuple[int, Candidate[Release]]], most_words: int | None) -> Choice[Release]:
     """Those of at most so many words a client, to each server."""
     if most_words is not None:
         checks.integer("most_words", most_words, 1)

@@ -10,6 +10,7 @@ from functools import cached_property
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.grid import grid_sensitivity
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.secure.frames import payload_bytes
@@ -24,7 +25,7 @@ WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(ABC):
+class Settings(Brief, ABC):
     """The fields of every :class:`SecureSums`, and its ring. Raises ValueError, TypeError."""
 
     sketch: Sketch

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.draws import Draws
 from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
@@ -22,7 +23,7 @@ FIRST_BYTES = 8  # of a client's number
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
+class Words(Brief):
     """What clients first, first + 1, ... share out: (s, k, d). Who sends matters: each has its own column."""
 
     first: int

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.memory import rows_at_once
 
 
 @dataclass(frozen=True, eq=False)
-class Sketch:
+class Sketch(Brief):
     """S = s^-1/2 sum_c S_c, m x n: copy c puts client i into row rows[c, i] with sign signs[c, i].
 
     rows: (s, n) integers in [0, height), those of one client distinct over the copies; signs: (s, n), +1 or -1;

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization import StreamStrategy
 from torchdp.privacy import Guarantee
 from torchdp.training.adaptive import AdaptiveBound
@@ -17,7 +18,7 @@ from torchdp.training.stream import VERSION
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class Mechanism(Brief):
     """Sampling, clipping, strategy and noise that belong together, and what they promise together.
 
     strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part; sigma: standard

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.polar import polar
 
 LARGE = 1024  # short side from which singular values on a GPU, hardly parallel, give way to a proved inner product
@@ -15,7 +16,7 @@ WITNESS = 1e-9  # share of the trace norm that the witness may miss
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Brief):
     """Proof that a factorization norm lies in [lower, upper], recomputed in float64 from factors and weights.
 
     upper, lower, residual: float64 tensors of shape (*batch). None is squared.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 
 EPS = torch.finfo(torch.float64).eps
 COARSE = 1e-10  # of a column: a bound of its rounding above this is looked for again
@@ -16,7 +17,7 @@ NONE, NOTHING = (torch.zeros(*shape, dtype=torch.float64, device="cpu") for shap
 
 
 @dataclass(frozen=True)
-class Recurrence:
+class Recurrence(Brief):
     """The noise w = C^{-1} z of a lower triangular C, step by step, from tables alone.
 
         u_t = sum_m feeds[t, m] z_{t - lags[m]}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import Certificate, check_exponent
 from torchdp.factorization.factorize import Factorization, factors, kronecker, matrices_of, warn
 from torchdp.factorization.solvers.fixed_point import power_norm
@@ -17,7 +18,7 @@ from torchdp.workloads import Workload
 
 
 @dataclass(frozen=True)
-class ProductFactorization:
+class ProductFactorization(Brief):
     """W_1 (x) W_2 (x) ... = (L_1 (x) L_2 (x) ...) (R_1 (x) R_2 (x) ...), held as its factors L_i, R_i.
 
     factors: factorizations of single matrices W_i, all for the same p and none with a shift. L is m x r and R is r x n

@@ -1,0 +1,57 @@
+"""How objects print themselves: one short line in a terminal, a table in a notebook."""
+
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from html import escape
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WIDE, NAMED, FEW = 200, 40, 4  # characters of an object and of a string in it; numbers of a sequence
+
+
+class Brief:
+    """What prints itself in at most 200 characters: a dataclass's fields, tensors as dtype and shape."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # else ``dataclass`` writes one that prints tables
+
+    def __repr__(self) -> str:
+        fields = getattr(self, "__dataclass_fields__", {})
+        held = ", ".join(
+            f"{name}={_brief(getattr(self, name, None))}" for name, field in fields.items() if field.repr
+        )
+        name = type(self).__name__
+        return f"{name}({held})" if len(name) + len(held) + 2 <= WIDE else f"{name}({held}"[: WIDE - 4] + "...)"
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, str):
+        return repr(value if len(value) <= NAMED else value[: NAMED - 3] + "...")
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, tuple | list | dict) and len(value) > FEW:
+        return f"<{len(value)} values>"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(_brief, value))})"
+    if isinstance(value, int | torch.dtype | torch.device | None):
+        return repr(value)
+    named = getattr(value, "name", None)
+    return repr(named) if isinstance(named, str) else getattr(value, "__name__", type(value).__name__)
+
+
+def html_table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> str:
+    """A table of texts, escaped; numbers with six digits."""
+
+    def row(cells: Iterable[object], kind: str) -> str:
+        texts = (f"{cell:.6g}" if isinstance(cell, float) else str(cell) for cell in cells)
+        return "<tr>" + "".join(f"<{kind}>{escape(text)}</{kind}>" for text in texts) + "</tr>"
+
+    top = row(head, "th") if head else ""
+    return f"<table>{top}{''.join(row(cells, 'td') for cells in rows)}</table>"
