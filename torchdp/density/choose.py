@@ -21,7 +21,7 @@ from torchdp.shuffle import BoundedSum, PoissonSum
 from torchdp.threads import one_thread
 
 MOST_MESSAGES = 2048.0
-SCALES = torch.logspace(-1.5, 2, 90, dtype=torch.float64)  # of steps
+SCALES = torch.logspace(-1.5, 2, 90, dtype=torch.float64, device="cpu")  # of steps
 NEAR = 1.01  # of the least error: fewest messages win among those below
 FINE = 0.01  # of the variance of noise: steps whose rounding is below are fine enough
 AGAIN, CLOSE = 3, 1.02  # how often a prediction is corrected, and how much more error is no reason to
@@ -145,7 +145,7 @@ def choose(
         objective: of the features' error over queries: ``MEAN``, or ``WORST``, for all pairs of points in the box.
         classes: (classes,) how many users each has, as from ``class_counts``: ``best`` is a ``ShuffledClasses`` then,
             and the error that of the smallest class.
-        generator: of what is drawn in public; its device is the features'. None: the same draws always, on the CPU.
+        generator: of what is drawn in public; its device is the features'. None: the same draws always.
 
     Raises TypeError; ValueError, also where ``most_messages`` leaves nothing.
 
@@ -162,8 +162,9 @@ def choose(
     mean = checks.instance("objective", objective, Objective) is Objective.MEAN
     generator = _same() if generator is None else generator
     limit = math.sqrt(2) * asked.sigma / users
-    tried = list(plans(kernel, box, dimension, limit, mean, checks.random_source(generator, generator.device)))
-    found, kde = _certified(tried, asked)
+    with torch.device("cpu"):  # what is new is small; features are where the generator is
+        tried = list(plans(kernel, box, dimension, limit, mean, checks.random_source(generator, generator.device)))
+        found, kde = _certified(tried, asked)
     protocol = kde if classes is None else ShuffledClasses.like(kde, classes)
     parts = [math.sqrt(part) for part in found.parts[:3]]
     note = "feature {:.3g}, rounding {:.3g}, noise {:.3g}; ".format(*parts) + (
