@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -109,6 +110,40 @@ class Question:
                 yield Found(plan, law, float(scales[i]), tuple(parts[i].tolist()))
 
 
+@overload
+def choose(
+    kernel: StationaryKernel | InnerProductFamily,
+    *,
+    epsilon: float,
+    delta: float,
+    n: int,
+    box: Tensor | None = ...,
+    dimension: int | None = ...,
+    absent: int = ...,
+    most_messages: float = ...,
+    objective: Objective = ...,
+    classes: None = ...,
+    generator: torch.Generator | None = ...,
+) -> Choice[ShuffledKDE]: ...
+
+
+@overload
+def choose(
+    kernel: StationaryKernel | InnerProductFamily,
+    *,
+    epsilon: float,
+    delta: float,
+    n: int | None = ...,
+    box: Tensor | None = ...,
+    dimension: int | None = ...,
+    absent: int = ...,
+    most_messages: float = ...,
+    objective: Objective = ...,
+    classes: Tensor,
+    generator: torch.Generator | None = ...,
+) -> Choice[ShuffledClasses]: ...
+
+
 @one_thread
 def choose(
     kernel: StationaryKernel | InnerProductFamily,
@@ -123,7 +158,7 @@ def choose(
     objective: Objective = Objective.MEAN,
     classes: Tensor | None = None,
     generator: torch.Generator | None = None,
-) -> Choice:
+) -> Choice[ShuffledKDE] | Choice[ShuffledClasses]:
     """The shuffled density of least predicted error: ``best`` sends the fewest messages of those within 1 % of it.
 
     On a public box of up to three dimensions fixed waves with a step for each; of other Gaussian kernels orthogonal
@@ -165,12 +200,14 @@ def choose(
     with torch.device("cpu"):  # what is new is small; features are where the generator is
         tried = list(plans(kernel, box, dimension, limit, mean, checks.random_source(generator, generator.device)))
         found, kde = _certified(tried, asked)
-    protocol = kde if classes is None else ShuffledClasses.like(kde, classes)
     parts = [math.sqrt(part) for part in found.parts[:3]]
     note = "feature {:.3g}, rounding {:.3g}, noise {:.3g}; ".format(*parts) + (
         f"messages {found.parts[3]:.4g} in the mean, {found.parts[4]:.4g} at most"
     )
-    return Choice((Candidate(f"{found.plan.name}, {found.law.__name__}", protocol, found.error, note),))
+    name = f"{found.plan.name}, {found.law.__name__}"
+    if classes is None:
+        return Choice((Candidate(name, kde, found.error, note),))
+    return Choice((Candidate(name, ShuffledClasses.like(kde, classes), found.error, note),))
 
 
 def _same() -> torch.Generator:
