@@ -129,7 +129,7 @@ class OfFeatures(Protocol[Crowd]):
 
     def _largest(self, n: int) -> Tensor:
         """Of n users, the largest variance of each mean: () or (instances,)."""
-        noise = self.law.spread(torch.tensor([0, n], dtype=torch.int64), n).max()
+        noise = self.law.spread(torch.tensor([0, n], dtype=torch.int64, device="cpu"), n).max()
         if self.steps is None:
             rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding
             return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
