@@ -12,6 +12,7 @@ from torchdp import checks
 from torchdp.collection.description import same
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Estimate, MessageProtocol, Tally
+from torchdp.protocol.records import single
 
 
 class Batches(Mapping[str, str]):
@@ -83,7 +84,7 @@ class Collection:
     @property
     def n(self) -> int:
         """Users."""
-        return self.tally.n
+        return single(self.tally.n)
 
     @property
     def guarantee(self) -> Guarantee:

@@ -11,7 +11,8 @@ from torchdp.domains.shapes import least_error_shape
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.protocol import MeanProtocol
-from torchdp.protocol import Crowd, Tally
+from torchdp.protocol import Crowd, Tally, Users
+from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum
 
 
@@ -47,10 +48,10 @@ class GaussianMean(MeanProtocol, GaussianRelease):
         own = self.encoding
         return RoundedSum.least(self.multiplier, own.diameter * (1 + 1e-12), own.radius, self.shape.root.shape[1])
 
-    def noise_root(self, n: int) -> Tensor:
+    def noise_root(self, n: Users) -> Tensor:
         """B = (sigma/n) A: Cov(estimate) = B B^T, for Gaussian noise of deviation sigma of ``sums``."""
-        return self.sums.sigma / checks.integer("n", n, 1) * self.shape.root
+        return self.sums.sigma / beside(checks.people("n", n, 1), 2) * self.shape.root
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        whole = self.sums.blocks((counts @ u for u, counts in self.encoded(summary)), summary.n)
+        whole = self.sums.blocks((combined(counts, u) for u, counts in self.encoded(summary)), summary.n)
         return Tally(summary.n, {"sum": self.sums.released(whole, draws, shape)})

@@ -13,6 +13,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.mean.covariance import Covariance, symmetric
 from torchdp.mean.local_covariance import LocalCovariance, OfCovariance
 from torchdp.protocol import Choice, Crowd, Estimate, Tally
+from torchdp.protocol.records import single
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.draws import multinomial
@@ -139,6 +140,11 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         spread = (h[..., None, :] * v[rows]).sum(-1)
         own = (h[..., None, :] * v[rows] * places).sum(-1) - spread.square()
         return torch.where(rows == columns, own, beside)
+
+    def validate_summary(self, summary: Crowd) -> Crowd:
+        crowd = super().validate_summary(summary)
+        single(crowd.n)
+        return crowd
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(d, d): of S - m m^T to first order, and of the square of m's error as if it were normal."""

@@ -14,7 +14,7 @@ from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
 
 S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
 M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
@@ -38,7 +38,7 @@ class Protocol(ABC, Generic[S]):
         """Name -> shape and dtype of each part of a tally."""
 
     @abstractmethod
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         """Name -> what n >= 1 users can make of each part of a tally, with noise but for a chance of 1e-300."""
 
     def impossible(self, tally: Tally) -> str | None:
@@ -56,7 +56,8 @@ class Protocol(ABC, Generic[S]):
         checks.instance("tally", tally, Tally).checked(self.layout, self.limits, least)
         wrong = self.impossible(tally)
         if wrong is not None:
-            raise ValueError(f"tally is not what {tally.n} users can have sent: {wrong}")
+            n = "so many" if isinstance(tally.n, Tensor) else tally.n
+            raise ValueError(f"tally is not what {n} users can have sent: {wrong}")
         return tally
 
     @abstractmethod
@@ -91,11 +92,13 @@ class Protocol(ABC, Generic[S]):
     def predicted_mse(self, summary: S) -> Tensor:
         """E (value - exact)^2, (*answer), float64, squared. Shares times n will do: users need not be whole."""
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        """(): the largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf: none known."""
-        checks.integer("n", n, 1)
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf: none known.
+
+        () or, for n (*batch), (*batch).
+        """
         checks.instance("objective", objective, Objective)
-        return torch.tensor(torch.inf, dtype=torch.float64)
+        return torch.full_like(torch.as_tensor(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
 
     @final
     def collect(self, x: Tensor, *, noise: Noise | None = None) -> Tally:
@@ -213,11 +216,11 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
     def add(self, *tallies: Tally) -> Tally:
         """One tally of all these users, on the device of the first that has any. Raises TypeError, ValueError."""
         checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
-        first = next((each for each in checked if each.n), checked[0])
+        first = next((each for each in checked if isinstance(each.n, Tensor) or each.n), checked[0])
         n, parts = first.n, dict(first.parts)
         for each in checked:
             if each is not first:
-                n += each.n
+                n = n + each.n
                 parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
         return Tally(n, parts)
 
@@ -246,7 +249,7 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     def layout(self) -> Layout:
         return self.client.layout
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return self.client.limits(n)
 
     def impossible(self, tally: Tally) -> str | None:
@@ -274,4 +277,4 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = checks.instance("summary", summary, Crowd)
-        return self.client.sample_unchecked(Crowd(self.client_input(crowd.values), crowd.counts), draws, shape)
+        return self.client.sample_unchecked(crowd.mapped(self.client_input), draws, shape)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Tally
+from torchdp.protocol.records import single
 from torchdp.queries import likelihood
 from torchdp.queries.oracle import OracleQueries
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
@@ -59,9 +60,10 @@ def fitted(protocol: OracleQueries, tally: Tally, *, ordered: bool = True) -> Fi
     client, tally = protocol.client, protocol.check(tally)
     ordered = ordered and client.k > 2
     reports = tally["reports"].double()
-    flat = Tally(tally.n, {"reports": tally["reports"].reshape(-1, reports.shape[-1])})
+    n = single(tally.n)
+    flat = Tally(n, {"reports": tally["reports"].reshape(-1, reports.shape[-1])})
     if isinstance(client, BitVectorOracle):
-        fits, score = _projections(client.totals(flat) / tally.n, 1 / client.variance.other, tally.n, ordered)
+        fits, score = _projections(client.totals(flat) / n, 1 / client.variance.other, n, ordered)
         gap = torch.zeros_like(score[0])
     else:
         types = torch.arange(client.k, device=reports.device)

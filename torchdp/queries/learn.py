@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally
+from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally, Users
+from torchdp.protocol.records import single
 from torchdp.queries.concepts import ConceptClass
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
@@ -111,6 +112,11 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         at = int(losses.value.argmin())
         return Learned(at, self.concepts.names[at], losses, self.proxy)
 
+    def validate_summary(self, summary: Crowd) -> Crowd:
+        crowd = super().validate_summary(summary)
+        single(crowd.n)
+        return crowd
+
     def exact(self, summary: Crowd) -> Tensor:
         crowd = self.validate_summary(summary)
         return self.concepts.losses(crowd.values[:, :-1], crowd.values[:, -1], crowd.counts)
@@ -120,7 +126,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         along = crowd.counts.double() @ (self.client_input(crowd.values) @ readers.mT).square() / crowd.n
         return (moments.variance * readers.square().sum(1) + moments.outer * along) / (4 * crowd.n)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """(): exact for an isotropic randomizer, else a bound."""
         return checks.instance("objective", objective, Objective).of(self.variance / checks.integer("n", n, 1))
 
