@@ -88,6 +88,7 @@ class Contract:
     repeats, runs = 10_000, 200  # draws of sample_estimate; of collect
     slack = 0.0  # relative, of predicted_mse where it is to first order or from draws
     units, ends = 8.0, 128.0  # in the last place, of answers of a batch and of intervals, which are searched for
+    grouped = 30  # runs of groups of users
     stacked = True  # whether a summary's draws are as many whatever is drawn, and each of its own words
     honest = (0.7, 1.4)  # mean squared standard error over the mean squared error
 
@@ -219,6 +220,29 @@ class Contract:
         for i, one in enumerate(turns):
             alone = p.sample_tally(one, generator=generator(8), sample_shape=(250,))
             assert drawn.n[i] == alone.n and all(one_law(drawn[name][:, i], alone[name]) for name in alone.parts)
+
+    def test_groups_are_their_loop(self, slow):
+        """Users of two groups, each like x, in a mixed order, and nobody of a third: each group's law is its own."""
+        p, n = self.protocol, len(self.x)
+        order = torch.randperm(2 * n, generator=generator())
+        x, groups = torch.cat([self.x, self.x])[order], 2 * (order >= n).long()
+        if isinstance(p, UNBATCHED):
+            return
+        runs = [
+            p.collect(x, groups=groups, size=4, noise=SeededNoise(1000 + seed)) for seed in range(self.grouped)
+        ]
+        for name, part in slow.items():
+            heard = torch.stack([run[name] for run in runs])
+            assert not heard[:, 1::2].any() and all(one_law(heard[:, at], part) for at in (0, 2))
+            assert not heard.is_floating_point() or not bool((heard[:, 0] == heard[:, 2]).all())
+        assert runs[0].n.tolist() == [n, 0, n, 0] and p.check(runs[0], 0)
+        with pytest.raises(ValueError, match=r"at batch index \(1,\)"):
+            p.analyse(runs[0])
+        kept = runs[0].at(runs[0].n > 0)
+        found, alone = p.analyse(kept), [p.analyse(kept.at(at)) for at in (0, 1)]
+        self.near(self.units, found.value, (one.value for one in alone))
+        beside = p.estimate(torch.stack([self.x, self.x]), noise=SeededNoise(1))
+        assert beside.n.tolist() == [n, n] and beside.value.shape == found.value.shape
 
     def near(self, units, batch, turns, axis=0):
         found = apart(batch, list(turns), axis)

@@ -34,6 +34,7 @@ class PairwiseProtocol(Protocol[Tensor]):
     statistic: what is estimated. epsilon: the whole budget of one user.
     """
 
+    row = 0
     statistic: PairwiseStatistic
     epsilon: float
 

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar, cast, final
+from typing import ClassVar, Generic, TypeVar, cast, final
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
+from torchdp.protocol.groups import grouped, parted
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
 
 S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
@@ -26,6 +27,8 @@ class Protocol(ABC, Generic[S]):
 
     A class writes the verbs named ``*_unchecked``; the final ones check their arguments, and then call them.
     """
+
+    row: ClassVar[int] = 1  # dimensions of what one user holds
 
     @property
     @abstractmethod
@@ -76,6 +79,17 @@ class Protocol(ABC, Generic[S]):
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """``collect``, unchecked, by any draws."""
 
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        """``collect`` for each of so many groups, the number of each user's given, (n,): n (size,). Unchecked.
+
+        Here one group after the other; the part of an empty group is 0.
+        """
+        parts = {name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in self.layout.items()}
+        for at, some in enumerate(parted(x, groups, size)):
+            for name, part in self.collect_unchecked(some, draws).parts.items() if len(some) else ():
+                parts[name][at] = part
+        return Tally(torch.bincount(groups, minlength=size), parts)
+
     @abstractmethod
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """``sample_tally``, unchecked."""
@@ -101,10 +115,28 @@ class Protocol(ABC, Generic[S]):
         return torch.full_like(torch.as_tensor(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
 
     @final
-    def collect(self, x: Tensor, *, noise: Noise | None = None) -> Tally:
-        """What the analyst hears of these users. noise: None is the system's cipher. Raises TypeError, ValueError."""
+    def collect(
+        self, x: Tensor, *, groups: Tensor | None = None, size: int | None = None, noise: Noise | None = None
+    ) -> Tally:
+        """What the analyst hears of these users, or of each group of them, in one pass.
+
+        x: a row for each user, or (*batch, n, ...). groups: (n,), the number of each user's group, below ``size`` (by
+        default up to the largest); a tally's n is then (size,), or (*batch). noise: None is the system's cipher.
+        Raises TypeError, ValueError.
+
+        Guarantees: the protocol's own for the users of each group, and for all users together: groups and their sizes
+            are public, and what one user holds moves the tally of its own group alone.
+        """
+        x, own, batch = grouped(x, self.row, groups, size)
         x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
-        return self.collect_unchecked(x, source(noise, x.device))
+        draws = source(noise, x.device)
+        if own is None:
+            return self.collect_unchecked(x, draws)
+        number = math.prod(batch)
+        checks.fits("tally", number, sum(math.prod(shape) for shape, _ in self.layout.values()))
+        tally = self.collect_groups(x, own.to(x.device), number, draws)
+        parts = {name: part.view(*batch, *part.shape[1:]) for name, part in tally.parts.items()}
+        return Tally(torch.as_tensor(tally.n).view(batch), parts)
 
     @final
     def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:
@@ -114,9 +146,11 @@ class Protocol(ABC, Generic[S]):
         )
 
     @final
-    def estimate(self, x: Tensor, *, noise: Noise | None = None) -> Estimate:
-        """``analyse(collect(x))``."""
-        return self.analyse(self.collect(x, noise=noise))
+    def estimate(
+        self, x: Tensor, *, groups: Tensor | None = None, size: int | None = None, noise: Noise | None = None
+    ) -> Estimate:
+        """``analyse(collect(x))``; no group may be empty."""
+        return self.analyse(self.collect(x, groups=groups, size=size, noise=noise))
 
     @final
     def sample_estimate(
@@ -217,11 +251,11 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         """One tally of all these users, on the device of the first that has any. Raises TypeError, ValueError."""
         checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
         first = next((each for each in checked if isinstance(each.n, Tensor) or each.n), checked[0])
-        n, parts = first.n, dict(first.parts)
+        n: Users = 0
+        parts = {name: torch.zeros_like(part) for name, part in first.parts.items()}
         for each in checked:
-            if each is not first:
-                n = n + each.n
-                parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
+            n = n + each.n
+            parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
         return Tally(n, parts)
 
 
@@ -274,6 +308,15 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         parts = x.split(rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values())))
         return self.add(*(self.client.collect_unchecked(self.client_input(part), draws) for part in parts))
+
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        if self.layout != self.client.layout:  # the tally is not the client's
+            return super().collect_groups(x, groups, size, draws)
+        rows = rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values()))
+        parts = zip(x.split(rows), groups.split(rows), strict=True)
+        return self.add(
+            *(self.client.collect_groups(self.client_input(some), own, size, draws) for some, own in parts)
+        )
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = checks.instance("summary", summary, Crowd)

@@ -161,7 +161,9 @@ class Crowd:
             crowd = crowd.mapped(lambda rows: validate(rows).detach())
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must hold values that users may have: {error}") from None
-        checks.people("summary's number of users", crowd.n, 1)
+        few = torch.as_tensor(crowd.n) < 1
+        if bool(few.any()):
+            raise ValueError(f"summary must count at least one user{checks.at(few)}")
         return crowd
 
     @staticmethod

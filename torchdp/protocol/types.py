@@ -17,6 +17,7 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
     """Users hold one of ``k`` types and send one of ``outputs`` whole numbers; a summary is counts (*batch, k)."""
 
     k: int
+    row = 0
 
     @property
     @abstractmethod

@@ -64,6 +64,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
     Source: the delta method, Oehlert (1992), with its second order.
     """
 
+    row = 0
     function: ShareFunction
     client: FrequencyOracle
 

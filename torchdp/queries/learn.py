@@ -100,8 +100,8 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
 
     def analyse(self, tally: Tally) -> Estimate:
         """The losses; the standard error is that of the worst records."""
-        value = (1 - self.check(tally)["sum"] / tally.n @ self.concepts.readers.mT) / 2
-        return Estimate(value, (self.variance / tally.n).sqrt().expand_as(value), tally.n)
+        value = (1 - self.check(tally)["sum"] / tally.users(1) @ self.concepts.readers.mT) / 2
+        return Estimate(value, (self.variance / tally.users(1)).sqrt().expand_as(value), tally.n)
 
     def best(self, losses: Estimate) -> Learned:
         """The concept of least estimated loss. Raises TypeError, ValueError for what ``estimate`` does not give."""

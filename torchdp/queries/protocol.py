@@ -20,6 +20,7 @@ class QueryProtocol(Protocol[Tensor]):
     workload: W, (m, k), float64. power: 1 where every user adds noise of its own, 2 where a curator adds it to the sum.
     """
 
+    row = 0
     workload: Tensor
     power: ClassVar[int] = 1
 

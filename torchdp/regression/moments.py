@@ -31,6 +31,7 @@ class FrequencyMoments(SharedSum[Tally]):
     Keller, Orlandi, Schwiegelshohn (2025), section 4.1, corrected (see ``regression.paper``).
     """
 
+    row = 0
     clients: int
     bound: float
     orders: tuple[float, ...]
@@ -128,6 +129,7 @@ class SecureHistogram(SharedSum[Tensor]):
     Source: Balle, Wang (2018), Theorem 8; Dwork, McSherry, Nissim, Smith (2006), Theorem 1.
     """
 
+    row = 0
     clients: int
     types: int
     epsilon: float

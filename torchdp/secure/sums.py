@@ -15,6 +15,7 @@ from torchdp.draws import Draws
 from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol.records import single
 from torchdp.secure.settings import WORDS_AT_ONCE, Settings
 
 SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
@@ -46,7 +47,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         return {"words": ((self.sketch.height, self.columns), self.ring.dtype)}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        crowds = max(1.0, n / self.sketch.clients)  # added tallies may be of more clients
+        crowds = max(1.0, single(n) / self.sketch.clients)  # added tallies may be of more clients
         return {"words": Limits.around(crowds * self._farthest(self.ring) * self.ring.scale)}
 
     @property

@@ -187,6 +187,11 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
         flip = 1 / (1 + math.exp(self._hidden.epsilon))
         return response_profile(self._present, flip * (1 - 2.0**-50))
 
+    @property
+    def row(self) -> int:  # type: ignore[override]
+        """That of the client."""
+        return self.client.row
+
     def validate(self, x: Tensor) -> Tensor:
         return self.client.validate(x)
 
@@ -205,6 +210,10 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
         if any(dtype.is_floating_point for _, dtype in self.layout.values()):
             x = x[draws.permutation(len(x))]
         return self.client.collect_unchecked(x, draws)
+
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        order = draws.permutation(len(x))
+        return self.client.collect_groups(x[order], groups[order], size, draws)
 
     def sample_unchecked(self, summary: Any, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """At the client's cost."""

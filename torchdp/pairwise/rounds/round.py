@@ -28,6 +28,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
     Guarantees: (sum of the epsilons)-LDP for each user.
     """
 
+    row = 0
     points: Tensor
     vectors: tuple[float, ...]
     questions: tuple[Question, ...] = ()

@@ -25,7 +25,7 @@ from torchdp.randomizers.alphabet.frequency import (
     keep_range,
 )
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, words_for
+from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, unpack, words_for
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,10 @@ class BitVectorOracle(FrequencyOracle):
 
     def _counted(self, messages: Tensor) -> Tensor:
         return column_counts(messages)[: self.k]
+
+    def _counted_in(self, groups: Tensor, size: int, messages: Tensor) -> Tensor:
+        bits = unpack(messages)[:, : self.k]
+        return bits.new_zeros(size, self.k).index_add_(0, groups, bits)
 
     def packed(self, messages: Tensor) -> Tensor:
         """``messages``, if these are sets of types. Raises TypeError, ValueError."""

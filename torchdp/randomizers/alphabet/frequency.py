@@ -134,6 +134,19 @@ class FrequencyOracle(TypeProtocol):
             total += self._counted(self.randomize_unchecked(part, draws))
         return Tally(len(x), {"reports": total})
 
+    def _counted_in(self, groups: Tensor, size: int, messages: Tensor) -> Tensor:
+        """The reports of each group, (size, reports)."""
+        cells = groups * self.outputs + messages
+        return torch.bincount(cells, minlength=size * self.outputs).view(size, self.outputs)
+
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        """In one pass: memory for one part of the users, and for two tables of all groups."""
+        shape, dtype = self.layout["reports"]
+        total, step = x.new_zeros(size, *shape, dtype=dtype), max(1, WORDS_AT_ONCE // self.words)
+        for part, own in zip(x.split(step), groups.split(step), strict=True):
+            total += self._counted_in(own, size, self.randomize_unchecked(part, draws))
+        return Tally(torch.bincount(groups, minlength=size), {"reports": total})
+
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """Each oracle states the cost. Raises TypeError, ValueError for what are no counts of users."""
         counts = user_counts("summary", summary, self.k).to(draws.device)

@@ -137,6 +137,12 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.collect_crowd(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
 
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        total, rows = torch.zeros(size, self.dim, dtype=torch.float64, device=x.device), rows_at_once(x, self.dim)
+        for part, own in zip(x.split(rows), groups.split(rows), strict=True):
+            total.index_add_(0, own, self._messages(part.double(), draws))
+        return Tally(torch.bincount(groups, minlength=size), {"sum": total})
+
     def collect_crowd(self, points: Tensor, counts: Tensor, draws: Draws) -> Tally:
         """``collect`` of counts[j] users at points[j], each with its own draws, added up part by part. Unchecked.
 
