@@ -27,18 +27,27 @@ import numpy as np
 import pytest
 import torch
 from attacks import strongest
+from batches import Stacked, apart, batch_of, turns_of
 from laws import generator, one_law, z_scores
 
 from torchdp.collection import Collection, Journal
+from torchdp.density.means import OfFeatures
+from torchdp.mean import StrategyCovariance
 from torchdp.noise import Noise, SeededNoise
+from torchdp.pairwise.rounds.round import Round
 from torchdp.privacy import Arithmetic, Model
-from torchdp.protocol import Crowd, MessageProtocol, Objective, Tally
-from torchdp.regression import SecondMoments
+from torchdp.protocol import Crowd, InteractiveProtocol, MessageProtocol, Objective, Tally
+from torchdp.queries import PrivateLearner
+from torchdp.regression import LocalRows, SecondMoments
+from torchdp.regression.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 from torchdp.shuffle import Amplified
 from torchdp.shuffle.sums import Shuffled
 
 TESTS = Path(__file__).resolve().parent
+# What takes one summary after the other; docs/batches.md has the reasons.
+UNBATCHED = (InteractiveProtocol, Round, Shuffled, OfFeatures, SecureSums, SharedSum, LocalRows, PrivateLearner)
+UNBATCHED += (StrategyCovariance,)
 COLUMNS = 3  # of what leaves, that attacks look at
 MIXED = 2**9  # times that a shuffler is looked at
 
@@ -78,6 +87,9 @@ class Contract:
     weaker: ClassVar[dict] = {"epsilon": 1.1}  # fields times what makes the guarantee wrong: the negative control
     repeats, runs = 10_000, 200  # draws of sample_estimate; of collect
     slack = 0.0  # relative, of predicted_mse where it is to first order or from draws
+    units, ends = 8.0, 128.0  # in the last place, of answers of a batch and of intervals, which are searched for
+    grouped = 30  # runs of groups of users
+    stacked = True  # whether a summary's draws are as many whatever is drawn, and each of its own words
     honest = (0.7, 1.4)  # mean squared standard error over the mean squared error
 
     def loss(self, protocol) -> float:
@@ -176,6 +188,65 @@ class Contract:
         assert many.value.shape == (2, 3, *one.value.shape) and many.standard_error.shape == many.value.shape
         empty = self.protocol.sample_tally(summary, generator=generator(), sample_shape=(0,))
         assert all(len(part) == 0 for part in empty.parts.values())
+
+    def test_a_batch_is_its_loop(self, summary):
+        """Summaries of other users in other numbers, in one call: the same answers to 8 units in the last place."""
+        p, turns, near = self.protocol, turns_of(summary), partial(self.near, self.units)
+        if isinstance(p, UNBATCHED):
+            for verb in (p.predicted_mse, lambda one: p.sample_tally(one, generator=generator())):
+                with pytest.raises((TypeError, ValueError), match=r"summary|\bn must"):
+                    verb(batch_of(turns))
+            return
+        batch = batch_of(turns)
+        near(p.exact(batch), map(p.exact, turns))
+        near(p.predicted_mse(batch), map(p.predicted_mse, turns))
+        loop = [p.sample_tally(one, generator=generator(i), sample_shape=(4,)) for i, one in enumerate(turns)]
+        for objective in Objective:
+            worst = p.worst_mse(torch.tensor([one.n for one in loop], dtype=torch.int64), objective)
+            near(worst, (p.worst_mse(one.n, objective) for one in loop))
+        found, each = p.analyse(batch_of(loop, 1)), list(map(p.analyse, loop))
+        near(found.value, (one.value for one in each), 1)
+        near(found.standard_error, (one.standard_error for one in each), 1)
+        for side in (0, 1):
+            self.near(self.ends, found.interval(0.9)[side], (one.interval(0.9)[side] for one in each), 1)
+        if self.stacked:
+            together = p.sample_unchecked(p.validate_summary(batch), Stacked(len(turns)), ())
+            pairs = zip(map(p.validate_summary, turns), Stacked(len(turns)).each, strict=True)
+            alone = [p.sample_unchecked(one, draws, ()) for one, draws in pairs]
+            for name, part in together.parts.items():
+                near(part, (one[name] for one in alone))
+            return
+        drawn = p.sample_tally(batch, generator=generator(9), sample_shape=(250,))
+        for i, one in enumerate(turns):
+            alone = p.sample_tally(one, generator=generator(8), sample_shape=(250,))
+            assert drawn.n[i] == alone.n and all(one_law(drawn[name][:, i], alone[name]) for name in alone.parts)
+
+    def test_groups_are_their_loop(self, slow):
+        """Users of two groups, each like x, in a mixed order, and nobody of a third: each group's law is its own."""
+        p, n = self.protocol, len(self.x)
+        order = torch.randperm(2 * n, generator=generator())
+        x, groups = torch.cat([self.x, self.x])[order], 2 * (order >= n).long()
+        if isinstance(p, UNBATCHED):
+            return
+        runs = [
+            p.collect(x, groups=groups, size=4, noise=SeededNoise(1000 + seed)) for seed in range(self.grouped)
+        ]
+        for name, part in slow.items():
+            heard = torch.stack([run[name] for run in runs])
+            assert not heard[:, 1::2].any() and all(one_law(heard[:, at], part) for at in (0, 2))
+            assert not heard.is_floating_point() or not bool((heard[:, 0] == heard[:, 2]).all())
+        assert runs[0].n.tolist() == [n, 0, n, 0] and p.check(runs[0], 0)
+        with pytest.raises(ValueError, match=r"at batch index \(1,\)"):
+            p.analyse(runs[0])
+        kept = runs[0].at(runs[0].n > 0)
+        found, alone = p.analyse(kept), [p.analyse(kept.at(at)) for at in (0, 1)]
+        self.near(self.units, found.value, (one.value for one in alone))
+        beside = p.estimate(torch.stack([self.x, self.x]), noise=SeededNoise(1))
+        assert beside.n.tolist() == [n, n] and beside.value.shape == found.value.shape
+
+    def near(self, units, batch, turns, axis=0):
+        found = apart(batch, list(turns), axis)
+        assert found <= units, f"{found} units apart"
 
     def test_bad_data_are_refused(self):
         users = self.protocol

@@ -77,7 +77,7 @@ def below_one(name: str, value: float) -> float:
     return number
 
 
-def integer(name: str, value: int, least: int, most: int = MOST) -> int:
+def integer(name: str, value: int | Tensor, least: int, most: int = MOST) -> int:
     """``value`` as an int in [least, most]. Raises ValueError."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -312,42 +312,64 @@ def integers(name: str, value: Tensor) -> Tensor:
 
 
 def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) -> Tensor:
-    """``value`` as int64 counts of shape (k,), each >= 0, of fewest to most users. Raises TypeError, ValueError."""
+    """``value`` as int64 counts (*batch, k), each >= 0, of fewest to most users. Raises TypeError, ValueError."""
     value = dense(name, value)
-    if value.shape != (k,):
-        raise ValueError(f"{name} must have shape ({k},), one count for each type, not {tuple(value.shape)}")
+    if value.shape[-1:] != (k,):
+        raise ValueError(f"{name} must have shape (..., {k}), one count for each type, not {tuple(value.shape)}")
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must hold whole numbers, not {value.dtype}")
-    if not k:
+    if not value.numel():
+        if k:
+            raise ValueError(f"{name} must hold a batch of at least one, not shape {tuple(value.shape)}")
         return value.to(torch.int64)
-    parts = [*value.aminmax(), value.sum(dtype=torch.float64)]
+    totals = value.detach().sum(-1, dtype=torch.float64)
+    parts = [*value.detach().aminmax(), *(totals.aminmax() if totals.ndim else (totals, totals))]
     if value.is_floating_point():
         parts.append((value != value.round()).any())
-    least, largest, total, *broken = read(*(part.detach() for part in parts))
+    least, largest, smallest, total, *broken = read(*parts)
     if not math.isfinite(largest - least) or any(broken):
-        raise ValueError(f"{name} must hold whole numbers of users")
+        wrong = ((value != value.round()) | ~value.isfinite()).any(-1)
+        raise ValueError(f"{name} must hold whole numbers of users{at(wrong)}")
     if least < 0:
-        raise ValueError(f"{name} must hold no negative counts")
+        raise ValueError(f"{name} must hold no negative counts{at((value < 0).any(-1))}")
     if total > most:
-        raise ValueError(f"{name} must add up to at most {most} users; draw larger sums in parts")
-    if total < fewest:
-        raise ValueError(f"{name} must count at least one user")
+        raise ValueError(
+            f"{name} must add up to at most {most} users{at(totals > most)}; draw larger sums in parts"
+        )
+    if smallest < fewest:
+        raise ValueError(f"{name} must count at least one user{at(totals < fewest)}")
     return value.to(torch.int64)
 
 
-def users(name: str, value: Tensor, *shape: int, most: float = MOST) -> Tensor:
-    """``value`` as numbers of users of this shape in [0, most], float64, not all 0; real numbers will do.
+def people(name: str, value: int | Tensor, least: int) -> int | Tensor:
+    """``value``, a number of users, or (*batch) int64 of them, each in [least, 2^53]. Raises ValueError."""
+    if not isinstance(value, Tensor) or not value.ndim:
+        return integer(name, value, least)
+    wrong = (integers(name, value) < least) | (value > MOST)
+    if bool(wrong.any()):
+        raise ValueError(f"{name} must be an integer >= {least}, at most {MOST}{at(wrong)}")
+    return value.to(torch.int64)
+
+
+def at(wrong: Tensor) -> str:
+    """Where a batch is wrong, by its mask (*batch): " at batch index (i, j)" of the first; "" of no batch."""
+    return f" at batch index {tuple(wrong.nonzero()[0].tolist())}" if wrong.ndim else ""
+
+
+def users(name: str, value: Tensor, k: int, most: float = MOST) -> Tensor:
+    """``value`` as numbers of users (*batch, k) in [0, most], float64, not all 0; real numbers will do.
 
     Raises TypeError, ValueError.
     """
     if dense(name, value).dtype == torch.bool:
         raise TypeError(f"{name} must hold numbers of users, not {value.dtype}")
     value = real(name, value)
-    if value.shape != shape:
-        raise ValueError(f"{name} must have shape {shape}, not {tuple(value.shape)}")
-    ((low, high),) = finite(**{name: value})
-    if low < 0 or high > most or not high:
-        raise ValueError(f"{name} must count users: no negative number, none above {most:g}, not all 0")
+    if value.shape[-1:] != (k,):
+        raise ValueError(f"{name} must have shape (..., {k}), not {tuple(value.shape)}")
+    finite(**{name: value})
+    wrong = (value < 0).any(-1) | (value > most).any(-1) | ~value.any(-1)
+    if bool(wrong.any()):
+        raise ValueError(f"{name} must count users: no negative number, none above {most:g}, not all 0{at(wrong)}")
     return value.double()
 
 

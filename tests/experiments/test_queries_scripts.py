@@ -62,3 +62,9 @@ def test_learner(smoke):
     rows = found.tables["learner"]
     assert len(rows) == 4 and all(row["least"] <= row["loss"] < 0.6 for row in rows)
     assert "300 stumps" in found.printed and found.drew("learner.png")
+
+
+def test_regions(smoke):
+    found = smoke("queries/regions.py")
+    assert all(abs(row["z"]) < 5 and row["regions"] == 50 for row in found.tables["regions"])
+    assert [row["protocol"] for row in found.tables["bootstrap"]][:2] == ["OneMessage", "GaussianMean"]

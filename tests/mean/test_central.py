@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from gaussians import rounded
-from laws import uniform
+from laws import generator, uniform
 
 from torchdp.domains import (
     Box,
@@ -210,3 +210,22 @@ def test_guarantee_a_projected_pure_answer_errs_by_the_width_of_its_own_noise():
     bound = protocol.projected_error(n)
     width = scale / n * sum(1 / k for k in range(1, d + 1)) * float(protocol.shape.root.abs().max())
     assert bound.value == pytest.approx(math.sqrt(width), abs=5 * bound.standard_error)
+
+
+def test_each_group_of_a_pass_has_the_sensitivity_and_the_noise_of_its_own():
+    """Whole steps before the noise, over blocks: a user moves its own group alone, and no two groups share a draw."""
+    square = Box(torch.zeros(2), torch.ones(2))
+    release = GaussianMean(square, noise_shape(square, 2.0), 1e-3, 1e-5)  # so little noise that steps show
+    n = 20_000
+    x, groups = uniform(n, 2), torch.randint(7, (n,), generator=generator(2))
+    base = release.collect(x, groups=groups, size=8, noise=SeededNoise(1))["sum"]
+    for user in (0, 2**13 - 1, 2**13, n - 1):
+        other = x.clone()
+        other[user] = 1 - other[user].round()
+        moved = (release.collect(other, groups=groups, size=8, noise=SeededNoise(1))["sum"] - base).norm(dim=1)
+        own = int(groups[user])
+        assert 0 < float(moved[own]) <= release.sums.sensitivity and not moved[torch.arange(8) != own].any()
+    alone = torch.stack([release.encoding(x[groups == each]).sum(0) for each in range(7)])
+    assert float((base[:7] - alone).abs().max()) < 8 * release.sums.sigma and not base[7].any()
+    alike = release.collect(torch.cat([x, x]), groups=torch.arange(2 * n) // n, noise=SeededNoise(1))["sum"]
+    assert not bool((alike[0] == alike[1]).any())

@@ -116,6 +116,7 @@ class TestLocalMean(Unbiased, RelayContract):
 
 
 class TestLocalCovariance(Unbiased, RelayContract):
+    units, stacked = 64.0, False
     protocol = LocalCovariance.calibrated(BOX, epsilon=4.0)
     x, bad = LOW.repeat(5, 1), BAD
     repeats = 2_500

@@ -75,6 +75,7 @@ class TestOneMessageOfAllPairs(TestOneMessage):
 
 
 class TestOneMessagePairs(TestOneMessage):
+    stacked = False
     protocol = pairwise.OneMessagePairs(GINI, 4.0)
     repeats, runs = 1500, 100
 
@@ -97,6 +98,7 @@ class TestRandomizedResponsePlugIn(Pairwise, LocalContract):
 
 
 class TestSubsetPairs(Pairwise, LocalContract):
+    stacked = False
     protocol = pairwise.SubsetPairs(pairwise.unequal(4), 2.0)
     repeats, runs, honest = 1500, 100, (0.7, 1.6)  # of 24 users 1.37
 

@@ -59,10 +59,12 @@ class TestLocalFactorization(Queries, Unbiased, RelayContract):
 
 
 class TestOfPlainAnswers(Queries, RelayContract):
+    stacked = False
     protocol = LocalFactorization.calibrated(FactoredQueries.plain(W), epsilon=2.0, randomizer=PrivUnit)
 
 
 class TestOfTheIdentity(Queries, Unbiased, RelayContract):  # less noise along the point: not isotropic
+    stacked = False
     identity = FactoredQueries.identity(W)
     protocol = LocalFactorization.calibrated(identity, epsilon=8.0, randomizer=DuchiJordanWainwright)
     x = torch.full((32,), 3)
@@ -70,6 +72,7 @@ class TestOfTheIdentity(Queries, Unbiased, RelayContract):  # less noise along t
 
 
 class TestOfApproximateFactors(Queries, RelayContract):  # with a bias
+    stacked = False
     protocol = LocalFactorization.calibrated(FactoredQueries.of(W, approximate(W, 0.3)), epsilon=1.0)
     honest = (0.5, 1.4)  # a standard error has no bias in it
 
@@ -79,6 +82,7 @@ class TestLocalOracle(Queries, Unbiased, RelayContract):
 
 
 class TestOfSubsets(Queries, RelayContract):
+    stacked = False
     protocol = LocalOracle(W, SubsetSelection(4, 1.0))
 
 
@@ -128,6 +132,7 @@ class TestOfTwoGroups(
 
 
 class TestCentralFactorization(Queries, Unbiased, Contract):
+    stacked = False
     protocol = CentralFactorization(GAMMA, 1.0, 1e-6)
 
     def loss(self, protocol):
@@ -166,6 +171,7 @@ class TestCentralAnswers(TestCentralFactorization):
 
 
 class TestIntegerSums(Rounded, Unbiased, Contract):
+    stacked = False
     protocol = IntegerSums.calibrated(2, 5.0, epsilon=1.0, delta=1e-6)
     x = torch.tensor([[5, 0], [3, -4], [-3, 4], [0, 0], [1, 2]]).repeat(6, 1)
     extremes = torch.tensor([[5, 0], [-5, 0], [0, 5], [3, 4], [-3, -4], [0, 0]])

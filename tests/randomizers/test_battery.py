@@ -60,6 +60,7 @@ class TestHadamardResponse(OracleContract):
 
 
 class TestSubsetSelection(OracleContract):
+    stacked = False
     protocol = SubsetSelection(5, 0.5)
 
 
@@ -109,11 +110,13 @@ class TestPrivUnitG(BallContract):
 
 
 class TestPrivUnit(BallContract):
+    stacked = False
     protocol = PrivUnit(3, 6.0, 2.0)
     loss = staticmethod(two_densities)
 
 
 class TestDuchiJordanWainwright(BallContract):
+    stacked = False
     protocol = DuchiJordanWainwright(3, 6.0, 2.0)
     loss = staticmethod(signs)
 

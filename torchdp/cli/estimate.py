@@ -13,6 +13,7 @@ from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
 from torchdp.cli.table import read_users
 from torchdp.noise import Noise, SeededNoise
+from torchdp.protocol.records import single
 from torchdp.text import aligned, say, shown
 
 FIRST, ROUNDS, MOST = 10_000, 4, 2**50  # users, of a plan
@@ -111,7 +112,7 @@ def _hear(
     if not all(each.finite for each in answers):
         raise ValueError("the messages give no finite estimate: one class looks empty, or --epsilon is too small")
     shares = question.shares(protocol, tally)
-    return answers, None if shares is None else question.bound(tally.n, options.epsilon, shares)
+    return answers, None if shares is None else question.bound(single(tally.n), options.epsilon, shares)
 
 
 def _record(result: dict[str, Any], heard: list[Heard]) -> dict[str, Any]:

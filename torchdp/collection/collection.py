@@ -13,6 +13,7 @@ from torchdp.brief import Brief
 from torchdp.collection.description import same
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Estimate, MessageProtocol, Tally
+from torchdp.protocol.records import single
 
 
 class Batches(Mapping[str, str]):
@@ -84,7 +85,7 @@ class Collection(Brief):
     @property
     def n(self) -> int:
         """Users."""
-        return self.tally.n
+        return single(self.tally.n)
 
     @property
     def guarantee(self) -> Guarantee:

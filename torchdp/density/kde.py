@@ -14,7 +14,8 @@ from torchdp.density.means import OfFeatures, class_counted, counted, crowd_coun
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Crowd, Limits, Tally
+from torchdp.protocol import Crowd, Limits, Tally, Users
+from torchdp.protocol.records import single
 from torchdp.shuffle.accounting import certified, kept, sent
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target
@@ -132,8 +133,10 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
             return self.features.bits(x, draws)
         return counted(self.features, x, self.steps, draws)
 
-    def limits(self, n: int) -> dict[str, Limits]:
-        return {"total": self.law.limits(n, 1.0 if self.steps is None else math.ceil(float(self.steps.max())))}
+    def limits(self, n: Users) -> dict[str, Limits]:
+        return {
+            "total": self.law.limits(single(n), 1.0 if self.steps is None else math.ceil(float(self.steps.max())))
+        }
 
     @property
     def messages_per_user(self) -> float:

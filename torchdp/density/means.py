@@ -11,7 +11,8 @@ from torchdp.density.density import Density
 from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features
 from torchdp.density.rounding import rounded
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Crowd, Objective, Protocol, Tally
+from torchdp.protocol import Crowd, Objective, Protocol, Tally, Users
+from torchdp.protocol.records import single
 from torchdp.shuffle import BitLaw
 
 ERROR = 2.0**-22  # of a chance, by the floats that decide a bit
@@ -122,10 +123,9 @@ class OfFeatures(Protocol[Crowd]):
         rounding, privacy = self._variances(self._users(summary))
         return rounding + privacy
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
-        checks.integer("n", n, 1)
-        return objective.of(self._largest(n))
+        return objective.of(self._largest(checks.integer("n", n, 1)))
 
     def _largest(self, n: int) -> Tensor:
         """Of n users, the largest variance of each mean: () or (instances,)."""
@@ -151,7 +151,7 @@ class OfFeatures(Protocol[Crowd]):
 
     def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
         """Of the means, by rounding and by privacy noise, (instances,) each."""
-        n, bound, (total, squares) = summary.n, self.features.bound, self.features.sums(summary)
+        n, bound, (total, squares) = single(summary.n), self.features.bound, self.features.sums(summary)
         noise = self.law.spread((n + total / bound) / 2, n)
         if self.steps is None:
             rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
@@ -161,7 +161,7 @@ class OfFeatures(Protocol[Crowd]):
         return rounding / float(n) ** 2, 4 * bound**2 * noise / float(n) ** 2
 
     def _density(self, tally: Tally) -> Density:
-        n, bound = tally.n, self.features.bound
+        n, bound = single(tally.n), self.features.bound
         total = self.law.decode(tally["total"], n)
         value = bound * (2 * (total if self.steps is None else total / self.steps.to(total)) / n - 1)
         error = self._largest(n).sqrt().to(value.device).expand_as(value)
@@ -170,7 +170,9 @@ class OfFeatures(Protocol[Crowd]):
         )
 
     def _users(self, summary: Crowd) -> Crowd:
-        return Crowd.checked(summary, self.features.family.validate)
+        crowd = Crowd.checked(summary, self.features.family.validate)
+        single(crowd.n)
+        return crowd
 
     def validate_summary(self, summary: Crowd) -> Crowd:
         """``summary``, a crowd of as many users as the law is of. Raises TypeError, ValueError."""

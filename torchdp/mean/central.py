@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -11,8 +12,9 @@ from torchdp.domains.shapes import least_error_shape
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.protocol import MeanProtocol
-from torchdp.protocol import Crowd, Tally
-from torchdp.protocol.rounded_sum import RoundedSum
+from torchdp.protocol import Crowd, Tally, Users
+from torchdp.protocol.records import beside, combined
+from torchdp.protocol.rounded_sum import BLOCK, RoundedSum
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +49,17 @@ class GaussianMean(MeanProtocol, GaussianRelease):
         own = self.encoding
         return RoundedSum.least(self.multiplier, own.diameter * (1 + 1e-12), own.radius, self.shape.root.shape[1])
 
-    def noise_root(self, n: int) -> Tensor:
+    def noise_root(self, n: Users) -> Tensor:
         """B = (sigma/n) A: Cov(estimate) = B B^T, for Gaussian noise of deviation sigma of ``sums``."""
-        return self.sums.sigma / checks.integer("n", n, 1) * self.shape.root
+        return self.sums.sigma / beside(checks.people("n", n, 1), 2) * self.shape.root
+
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        """In one pass: a block holds at most so many users of each group, whose sum is a ``RoundedSum`` of its own."""
+        n, zero = torch.bincount(groups, minlength=size), x.new_zeros(size, self.sums.size, dtype=torch.float64)
+        parts = zip(x.split(BLOCK), groups.split(BLOCK), strict=True)
+        whole = self.sums.blocks((zero.index_add(0, own, self.encoding(some)) for some, own in parts), n)
+        return Tally(n, {"sum": self.sums.released(whole, draws) * (n > 0)[:, None]})
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        whole = self.sums.blocks((counts @ u for u, counts in self.encoded(summary)), summary.n)
+        whole = self.sums.blocks((combined(counts, u) for u, counts in self.encoded(summary)), summary.n)
         return Tally(summary.n, {"sum": self.sums.released(whole, draws, shape)})

@@ -12,7 +12,8 @@ from torchdp.draws import Draws
 from torchdp.factorization.solvers.acceleration import onto_simplex
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
-from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
+from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum
 
 
@@ -67,7 +68,7 @@ class GaussianCovariance(GaussianRelease):
         r = self.root.shape[1]
         return {"second": ((r, r), torch.float64), "first": ((r,), torch.float64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         both = super().limits(n)
         return {**both, "first": Limits.around(both["first"].high / self.mean_weight)}
 
@@ -78,15 +79,18 @@ class GaussianCovariance(GaussianRelease):
         apart = math.sqrt(2) * (1 + t**2 / 2) * (1 + 1e-12)
         return RoundedSum.least(self.multiplier, apart, math.hypot(1, t), r * r + r)
 
-    def moment_noise(self, n: int) -> float:
-        """tau, the standard deviation on the diagonal of S; beside it tau / 2^{1/2}."""
-        return self.sums.sigma / checks.integer("n", n, 1)
+    def moment_noise(self, n: Users, answer: int = 0) -> float | Tensor:
+        """tau, the standard deviation on the diagonal of S; beside it tau / 2^{1/2}.
+
+        answer: dimensions behind those of a batch.
+        """
+        return self.sums.sigma / beside(checks.people("n", n, 1), answer)
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         r = self.root.shape[1]
 
         def block(w: Tensor, counts: Tensor) -> Tensor:
-            return torch.cat([tensor_sum(w, 2, counts).flatten(), self.mean_weight * (counts @ w)])
+            return torch.cat([tensor_sum(w, 2, counts).flatten(-2), self.mean_weight * combined(counts, w)], -1)
 
         encoded = ((u / (self.encoding.radius or 1.0), counts) for u, counts in self.encoded(summary))
         whole = self.sums.blocks((block(*each) for each in encoded), summary.n)
@@ -96,9 +100,9 @@ class GaussianCovariance(GaussianRelease):
 
     def analyse(self, tally: Tally) -> Covariance:
         n = self.check(tally).n
-        S, m = tally["second"] / n, tally["first"] / n
-        deviation = self.moment_noise(n) / self.mean_weight
-        correction = deviation**2 * torch.eye(len(self.root.mT)).to(S)
+        S, m = tally["second"] / tally.users(2), tally["first"] / tally.users(1)
+        correction = (self.moment_noise(n, 2) / self.mean_weight) ** 2 * torch.eye(len(self.root.mT)).to(S)
+        deviation = self.moment_noise(n, 1) / self.mean_weight
         value = apply_to_each(self.root, S - m[..., :, None] * m[..., None, :] + correction, 2)
         off = m @ self.root.mT  # squares of it are too large by those of its noise
         own, of_mean, of_square = self._parts(n, off)
@@ -119,26 +123,26 @@ class GaussianCovariance(GaussianRelease):
         own, of_mean, _ = self._parts(crowd.n, crowd.mean - self.encoding.centre)
         return own + of_mean
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1, around the domain."""
         checks.instance("objective", objective, Objective)
         own, _, _ = self._parts(n, self.root.new_zeros(len(self.root)))
-        nu = (self.moment_noise(n) / self.mean_weight) ** 2
+        nu = (self.moment_noise(n, 2) / self.mean_weight) ** 2
         if objective is Objective.MEAN:  # b^T (tr(G) I + G) b <= g (tr G + g)
             values = torch.linalg.svdvals(self.root).square()
             top = values.max() if len(values) else values.sum()
-            return own.mean() + 2 * nu * top * (values.sum() + top) / len(own) ** 2
-        return (own + 4 * nu * self._rows[:, None] * self._rows).amax()  # |b_i| <= G_ii^{1/2}
+            return (own + 2 * nu * top * (values.sum() + top) / own.shape[-1] ** 2).mean((-2, -1))
+        return (own + 4 * nu * self._rows[:, None] * self._rows).amax((-2, -1))  # |b_i| <= G_ii^{1/2}
 
     @cached_property
     def _rows(self) -> Tensor:
         """G_ii, (d,)."""
         return self.root.square().sum(1)
 
-    def _parts(self, n: int, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, n: Users, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the variances, (*batch, d, d): the part free of the mean, that of ``off`` = mean - c, (tau/t)^4 Q."""
         G, g = self.root @ self.root.mT, self._rows
-        tau = self.moment_noise(n)
+        tau = self.moment_noise(n, 2)
         nu = (tau / self.mean_weight) ** 2
         Q = g[:, None] * g + G.square()
         cross = off[..., :, None].square() * g + off[..., None, :].square() * g[:, None]

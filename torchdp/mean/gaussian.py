@@ -11,7 +11,7 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.mean.protocol import DomainProtocol
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Crowd, CuratorProtocol, Limits
+from torchdp.protocol import Crowd, CuratorProtocol, Limits, Users
 from torchdp.protocol.rounded_sum import RoundedSum, released_guarantee
 
 
@@ -62,7 +62,7 @@ class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
     def sums(self) -> RoundedSum:
         """What the curator adds up, and its noise."""
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return dict.fromkeys(self.layout, self.sums.limits(n))
 
     @property

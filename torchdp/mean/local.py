@@ -13,7 +13,8 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import normal_moment
 from torchdp.domains.shapes import least_error_shape
 from torchdp.mean.protocol import MeanProtocol
-from torchdp.protocol import Crowd, Layout, Relay
+from torchdp.protocol import Crowd, Layout, Relay, Users
+from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
 
@@ -69,9 +70,10 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         """A^+ (x - c), (n, r): what the client hides."""
         return self.encoding(x)
 
-    def noise_root(self, n: int) -> Tensor:
+    def noise_root(self, n: Users) -> Tensor:
         """B = (v / n)^{1/2} A: Cov(estimate) = B B^T for an isotropic randomizer, at most that for any other."""
-        return math.sqrt(self.client.moments.variance / checks.integer("n", n, 1)) * self.shape.root
+        users = beside(checks.people("n", n, 1), 2)
+        return (self.client.moments.variance / users) ** 0.5 * self.shape.root
 
     @property
     def variance_proxy(self) -> Tensor:

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains import Box
 from torchdp.mean.covariance import Covariance, symmetric
-from torchdp.protocol import Crowd, Estimate, MessageProtocol, Objective, Relay, Tally
+from torchdp.protocol import Crowd, Estimate, MessageProtocol, Objective, Relay, Tally, Users
+from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 
@@ -116,13 +117,13 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
     def analyse(self, tally: Tally) -> Covariance:
         n, d = self.check(tally).n, self.domain.dimension
         (square, _, c), (_, _, weight) = self.weights(d), self._pairs
-        mean, kappa = tally["sum"] / n, self.client.moments.variance / square / n
+        mean, v = tally["sum"] / tally.users(1), self.client.moments.variance / square
         m, products = mean[..., :d] / math.sqrt(square), mean[..., d:] / weight
-        S = symmetric(products, d) + (c + kappa) * torch.eye(d).to(products)
+        S = symmetric(products, d) + (c + v / tally.users(2)) * torch.eye(d).to(products)
         value = (S - m[..., :, None] * m[..., None, :]) * self.half * self.half[:, None]
         own, of_mean, of_square = self._parts(n, m)
         error = torch.maximum(own + of_mean - 2 * of_square, own).sqrt()  # squares of m are too large by its noise
-        deviation = (math.sqrt(kappa) * self.half).expand_as(m)
+        deviation = ((v / tally.users(1)) ** 0.5 * self.half).expand_as(m)
         where = Estimate(self.domain.middle + m * self.half, deviation, n)
         return Covariance(value, error * self.half * self.half[:, None], n, mean=where)
 
@@ -135,16 +136,17 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
         own, of_mean, _ = self._parts(crowd.n, (crowd.mean - self.domain.middle) / self.half)
         return (own + of_mean) * (self.half * self.half[:, None]).square()
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """Where all means lie at an end of their range."""
         checks.instance("objective", objective, Objective)
-        own, of_mean, _ = self._parts(checks.integer("n", n, 1), torch.ones_like(self.half))
-        return objective.of((own + of_mean) * (self.half * self.half[:, None]).square())
+        own, of_mean, _ = self._parts(checks.people("n", n, 1), torch.ones_like(self.half))
+        errors = (own + of_mean) * (self.half * self.half[:, None]).square()
+        return objective.of(errors, errors.ndim - 2)
 
-    def _parts(self, n: int, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, n: Users, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the variances, (*batch, d, d): the part free of the mean, that of m, kappa^2 (1 + [i = j])."""
         square, own, _ = self.weights(self.domain.dimension)
-        v, eye = self.client.moments.variance / n, torch.eye(len(self.half)).to(m)
+        v, eye = self.client.moments.variance / beside(n, 2), torch.eye(len(self.half)).to(m)
         kappa, twice = v / square, 1 + eye
         squares = m.square()
         of_mean = (squares[..., :, None] + squares[..., None, :]) * twice * kappa

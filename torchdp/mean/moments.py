@@ -17,7 +17,8 @@ from torchdp.domains.norm_error import normal_moment
 from torchdp.draws import Draws
 from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.mean.gaussian import GaussianRelease, least_multiplier
-from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally, Users
+from torchdp.protocol.records import beside
 from torchdp.protocol.rounded_sum import RoundedSum
 
 MOST_ORDER, MOST_ENTRIES = 6, 2**27
@@ -91,8 +92,8 @@ class GaussianMoments(GaussianRelease):
     def layout(self) -> Layout:
         return {"sum": ((self.shape.root.shape[1],) * self.order, torch.float64)}
 
-    def deviations(self, n: int) -> Tensor:
-        """Standard deviation of each entry's noise, (d, ..., d): scaled (permanent of (A A^T)[i, i] / l!)^{1/2}."""
+    def deviations(self, n: Users) -> Tensor:
+        """Standard deviation of each entry's noise, (*batch, d, ..., d): scaled (permanent((A A^T)[i, i])/l!)^{1/2}."""
         G = self.shape.root @ self.shape.root.mT
         variances = torch.zeros((len(G),) * self.order).to(G)
         for places in itertools.permutations(range(self.order)):
@@ -100,7 +101,7 @@ class GaussianMoments(GaussianRelease):
             for k, other in enumerate(places):
                 entry *= _along(G.diagonal() if k == other else G, (k, other), self.order)
             variances += entry
-        scale = self.sums.sigma / checks.integer("n", n, 1)
+        scale = self.sums.sigma / beside(checks.people("n", n, 1), self.order)
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
 
     def root_mean_power(self, n: int, p: float = 2.0) -> float:
@@ -111,32 +112,36 @@ class GaussianMoments(GaussianRelease):
         return normal_moment(p) ** (1 / p) * float(torch.linalg.vector_norm(self.deviations(n), ord=p))
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        each = (tensor_sum(u, self.order, counts).flatten() for u, counts in self.encoded(summary))
+        each = (
+            tensor_sum(u, self.order, counts).reshape(*counts.shape[:-1], -1)
+            for u, counts in self.encoded(summary)
+        )
         noisy = self.sums.released(self.sums.blocks(each, summary.n), draws, shape)
         whole = noisy.unflatten(-1, self.layout["sum"][0])
         return Tally(summary.n, {"sum": symmetrised(whole, self.order)})
 
     def analyse(self, tally: Tally) -> Estimate:
         """value: (*sample_shape, d, ..., d), symmetric."""
-        value = apply_to_each(self.shape.root, self.check(tally)["sum"] / tally.n, self.order)
+        value = apply_to_each(self.shape.root, self.check(tally)["sum"] / tally.users(self.order), self.order)
         return Estimate(value, self.deviations(tally.n).expand_as(value), tally.n)
 
     def exact(self, summary: Crowd) -> Tensor:
         crowd = self.validate_summary(summary)
-        return tensor_sum(crowd.values.double(), self.order, crowd.counts.double()) / crowd.n
+        return tensor_sum(crowd.rows.double(), self.order, crowd.counts.double()) / beside(crowd.n, self.order)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         return self.deviations(self.validate_summary(summary).n).square()
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        """(): the same for all data."""
-        return checks.instance("objective", objective, Objective).of(self.deviations(n).square())
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """The same for all data."""
+        errors = self.deviations(n).square()
+        return checks.instance("objective", objective, Objective).of(errors, errors.ndim - self.order)
 
 
 def tensor_sum(u: Tensor, order: int, counts: Tensor) -> Tensor:
-    """sum_i counts_i u_i (x) ... (x) u_i for rows u (k, r): (r, ..., r), by one product of two half powers."""
+    """sum_i counts_i u_i (x) ... (x) u_i for rows u (*batch, k, r): (*batch, r, ..., r), from half powers."""
     left, right = _power(u, (order + 1) // 2), _power(u, order // 2)
-    return ((counts[:, None] * left).mT @ right).reshape((u.shape[1],) * order)
+    return ((counts[..., None] * left).mT @ right).reshape(*counts.shape[:-1], *(u.shape[-1],) * order)
 
 
 def symmetrised(tensor: Tensor, order: int) -> Tensor:
@@ -156,10 +161,10 @@ def apply_to_each(A: Tensor, tensor: Tensor, order: int) -> Tensor:
 
 
 def _power(u: Tensor, order: int) -> Tensor:
-    """Rows u_i^{(x) order}, flat: (k, r^order)."""
-    result = u.new_ones(len(u), 1)
+    """Rows u_i^{(x) order}, flat: (*batch, k, r^order)."""
+    result = torch.ones_like(u[..., :1])
     for _ in range(order):
-        result = (result[:, :, None] * u[:, None, :]).flatten(1)
+        result = (result[..., :, None] * u[..., None, :]).flatten(-2)
     return result
 
 

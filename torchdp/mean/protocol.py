@@ -15,7 +15,7 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import Measured, NormError
 from torchdp.draws import Simulated
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Crowd, Estimate, Layout, Objective, Protocol, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Objective, Protocol, Tally, Users
 from torchdp.protocol.rounded_sum import in_blocks
 from torchdp.randomness import keyed_generator
 
@@ -46,8 +46,9 @@ class DomainProtocol(Protocol[Crowd]):
         return admitted("x", checks.precise("x", x), self.domain, self.shape)
 
     def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
-        """Vectors (k, r) and how many users hold each (k,), float64, block by block."""
-        return ((self.encoding(some), counts) for some, counts in in_blocks(summary.values, summary.counts))
+        """Vectors (k, r) or (*batch, k, r) and how many users hold each, (*batch, k), float64, block by block."""
+        for some, counts in in_blocks(summary.rows, summary.counts):
+            yield self.encoding(some.flatten(0, -2)).view(*some.shape[:-1], -1), counts
 
 
 class MeanProtocol(DomainProtocol):
@@ -58,8 +59,8 @@ class MeanProtocol(DomainProtocol):
         return {"sum": ((self.shape.root.shape[1],), torch.float64)}
 
     @abstractmethod
-    def noise_root(self, n: int) -> Tensor:
-        """B, (d, r), with Cov(estimate) = B B^T for n users, whatever their data."""
+    def noise_root(self, n: Users) -> Tensor:
+        """B, (d, r) or (*batch, d, r), with Cov(estimate) = B B^T for n users, whatever their data."""
 
     def error(self, n: int, p: float | None = None) -> NormError:
         """The l_p error for n users; p: the shape's own where it is not given."""
@@ -103,13 +104,14 @@ class MeanProtocol(DomainProtocol):
         return self.validate_summary(summary).mean
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
-        return self.noise_root(self.validate_summary(summary).n).square().sum(1)
+        return self.noise_root(self.validate_summary(summary).n).square().sum(-1)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """(): the same for all data."""
-        return checks.instance("objective", objective, Objective).of(self.noise_root(n).square().sum(1))
+        root = self.noise_root(n)
+        return checks.instance("objective", objective, Objective).of(root.square().sum(-1), root.ndim - 2)
 
     def analyse(self, tally: Tally) -> Estimate:
-        total, n = self.check(tally)["sum"], tally.n
-        value = self.encoding.centre + total / n @ self.shape.root.mT
-        return Estimate(value, self.noise_root(n).norm(dim=1).expand_as(value), n)
+        mean = self.check(tally)["sum"] / tally.users(1)
+        value = self.encoding.centre + mean @ self.shape.root.mT
+        return Estimate(value, self.noise_root(tally.n).norm(dim=-1).expand_as(value), tally.n)

@@ -17,9 +17,9 @@ from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.root import root
-from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Limits, Tally
+from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Limits, Tally, Users
 from torchdp.protocol.interval import quantile
-from torchdp.protocol.records import farthest
+from torchdp.protocol.records import beside, combined, farthest
 from torchdp.threads import on_host
 
 ORDERS = (1.0, 2.0, math.inf)
@@ -158,20 +158,20 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         source = "Hardt, Talwar (2010), section 4"
         return Guarantee(self.epsilon, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, False, source)
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         low, high = self.ends
         noise = farthest(float(self.deviations.sum()), math.fsum(self.scales))
         return {"sum": Limits.around(n * float(torch.maximum(-low, high).sum()) + noise)}
 
-    def noise_root(self, n: int) -> Tensor:
+    def noise_root(self, n: Users) -> Tensor:
         """B = A diag(deviations) / n: Cov(estimate) = B B^T exactly."""
-        return self.shape.root * self.deviations / checks.integer("n", n, 1)
+        return self.shape.root * self.deviations / beside(checks.people("n", n, 1), 2)
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         total = self.shape.root.new_zeros(self.shape.root.shape[1])
         for u, counts in self.encoded(summary):
-            total = total + counts @ u.clamp(*self.ends)
-        return Tally(summary.n, {"sum": total + self._noise(draws, shape)})
+            total = total + combined(counts, u.clamp(*self.ends))
+        return Tally(summary.n, {"sum": total + self._noise(draws, (*shape, *total.shape[:-1]))})
 
     def noise(self, n: int, count: int, draws: Simulated) -> Tensor:
         return self._noise(draws, (count,)) @ self.shape.root.mT / checks.integer("n", n, 1)

@@ -13,6 +13,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.mean.covariance import Covariance, symmetric
 from torchdp.mean.local_covariance import LocalCovariance, OfCovariance
 from torchdp.protocol import Choice, Crowd, Estimate, Tally
+from torchdp.protocol.records import single
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.draws import multinomial
@@ -96,7 +97,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         return Tally(summary.n, {"reports": multinomial(counts, self._laws(summary.values), draws)})
 
     def analyse(self, tally: Tally) -> Covariance:
-        n, (first, second, (rows, columns)) = self.check(tally).n, self._tables
+        n, (first, second, (rows, columns)) = self.check(tally).users(1), self._tables
         c, V, d = tally["reports"].double() / n, self._decoder, self.domain.dimension
         mean = c @ V.mT
         m, S = mean[..., :d], mean[..., d:]
@@ -115,8 +116,8 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         error = torch.maximum(linear - square, square.clamp_min(0)).clamp_min(0).sqrt()
         width = self.half[rows] * self.half[columns]
         spread = kappa[..., rows == columns].clamp_min(0).sqrt() * self.half
-        where = Estimate(self.domain.middle + m * self.half, spread, n)
-        return Covariance(symmetric(value * width, d), symmetric(error * width, d), n, mean=where)
+        where = Estimate(self.domain.middle + m * self.half, spread, tally.n)
+        return Covariance(symmetric(value * width, d), symmetric(error * width, d), tally.n, mean=where)
 
     def _rounding(self, h: Tensor, m: Tensor, meant: Tensor) -> Tensor:
         """What the roundings add for one user to each entry's variance, at shares h of types and means m.
@@ -139,6 +140,11 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         spread = (h[..., None, :] * v[rows]).sum(-1)
         own = (h[..., None, :] * v[rows] * places).sum(-1) - spread.square()
         return torch.where(rows == columns, own, beside)
+
+    def validate_summary(self, summary: Crowd) -> Crowd:
+        crowd = super().validate_summary(summary)
+        single(crowd.n)
+        return crowd
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """(d, d): of S - m m^T to first order, and of the square of m's error as if it were normal."""

@@ -38,7 +38,7 @@ def consistent(protocol: PairwiseProtocol, tally: Tally, *, tol: float = 1e-9) -
     tally, statistic = protocol.check(tally, 2), protocol.statistic
     h = nearest(protocol, tally, tol)
     asked = statistic.approximates or statistic
-    means = [asked.mean(h * tally.n, form) for form in asked.forms]
+    means = [asked.mean(h * tally.users(1), form) for form in asked.forms]
     if len(means) == 1:
         return ConsistentPairs(means[0], h)
     ratio = torch.where(means[1].abs() > 1e-13 * asked.size(asked.forms[1]), means[0] / means[1], torch.nan)

@@ -13,7 +13,7 @@ from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally
+from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally, Users
 from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.protocol.types import from_messages
@@ -54,7 +54,7 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
     def layout(self) -> Layout:
         return {name: ((self.statistic.dim,), torch.float64) for name in ("first", "second")}
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return dict.fromkeys(self.layout, self.randomizer.limits(n)["sum"])
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
@@ -91,24 +91,24 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
         return messages
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        return (form.weights * tally["first"] * tally["second"]).sum(-1) / float(tally.n) ** 2 + form.constant
+        return (form.weights * tally["first"] * tally["second"]).sum(-1) / tally.users() ** 2 + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         squares = (form.weights * (counts @ self.statistic.points)).square().sum(-1) * 2
-        return self._variance(squares, float(counts.sum()), form)
+        return self._variance(squares, counts.sum(-1), form)
 
-    def worst_variance(self, n: float, form: Form) -> Tensor:
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         return self._variance(2 * (n * self.statistic.longest(form)) ** 2, n, form)
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         squares = 2 * (form.weights.square() * tally["first"] * tally["second"]).sum(-1)
-        return self._variance(squares.clamp_min(0), float(tally.n), form)
+        return self._variance(squares.clamp_min(0), tally.users(), form)
 
     def mean_point(self, tally: Tally) -> Tensor:
-        return (tally["first"] + tally["second"]) / (2 * tally.n)
+        return (tally["first"] + tally["second"]) / (2 * tally.users(1))
 
     def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
-        point, v = self.mean_point(tally), self.randomizer.moments.variance / (2 * tally.n)
+        point, v = self.mean_point(tally), self.randomizer.moments.variance / (2 * tally.users(1))
 
         def error(weights: Tensor, value: Tensor) -> QuadraticError:
             own = ((point.square() - v) * weights).sum(-1)
@@ -116,7 +116,7 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
 
         return error
 
-    def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
+    def _variance(self, squares: Tensor | float, n: float | Tensor, form: Form) -> Tensor:
         """``squares``: ||J sum u||^2 of the first messages plus that of the second."""
         v = self.randomizer.moments.variance
         return v * squares / n**3 + v**2 * form.weights.square().sum(-1) / n**2
@@ -152,7 +152,7 @@ class SingleMessage(PairwiseProtocol, Relay[Tensor, Tensor, BallRandomizer]):
         return self.statistic.points[x]
 
     def mean_point(self, tally: Tally) -> Tensor:
-        return tally["sum"] / tally.n
+        return tally["sum"] / tally.users(1)
 
 
 @dataclass(frozen=True)
@@ -182,20 +182,21 @@ class OneMessage(SingleMessage):
         return self.client.sample_unchecked(self.statistic.crowd(self.validate_summary(summary)), draws, shape)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        n, v = float(tally.n), self.client.moments.variance
+        n, v = tally.users(1), self.client.moments.variance
         return (form.weights * (tally["sum"].square() / n**2 - v / n)).sum(-1) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        points, n = self.statistic.points, float(counts.sum())
+        points, n = self.statistic.points, counts.sum(-1)
         total = counts @ points
-        extra = counts @ self._noise.beyond_normal(points / self.statistic.radius, total, form.weights)
+        extra = (counts * self._noise.beyond_normal(points / self.statistic.radius, total, form.weights)).sum(-1)
         return self._variance((form.weights * total).square().sum(-1), n, form) + extra / n**4
 
-    def worst_variance(self, n: float, form: Form) -> Tensor:
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """||J s|| is at most n max ||J u_x||; a user's own term is affine in s, so it is largest at one type."""
         points, unit = self.statistic.points, self.statistic.points / self.statistic.radius
-        own = torch.stack([self._noise.beyond_normal(unit, n * each, form.weights).amax() for each in points])
-        return self._variance((n * self.statistic.longest(form)) ** 2, n, form) + own.amax() / n**3
+        each = (torch.as_tensor(n)[..., None] * row for row in points)
+        own = torch.stack([self._noise.beyond_normal(unit, total, form.weights).amax(-1) for total in each])
+        return self._variance((n * self.statistic.longest(form)) ** 2, n, form) + own.amax(0) / n**3
 
     @cached_property
     def _noise(self) -> NoiseMoments:
@@ -203,15 +204,15 @@ class OneMessage(SingleMessage):
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
-        n = float(tally.n)
+        n = tally.users()
         noise = n * self.client.moments.variance * form.weights.square().sum(-1)
         return self._variance(((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0), n, form)
 
     def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
-        point, v = self.mean_point(tally), self.client.moments.variance / tally.n
+        point, v = self.mean_point(tally), self.client.moments.variance / tally.users(1)
         return lambda weights, value: QuadraticError.isotropic(point, weights, v)
 
-    def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
+    def _variance(self, squares: Tensor | float, n: float | Tensor, form: Form) -> Tensor:
         v = self.client.moments.variance
         return 4 * v * squares / n**3 + 2 * v**2 * form.weights.square().sum(-1) / n**2
 
@@ -252,46 +253,48 @@ class OneMessagePairs(SingleMessage):
         return MessageProtocol.collect_unchecked(self, x, draws)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return from_messages(self, self.statistic.each(self.validate_summary(summary)), draws, shape)
+        return from_messages(self, self.validate_summary(summary), draws, shape)
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return {**super().limits(n), "squares": Limits(0.0, n * self.client.entry_limit**2)}
 
     def impossible(self, tally: Tally) -> str | None:
-        if bool((tally["squares"] * tally.n < tally["sum"].square() * (1 - ROUNDING)).any()):
+        if bool((tally["squares"] * tally.users(1) < tally["sum"].square() * (1 - ROUNDING)).any()):
             return "the squares add up to less than the square of the sum over n"
         return None
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        n = float(tally.n)
+        n = tally.users()
         return (form.weights * (tally["sum"].square() - tally["squares"])).sum(-1) / (n * (n - 1)) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         points = self.statistic.points
-        others = form.weights * (counts @ points - points)  # (k, r): J (s - u_x)
-        return self._variance(counts @ others.square().sum(-1), float(counts.sum()), form)
+        others = form.weights[..., None, :] * (
+            (counts @ points)[..., None, :] - points
+        )  # (*batch, k, r): J (s - u_x)
+        return self._variance((counts * others.square().sum(-1)).sum(-1), counts.sum(-1), form)
 
-    def worst_variance(self, n: float, form: Form) -> Tensor:
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """||J (s - u_x)|| is at most n - 1 times the largest ||J u_x||."""
         return self._variance(n * ((n - 1) * self.statistic.longest(form)) ** 2, n, form)
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        n = float(tally.n)
+        n = tally.users()
         noise = n * self.client.moments.variance * form.weights.square().sum(-1)
         squares = ((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0)
         return self._variance(n * squares, n, form)
 
     def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         """That of all pairs, whose own terms z_i^T J z_i the squares tell up to a normal error, at most this one."""
-        n, v, point = float(tally.n), self.client.moments.variance, self.mean_point(tally)
+        n, v, point = tally.users(), self.client.moments.variance, self.mean_point(tally)
 
         def error(weights: Tensor, value: Tensor) -> QuadraticError:
             longest = (self.statistic.points * weights[..., None, :]).square().sum(-1).amax(-1)
             slack = ((4 * v * longest + 2 * v**2 * weights.square().sum(-1)) / n**3).sqrt()
-            return QuadraticError.isotropic(point, weights, v / n, slack).scaled(n / (n - 1))
+            return QuadraticError.isotropic(point, weights, v / tally.users(1), slack).scaled(n / (n - 1))
 
         return error
 
-    def _variance(self, squares: Tensor | float, n: float, form: Form) -> Tensor:
+    def _variance(self, squares: Tensor | float, n: float | Tensor, form: Form) -> Tensor:
         v, pairs = self.client.moments.variance, n * (n - 1)
         return 4 * v * squares / pairs**2 + 2 * v**2 * form.weights.square().sum(-1) / pairs

@@ -26,15 +26,17 @@ class NoiseMoments:
     def beyond_normal(self, u: Tensor, total: Tensor, weights: Tensor) -> Tensor:
         """4 E[s^T J z z^T J z] + Var(z^T J z) - 2 v^2 sum weights^2 for each row of u, J = diag(weights), s = total.
 
-        u: (k, r), the unit vectors less a coordinate that J does not see, so norms below 1 are meant; total: (r,).
+        u: (k, r), the unit vectors less a coordinate that J does not see, so norms below 1 are meant; total, weights:
+        (*batch, r). Returns (*batch, k).
         Normal noise of variance v in every direction gives 0.
         """
-        own = u.square() @ weights  # u^T J u
-        along = u @ (weights * total)  # s^T J u
-        twice = u.square() @ weights.square()  # ||J u||^2
-        across = weights.sum() - own  # trace of J on the space orthogonal to u
-        rest = u @ (weights.square() * total) - along * own  # s^T J P J u, P the projection on that space
-        squares = weights.square().sum() - 2 * twice + own**2  # trace of (P J)^2
+        trace, square = (each.sum(-1, keepdim=True) for each in (weights, weights.square()))
+        own = weights @ u.square().mT  # u^T J u
+        along = (weights * total) @ u.mT  # s^T J u
+        twice = weights.square() @ u.square().mT  # ||J u||^2
+        across = trace - own  # trace of J on the space orthogonal to u
+        rest = (weights.square() * total) @ u.mT - along * own  # s^T J P J u, P the projection on that space
+        squares = square - 2 * twice + own**2  # trace of (P J)^2
         cubic = self.third * along * own + self.mixed_third * (along * across + 2 * rest)
         quartic = (
             self.fourth * own**2
@@ -42,7 +44,7 @@ class NoiseMoments:
             + self.across_fourth / 3 * (2 * squares + across**2)
         )
         v = self.variance
-        return 4 * cubic + quartic - v**2 * (weights.sum() ** 2 + 2 * weights.square().sum())
+        return 4 * cubic + quartic - v**2 * (trace**2 + 2 * square)
 
 
 def noise_moments(randomizer: PrivUnit | PrivUnitG) -> NoiseMoments:

@@ -35,7 +35,7 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
         return RandomizedResponse(self.statistic.types, self.epsilon)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        f, m, n = self.statistic.kernel(form), self.client, float(tally.n)
+        f, m, n = self.statistic.kernel(form), self.client, tally.users()
         decoded = self.decoded(tally)
         rows = f.sum(1)
         own = (f.diagonal() - 2 * m.q * rows + m.q**2 * rows.sum()) / (m.p - m.q) ** 2  # Y^T f Y for each report
@@ -45,7 +45,7 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
         kernel = self.statistic.kernel
         return symmetric_variance(lambda weights: kernel(Form(weights)), *self._spread, counts, form.weights)
 
-    def worst_variance(self, n: float, form: Form) -> Tensor:
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         return worst_symmetric(self.statistic.kernel(Form(form.weights)), *self._spread, n)
 
     @property
@@ -59,7 +59,7 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
         return spread_noise(*self._spread, self.statistic.points - self.statistic.points.mean(0), counts)
 
     def mean_point(self, tally: Tally) -> Tensor:
-        return self.decoded(tally) @ self.statistic.points / tally.n
+        return self.decoded(tally) @ self.statistic.points / tally.users(1)
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """[4 F + 2 G] / (n (n-1))^2 at the decoded counts c, less what their noise adds to F.
@@ -68,14 +68,15 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
         is linear in c and positive: F = c^T f P D P f c, G = tr(P f P D P f P D). The mean of F at the decoded counts
         exceeds F by G + 2 own sum_t (P f c)_t (P f P)_tt D_tt to first order. A fraction 1/n is left out.
         """
-        (flat, own), n = self._spread, float(tally.n)
+        flat, own = self._spread
 
         def part(counts: Tensor, weights: Tensor) -> Tensor:
+            n = counts.sum(-1)
             f = self.statistic.kernel(Form(weights))
             f = f - f.mean(-2, keepdim=True)
             others = (f @ counts[..., None])[..., 0]
             f = f - f.mean(-1, keepdim=True)
-            spread = flat * n + own * counts
+            spread = flat * n[..., None] + own * counts
             second = (spread * (f.square() @ spread[..., None])[..., 0]).sum(-1)
             noise = second + 2 * own * (others * f.diagonal(dim1=-2, dim2=-1) * spread).sum(-1)
             first = ((spread * others.square()).sum(-1) - noise).clamp_min(0)

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
-from torchdp.protocol import Estimate, Objective, Protocol, Tally
+from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.interval import Error, ErrorParts, RatioError
+from torchdp.protocol.records import beside
 
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
 ROUNDING = 1e-9  # of sums over users
@@ -33,6 +34,7 @@ class PairwiseProtocol(Protocol[Tensor]):
     statistic: what is estimated. epsilon: the whole budget of one user.
     """
 
+    row = 0
     statistic: PairwiseStatistic
     epsilon: float
 
@@ -62,10 +64,10 @@ class PairwiseProtocol(Protocol[Tensor]):
 
     @abstractmethod
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        """Variance of ``mean`` when counts (k,) users hold each type, real numbers allowed."""
+        """Variance of ``mean`` when counts (*batch, k) users hold each type, real numbers allowed."""
 
     @abstractmethod
-    def worst_variance(self, n: float, form: Form) -> Tensor:
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """A bound of that variance over all data of n users."""
 
     @abstractmethod
@@ -84,12 +86,12 @@ class PairwiseProtocol(Protocol[Tensor]):
         """Of the statistic's own mean; made when an interval asks, so that values alone cost no decomposition."""
         form = self.statistic.form
         error = self.mean_errors(tally)(form.weights, self.mean(tally, form) - form.constant)
-        return error.scaled(self.slope(tally.n))
+        return error.scaled(self.slope(tally.users()))
 
     def _ratio_error(self, tally: Tally, ratio: Tensor, below: Tensor, parts: ErrorParts) -> Error:
         """By mean f - t mean g over mean g, for each t; ``parts`` are Fieller's."""
         above, under = self.statistic.forms
-        errors, scale = self.mean_errors(tally), self.slope(tally.n) / below
+        errors, scale = self.mean_errors(tally), self.slope(tally.users()) / below
         mean, other = (self.mean(tally, form) - form.constant for form in (above, under))
 
         def at(u: Tensor) -> Error:
@@ -107,7 +109,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         return torch.bincount(x, minlength=self.statistic.types)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (k,) of whole users, one at least, on the statistic's device. Raises TypeError, ValueError."""
+        """Counts (*batch, k) of whole users, one at least, on the statistic's device. Raises TypeError, ValueError."""
         return checks.counts("summary", summary, self.statistic.types, fewest=1).to(self.statistic.points.device)
 
     def exact(self, summary: Tensor) -> Tensor:
@@ -123,7 +125,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         tally, statistic = self.check(tally, 2), self.statistic
         limits = statistic.limits or (-math.inf, math.inf)
         kept = Tally(tally.n, {name: part.clone() for name, part in tally.parts.items()})  # for intervals
-        value, slope = self.pairs_mean(tally, statistic.form), self.slope(tally.n)
+        value, slope = self.pairs_mean(tally, statistic.form), self.slope(tally.users())
         if statistic.denominator is None:
             error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
             bias = slope * (self.approximation_bias(tally) + self.clipping_bias(tally))
@@ -152,7 +154,7 @@ class PairwiseProtocol(Protocol[Tensor]):
 
     def pairs_mean(self, tally: Tally, form: Form) -> Tensor:
         """``mean`` over the statistic's pairs."""
-        return self._convert(self.mean(tally, form), tally.n, form)
+        return self._convert(self.mean(tally, form), tally.users(), form)
 
     def ratio_error(self, tally: Tally, ratio: Tensor, below: Tensor) -> ErrorParts:
         """Fieller's part: the variance of mean f - t mean g as a polynomial in t around the ratio, over (mean g)^2."""
@@ -166,11 +168,11 @@ class PairwiseProtocol(Protocol[Tensor]):
         both = self.plug_in_variance(tally, Form(apart.weights + balance[..., None] * g.weights))
         most = (variance * own).sqrt()
         covariance = ((both - variance) / balance - balance * own).div(2).clamp(-most, most)
-        scale = (self.slope(tally.n) / below).square()
+        scale = (self.slope(tally.users()) / below).square()
         return ErrorParts(*((scale * each)[..., None] for each in (variance, -2 * covariance, own)))
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        """Mean squared error for counts (k,) of users, real numbers allowed, 2 at least: shares times n; ().
+        """Mean squared error, (*batch), for counts (*batch, k) of users, real numbers allowed, 2 at least.
 
         Exact for a mean. For a ratio a/b (AUC) it is the delta method's V times 1 + 3 d^2 (1 + 2 c^2), d the relative
         deviation of b and c its correlation with a - r b, as if both were normal: E e^2 (1 - d z + d^2 z^2)^2 to order
@@ -178,58 +180,62 @@ class PairwiseProtocol(Protocol[Tensor]):
         another counts. Not private. Raises TypeError, ValueError.
         """
         counts = self.statistic.users(summary, 2)
-        n, form, denominator = float(counts.sum()), self.statistic.form, self.statistic.denominator
+        n, form, denominator = counts.sum(-1), self.statistic.form, self.statistic.denominator
         for each in self.statistic.forms:
             self._convert(counts.new_zeros(()), n, each)  # refuses what `analyse` refuses
         if denominator is None:
             return self.mean_variance(counts, form) * self.slope(n) ** 2 + self.bias(counts) ** 2
-        below = float(self.statistic.mean(counts, denominator))
-        if abs(below) <= self._rounding(denominator):
-            raise ValueError("summary makes the statistic's denominator 0 (one class is empty)")
+        below = self.statistic.mean(counts, denominator)
+        empty = below.abs() <= self._rounding(denominator)
+        if bool(empty.any()):
+            raise ValueError(f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}")
         ratio = self.statistic.mean(counts, form) / below
         scale = (self.slope(n) / below) ** 2
         apart, g = _difference(form, ratio, denominator), Form(denominator.weights)
         variance, small = (self.mean_variance(counts, each) * scale for each in (apart, g))
         _warn_of_small(small)
-        both = self.mean_variance(counts, Form(apart.weights + g.weights * below)) * scale
+        both = self.mean_variance(counts, Form(apart.weights + g.weights * below[..., None])) * scale
         shared = (both - variance - small * below**2) / (2 * below)  # the covariance, over below^2
         return variance * (1 + 3 * small) + 6 * shared.square() + self.bias(counts) ** 2
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio, whose classes may be empty."""
         checks.instance("objective", objective, Objective)
-        n, form = checks.integer("n", n, 2), self.statistic.form
+        users, form = beside(checks.people("n", n, 2)), self.statistic.form
         if self.statistic.denominator is not None:
-            return torch.tensor(torch.inf, dtype=torch.float64)
-        self._convert(torch.zeros(()), n, form)
-        worst = self.worst_variance(float(n), form) + self.distortion**2
-        return torch.as_tensor(worst * self.slope(n) ** 2, dtype=torch.float64)
+            return torch.as_tensor(torch.inf * users, dtype=torch.float64)
+        self._convert(torch.zeros(()), users, form)
+        worst = self.worst_variance(users, form) + self.distortion**2
+        return torch.as_tensor(worst * self.slope(users) ** 2, dtype=torch.float64)
 
-    def bias(self, counts: Tensor) -> float:
-        """What the estimate misses on average for counts (k,), real numbers allowed; 0 unless the form approximates."""
+    def bias(self, counts: Tensor) -> Tensor | float:
+        """What the estimate misses on average for counts (*batch, k), real numbers allowed.
+
+        0 unless the form approximates.
+        """
         if self.statistic.approximates is None:
             return 0.0
         if self.statistic.denominator is not None:
-            return float(replace(self.statistic, approximates=None).exact(counts) - self.statistic.exact(counts))
-        form, n = self.statistic.form, float(counts.sum())
+            return replace(self.statistic, approximates=None).exact(counts) - self.statistic.exact(counts)
+        form = self.statistic.form
         expected = replace(self.statistic, pairs=self.estimated_pairs, approximates=None).mean(counts, form)
-        return float(self._convert(expected, n, form) - self.statistic.exact(counts))
+        return self._convert(expected, counts.sum(-1), form) - self.statistic.exact(counts)
 
     def _rounding(self, form: Form) -> float:
         """What rounding may leave of a mean that is 0."""
         return 1e-13 * self.statistic.size(form)
 
-    def slope(self, n: float) -> float:
+    def slope(self, n: float | Tensor) -> float | Tensor:
         """Factor of the mean in the conversion between the two kinds of pairs."""
         if self.statistic.pairs is self.estimated_pairs:
             return 1.0
         return n / (n - 1) if self.estimated_pairs is Pairs.ALL else (n - 1) / n
 
-    def _convert(self, mean: Tensor, n: float, form: Form) -> Tensor:
+    def _convert(self, mean: Tensor, n: float | Tensor, form: Form) -> Tensor:
         """From the native pairs to the statistic's: n^2 V = n (n - 1) U + n f(x, x)."""
         if self.statistic.pairs is self.estimated_pairs:
             return mean
-        n, diagonal = float(n), self.statistic.common_diagonal(form)
+        diagonal = self.statistic.common_diagonal(form)
         if self.estimated_pairs is Pairs.ALL:
             return (n * mean - diagonal) / (n - 1)
         return ((n - 1) * mean + diagonal) / n

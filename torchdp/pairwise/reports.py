@@ -14,7 +14,7 @@ from torchdp.pairwise.consistent import nearest
 from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.pairwise.variance import NUMBERS_AT_ONCE, symmetric_variance, worst_symmetric
-from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally
+from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally, Users
 from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.protocol.types import from_messages
@@ -51,7 +51,7 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """The variance at the histogram whose mean vector is nearest to the estimated one."""
-        return self.mean_variance(tally.n * nearest(self, tally, NEAR), form).clamp_min(0)
+        return self.mean_variance(tally.users(1) * nearest(self, tally, NEAR), form).clamp_min(0)
 
     @abstractmethod
     def noise(self, counts: Tensor) -> Tensor:
@@ -62,18 +62,18 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
 
         The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts as independent.
         """
-        h, point, n, squares = (
-            nearest(self, tally, NEAR),
-            self.mean_point(tally),
-            float(tally.n),
+        h, point, n = nearest(self, tally, NEAR), self.mean_point(tally), tally.users()
+        squares, decoded, of_mean = (
             self.statistic.points.square(),
+            self.decoded(tally) / tally.users(1),
+            h / tally.users(1),
         )
-        decoded, rows = self.decoded(tally) / n, max(1, NUMBERS_AT_ONCE // squares.numel())
+        rows = max(1, NUMBERS_AT_ONCE // squares.numel())
 
         def error(weights: Tensor, value: Tensor) -> QuadraticError:
             weights = weights.expand_as(point)
-            each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, point, weights)), strict=True)
-            found = [coordinates(z * w, w.diag_embed(), self.noise(n * shares) / n**2) for shares, z, w in each]
+            each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (of_mean, point, weights)), strict=True)
+            found = [coordinates(z * w, w.diag_embed(), self.noise(shares)) for shares, z, w in each]
             curved, linear = (torch.cat(every).view(point.shape) for every in zip(*found, strict=True))
             diagonal = weights @ squares.mT
             apart = diagonal - diagonal.mean(-1, keepdim=True)
@@ -128,7 +128,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         return MessageProtocol.collect_unchecked(self, x, draws)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return from_messages(self, self.statistic.each(self.validate_summary(summary)), draws, shape)
+        return from_messages(self, self.validate_summary(summary), draws, shape)
 
     def tally(self, messages: Tensor) -> Tally:
         """Packed bits (n, ceil(k/64)): the oracle's tally, and the sum of the squares of the coordinates of Z, (r,)."""
@@ -137,20 +137,20 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         squares = (bits @ centred / self.client.gap + middle).square().sum(0)
         return Tally(len(rows), {"reports": bits.sum(0).long(), "squares": squares})
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         (centred, middle), gap = self._centred, self.client.gap
         most = float((centred.abs().sum(0) / gap + middle.abs()).square().max())
         return {**super().limits(n), "squares": Limits(0.0, n * most)}
 
     def impossible(self, tally: Tally) -> str | None:
-        squares, n = tally["squares"], tally.n
+        squares, n = tally["squares"], tally.users(1)
         slack = ROUNDING * (squares + self._centred[0].square().sum(0)) * n  # a coordinate may be rounding alone
         if bool((squares * n + slack < self._total(tally).square() * (1 - ROUNDING)).any()):
             return "the squares add up to less than the square of the sum over n"
         return None
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        n = float(tally.n)
+        n = tally.users()
         squares = self._total(tally).square() - tally["squares"]
         return (form.weights * squares).sum(-1) / (n * (n - 1)) + form.constant
 
@@ -158,15 +158,15 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         kernel = self.statistic.kernel
         return symmetric_variance(lambda weights: kernel(Form(weights)), *self.spread, counts, form.weights)
 
-    def worst_variance(self, n: float, form: Form) -> Tensor:
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         return worst_symmetric(self.statistic.kernel(Form(form.weights)), *self.spread, n)
 
     def mean_point(self, tally: Tally) -> Tensor:
-        return self._total(tally) / tally.n
+        return self._total(tally) / tally.users(1)
 
     def _total(self, tally: Tally) -> Tensor:
         centred, middle = self._centred
-        return self.decoded(tally) @ centred + tally.n * middle
+        return self.decoded(tally) @ centred + tally.users(1) * middle
 
     def noise(self, counts: Tensor) -> Tensor:
         return spread_noise(*self.spread, self._centred[0], counts)

@@ -16,6 +16,7 @@ from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.protocol.interval import Error, ErrorParts
 from torchdp.protocol.quadratic import QuadraticError
+from torchdp.protocol.records import single, users_of
 from torchdp.shuffle import PoissonSum
 from torchdp.shuffle.accounting import certified, sent
 from torchdp.shuffle.sums import Shuffled
@@ -125,10 +126,8 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """The ones of each sum are binomial for each type; the noise is drawn at once. All ``users`` speak."""
         counts = self.validate_summary(summary)
-        if int(counts.sum()) != self.users:
-            raise ValueError(
-                f"summary must be of {self.users} users, as the protocol says, not {int(counts.sum())}"
-            )
+        if (n := single(users_of(counts))) != self.users:
+            raise ValueError(f"summary must be of {self.users} users, as the protocol says, not {n}")
         ones = torch.zeros(*shape, self.instances, dtype=torch.int64, device=self.widths.device)
         for crowd, q in zip(counts, self.probabilities, strict=True):  # types, not users
             if crowd > 0:
@@ -143,7 +142,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
 
     def _ones(self, tally: Tally) -> Tensor:
         """Unbiased estimates of how many users hold a one in each sum, (*batch, r + 1)."""
-        return self.law.decode(tally["total"], tally.n)
+        return self.law.decode(tally["total"], single(tally.n))
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         n = float(tally.n)
@@ -153,6 +152,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         return (squares - values[..., -1] - known) / n**2 + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
+        single(users_of(counts))
         n, q = float(counts.sum()), self.probabilities
         counts = counts.to(q)
         spread = q * (1 - q)
@@ -164,7 +164,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         squares = (form.weights.square() * self.widths[:-1] ** 4 * each[:-1]).sum()
         return (squares + self.widths[-1] ** 2 * second[-1]) / n**4
 
-    def worst_variance(self, n: float, form: Form) -> Tensor:
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """Each sum by itself at the largest of its moments: q (1 - q) at most 1/4, s at either end of its range."""
         ends = torch.stack([self.lows, self.lows + self.widths]).abs().amax(0)[:-1]
         size, w = n * ends, self.widths[:-1]

@@ -208,39 +208,39 @@ class PairwiseStatistic(Brief):
             return total / n**2
         return (total - counts @ self.diagonal(form)) / (n * (n - 1))
 
-    def users(self, counts: Tensor, least: int, batches: bool = False) -> Tensor:
+    def users(self, counts: Tensor, least: int) -> Tensor:
         """counts (*batch, k) of users, real numbers allowed, as float64. Raises TypeError, ValueError."""
         counts = checks.floating("summary", counts).double().to(self.points.device)
-        if counts.shape[-1:] != (self.types,) or counts.ndim > 1 > batches or bool((counts < 0).any()):
+        if counts.shape[-1:] != (self.types,) or bool((counts < 0).any()):
             raise ValueError(
                 f"summary must be (..., {self.types}) and hold no negative, not {tuple(counts.shape)}"
             )
-        if bool((counts.sum(-1) < least * (1 - 1e-9)).any()) or bool((counts > checks.MOST).any()):
-            raise ValueError(f"summary must add up to at least {least} users, each number at most {checks.MOST}")
+        wrong = (counts.sum(-1) < least * (1 - 1e-9)) | (counts > checks.MOST).any(-1)
+        if bool(wrong.any()):
+            raise ValueError(
+                f"summary must add up to at least {least} users, each number at most {checks.MOST}{checks.at(wrong)}"
+            )
         return counts
 
     def crowd(self, counts: Tensor) -> Crowd:
-        """These users by their vectors."""
-        return Crowd(self.points, counts)
-
-    def each(self, counts: Tensor) -> Tensor:
-        """The types (n,) of counts (k,) users, in order."""
-        return torch.arange(self.types, device=counts.device).repeat_interleave(counts)
+        """These users (*batch, k) by their vectors."""
+        return Crowd.shared(self.points, counts)
 
     def exact(self, counts: Tensor) -> Tensor:
         """Exact, not private: the statistic of counts (*batch, k), real numbers allowed.
 
         Raises ValueError, TypeError: for fewer than 2 users (1 of Pairs.ALL), or a denominator of 0.
         """
-        counts = self.users(counts, 1 if self.pairs is Pairs.ALL else 2, batches=True)
+        counts = self.users(counts, 1 if self.pairs is Pairs.ALL else 2)
         if self.approximates is not None:
             return self.approximates.exact(counts)
         value = self.mean(counts, self.form)
         if self.denominator is None:
             return value
         below = self.mean(counts, self.denominator)
-        if bool((below.abs() <= 1e-13 * self.size(self.denominator)).any()):
-            raise ValueError("summary makes the statistic's denominator 0 (one class is empty)")
+        empty = below.abs() <= 1e-13 * self.size(self.denominator)
+        if bool(empty.any()):
+            raise ValueError(f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}")
         return self.offset + value / below
 
 

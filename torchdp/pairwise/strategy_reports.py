@@ -161,22 +161,23 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             return max(float(self.predicted_mse(each * n)) for each in family)
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        reports, vectors, n = tally["reports"].double(), self.output_vectors, float(tally.n)
+        reports, vectors, n = tally["reports"].double(), self.output_vectors, tally.users()
         own = vectors.square() @ form.weights
         return ((reports @ vectors).square() @ form.weights - reports @ own) / (n * (n - 1)) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         return pairs_variance(self.statistic.points, self.covariances, counts, form.weights)
 
-    def worst_variance(self, n: float, form: Form) -> Tensor:
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         return worst_variance(self.statistic.points, self.covariances, form.weights, n)
 
     def mean_point(self, tally: Tally) -> Tensor:
-        return tally["reports"].double() @ self.output_vectors / tally.n
+        return tally["reports"].double() @ self.output_vectors / tally.users(1)
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """With the noise at the histogram whose mean vector is nearest to the estimated one."""
-        counts, total = tally.n * nearest(self, tally, NEAR), tally.n * self.mean_point(tally)
+        n = tally.users(1)
+        counts, total = n * nearest(self, tally, NEAR), n * self.mean_point(tally)
         return plug_in_variance(self.covariances, counts, total, form.weights)
 
     def noise(self, counts: Tensor) -> Tensor:
@@ -193,7 +194,8 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             0, place[:, None].expand_as(apart), apart, "amax"
         )
         most = rows.new_zeros(len(bins), len(bins)).scatter_reduce_(1, place.expand_as(rows), rows, "amax")
-        each = plausible(self.decoded(tally), tally.n) / tally.n
+        n = tally.users(1)
+        each = plausible(self.decoded(tally), n) / n
         shares = each.new_zeros(*each.shape[:-1], len(bins)).index_add_(-1, place, each)
         return ((shares @ most) * shares).sum(-1)
 
@@ -278,7 +280,7 @@ def _linear(statistic: PairwiseStatistic, family: Tensor | None, centred: Tensor
     return weights.mean(0), queries
 
 
-def plausible(decoded: Tensor, n: int) -> Tensor:
+def plausible(decoded: Tensor, n: float | Tensor) -> Tensor:
     """Decoded counts moved to the sum n, cut off at 0 and scaled to n users."""
     moved = decoded + (n - decoded.sum(-1, keepdim=True)) / decoded.shape[-1]
     positive = moved.clamp_min(0)  # some are positive: they add up to n

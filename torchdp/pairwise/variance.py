@@ -77,7 +77,7 @@ def symmetric_variance(
     return in_parts(part, counts, weights, counts.shape[-1] ** 2)
 
 
-def worst_variance(vectors: Tensor, covariances: Tensor, weights: Tensor, n: float) -> Tensor:
+def worst_variance(vectors: Tensor, covariances: Tensor, weights: Tensor, n: float | Tensor) -> Tensor:
     """A bound of ``pairs_variance`` over all data of n users: both terms at the types where they are largest.
 
     J (s - u_i) is n - 1 times a vector of the hull of the J u_y, and g^T C g is convex in g. O(k^2 r^2).
@@ -88,7 +88,7 @@ def worst_variance(vectors: Tensor, covariances: Tensor, weights: Tensor, n: flo
     return 4 * first / n + 2 * (joint @ covariances.flatten(1).mT).abs().amax() / (n * (n - 1))
 
 
-def worst_symmetric(kernel: Tensor, flat: float, own: float, n: float) -> Tensor:
+def worst_symmetric(kernel: Tensor, flat: float, own: float, n: float | Tensor) -> Tensor:
     """The same for ``symmetric_variance``, with the kernel matrix, (k, k)."""
     one_side = kernel - kernel.mean(0)
     both = (one_side - one_side.mean(1, keepdim=True)).square()

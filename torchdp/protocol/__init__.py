@@ -22,7 +22,7 @@
 
 from torchdp.protocol.choice import Choice
 from torchdp.protocol.protocol import CuratorProtocol, MessageProtocol, Protocol, Relay
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.rounds import InteractiveProtocol
 from torchdp.protocol.types import TypeProtocol
 
@@ -40,4 +40,5 @@ __all__ = [
     "Relay",
     "Tally",
     "TypeProtocol",
+    "Users",
 ]

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, TypeVar, cast, final
+from typing import ClassVar, Generic, TypeVar, cast, final
 
 import torch
 from torch import Tensor
@@ -15,7 +15,8 @@ from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
+from torchdp.protocol.groups import grouped, parted
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
 
 S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
 M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
@@ -28,6 +29,8 @@ class Protocol(Brief, ABC, Generic[S]):
     A class writes the verbs named ``*_unchecked``; the final ones check their arguments, and then call them.
     """
 
+    row: ClassVar[int] = 1  # dimensions of what one user holds
+
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:
@@ -39,7 +42,7 @@ class Protocol(Brief, ABC, Generic[S]):
         """Name -> shape and dtype of each part of a tally."""
 
     @abstractmethod
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         """Name -> what n >= 1 users can make of each part of a tally, with noise but for a chance of 1e-300."""
 
     def impossible(self, tally: Tally) -> str | None:
@@ -57,7 +60,8 @@ class Protocol(Brief, ABC, Generic[S]):
         checks.instance("tally", tally, Tally).checked(self.layout, self.limits, least)
         wrong = self.impossible(tally)
         if wrong is not None:
-            raise ValueError(f"tally is not what {tally.n} users can have sent: {wrong}")
+            n = "so many" if isinstance(tally.n, Tensor) else tally.n
+            raise ValueError(f"tally is not what {n} users can have sent: {wrong}")
         return tally
 
     @abstractmethod
@@ -76,6 +80,17 @@ class Protocol(Brief, ABC, Generic[S]):
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         """``collect``, unchecked, by any draws."""
 
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        """``collect`` for each of so many groups, the number of each user's given, (n,): n (size,). Unchecked.
+
+        Here one group after the other; the part of an empty group is 0.
+        """
+        parts = {name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in self.layout.items()}
+        for at, some in enumerate(parted(x, groups, size)):
+            for name, part in self.collect_unchecked(some, draws).parts.items() if len(some) else ():
+                parts[name][at] = part
+        return Tally(torch.bincount(groups, minlength=size), parts)
+
     @abstractmethod
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """``sample_tally``, unchecked."""
@@ -92,17 +107,37 @@ class Protocol(Brief, ABC, Generic[S]):
     def predicted_mse(self, summary: S) -> Tensor:
         """E (value - exact)^2, (*answer), float64, squared. Shares times n will do: users need not be whole."""
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        """(): the largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf: none known."""
-        checks.integer("n", n, 1)
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf: none known.
+
+        () or, for n (*batch), (*batch).
+        """
         checks.instance("objective", objective, Objective)
-        return torch.tensor(torch.inf, dtype=torch.float64)
+        return torch.full_like(torch.as_tensor(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
 
     @final
-    def collect(self, x: Tensor, *, noise: Noise | None = None) -> Tally:
-        """What the analyst hears of these users. noise: None is the system's cipher. Raises TypeError, ValueError."""
+    def collect(
+        self, x: Tensor, *, groups: Tensor | None = None, size: int | None = None, noise: Noise | None = None
+    ) -> Tally:
+        """What the analyst hears of these users, or of each group of them, in one pass.
+
+        x: a row for each user, or (*batch, n, ...). groups: (n,), the number of each user's group, below ``size`` (by
+        default up to the largest); a tally's n is then (size,), or (*batch). noise: None is the system's cipher.
+        Raises TypeError, ValueError.
+
+        Guarantees: the protocol's own for the users of each group, and for all users together: groups and their sizes
+            are public, and what one user holds moves the tally of its own group alone.
+        """
+        x, own, batch = grouped(x, self.row, groups, size)
         x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
-        return self.collect_unchecked(x, source(noise, x.device))
+        draws = source(noise, x.device)
+        if own is None:
+            return self.collect_unchecked(x, draws)
+        number = math.prod(batch)
+        checks.fits("tally", number, sum(math.prod(shape) for shape, _ in self.layout.values()))
+        tally = self.collect_groups(x, own.to(x.device), number, draws)
+        parts = {name: part.view(*batch, *part.shape[1:]) for name, part in tally.parts.items()}
+        return Tally(torch.as_tensor(tally.n).view(batch), parts)
 
     @final
     def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:
@@ -112,9 +147,11 @@ class Protocol(Brief, ABC, Generic[S]):
         )
 
     @final
-    def estimate(self, x: Tensor, *, noise: Noise | None = None) -> Estimate:
-        """``analyse(collect(x))``."""
-        return self.analyse(self.collect(x, noise=noise))
+    def estimate(
+        self, x: Tensor, *, groups: Tensor | None = None, size: int | None = None, noise: Noise | None = None
+    ) -> Estimate:
+        """``analyse(collect(x))``; no group may be empty."""
+        return self.analyse(self.collect(x, groups=groups, size=size, noise=noise))
 
     @final
     def sample_estimate(
@@ -214,12 +251,12 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
     def add(self, *tallies: Tally) -> Tally:
         """One tally of all these users, on the device of the first that has any. Raises TypeError, ValueError."""
         checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
-        first = next((each for each in checked if each.n), checked[0])
-        n, parts = first.n, dict(first.parts)
+        first = next((each for each in checked if isinstance(each.n, Tensor) or each.n), checked[0])
+        n: Users = 0
+        parts = {name: torch.zeros_like(part) for name, part in first.parts.items()}
         for each in checked:
-            if each is not first:
-                n += each.n
-                parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
+            n = n + each.n
+            parts = {name: part + each[name].to(part.device) for name, part in parts.items()}
         return Tally(n, parts)
 
 
@@ -247,7 +284,7 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     def layout(self) -> Layout:
         return self.client.layout
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return self.client.limits(n)
 
     def impossible(self, tally: Tally) -> str | None:
@@ -273,6 +310,15 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
         parts = x.split(rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values())))
         return self.add(*(self.client.collect_unchecked(self.client_input(part), draws) for part in parts))
 
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        if self.layout != self.client.layout:  # the tally is not the client's
+            return super().collect_groups(x, groups, size, draws)
+        rows = rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values()))
+        parts = zip(x.split(rows), groups.split(rows), strict=True)
+        return self.add(
+            *(self.client.collect_groups(self.client_input(some), own, size, draws) for some, own in parts)
+        )
+
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = checks.instance("summary", summary, Crowd)
-        return self.client.sample_unchecked(Crowd(self.client_input(crowd.values), crowd.counts), draws, shape)
+        return self.client.sample_unchecked(crowd.mapped(self.client_input), draws, shape)

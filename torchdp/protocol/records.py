@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief, html_table
 from torchdp.protocol.interval import Error, ErrorParts, interval
+
+Users = int | Tensor
+"""How many: n of one tally; of a batch of tallies (*batch), int64."""
 
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name -> shape and dtype of each part of a tally."""
@@ -30,71 +34,139 @@ def farthest(deviation: float, scale: float = 0.0) -> float:
     return FARTHEST * (deviation + FARTHEST * scale)
 
 
+def beside(n: float | Tensor, answer: int = 0) -> float | Tensor:
+    """n beside numbers that have ``answer`` dimensions behind the batch: a float, or float64 (*batch, 1, ...)."""
+    return n.double().view(*n.shape, *[1] * answer) if isinstance(n, Tensor) else float(n)
+
+
+def users_of(counts: Tensor) -> Users:
+    """n of counts (*batch, k)."""
+    return counts.sum(-1) if counts.ndim > 1 else int(counts.sum())
+
+
+def combined(weights: Tensor, rows: Tensor) -> Tensor:
+    """sum_x weights_x rows_x: (..., m), (m, r) -> (..., r); rows (*batch, m, r): the batch's own, (..., *batch, r)."""
+    batch = rows.shape[:-2]
+    if not batch:
+        return weights @ rows
+    lead, size = weights.shape[: weights.ndim - 1 - len(batch)], math.prod(batch)
+    each = weights.reshape(math.prod(lead), size, weights.shape[-1]).transpose(0, 1)
+    sums = (each @ rows.reshape(size, *rows.shape[-2:])).transpose(0, 1)
+    return sums.reshape(*lead, *batch, rows.shape[-1])
+
+
+def single(n: Users) -> int:
+    """n of one tally or crowd: what calls that have no batch ask for (docs/batches.md). Raises ValueError."""
+    if isinstance(n, Tensor):
+        raise ValueError(
+            f"n must be of one tally, not of a batch {tuple(n.shape)}: this call takes one after the other"
+        )
+    return n
+
+
 @dataclass(frozen=True)
 class Limits:
     """What users can make of one part of a tally: numbers from low to high, whose sum (last dimension) is ``total``.
 
-    total: None where it is not known beforehand.
+    total: None where it is not known beforehand. Of a batch each is a number or (*batch).
     """
 
-    low: float
-    high: float
-    total: float | None = None
+    low: float | Tensor
+    high: float | Tensor
+    total: float | Tensor | None = None
 
     @staticmethod
-    def around(size: float) -> "Limits":
+    def around(size: float | Tensor) -> "Limits":
         """From -size to size."""
         return Limits(-size, size)
 
-    def of(self, name: str, part: Tensor) -> list[tuple[str, Tensor, float, float]]:
-        """What must lie where, with room for rounding: the numbers and their sum, each with its name."""
-        room = ROUNDING * max(abs(self.low), abs(self.high)) if part.is_floating_point() else 0.0
-        found = [(name, part, self.low - room, self.high + room)]
+    def of(self, name: str, part: Tensor, answer: int) -> list[tuple[str, Tensor, Any, Any]]:
+        """What must lie where, with room for rounding: the numbers and their sum, each with its name.
+
+        answer: dimensions of the part behind the batch.
+        """
+        low: Any = beside(self.low, answer)
+        high: Any = beside(self.high, answer)
+        room = ROUNDING * (abs(low) + abs(high)) if part.is_floating_point() else 0.0
+        found = [(name, part, low - room, high + room)]
         if self.total is not None:
-            least, most = (self.total * (1 + sign * ADDED) for sign in (-1, 1))
+            least, most = (beside(self.total, answer - 1) * (1 + sign * ADDED) for sign in (-1, 1))
             found.append((f"the sum of {name}", part.sum(-1, dtype=torch.float64), least, most))
         return found if part.numel() else []
 
 
 @dataclass(frozen=True, eq=False)
 class Crowd(Brief):
-    """counts[j] users hold values[j]: (m, ...) and (m,) int64. The summary of users whose data are no finite types."""
+    """counts[j] users hold values[j]: (m, ...) and (m,) int64. The summary of users whose data are no finite types.
+
+    Of a batch (*batch, m, ...) and (*batch, m); dimensions of 1 in the batch of values: the same in all.
+    """
 
     values: Tensor
     counts: Tensor
 
     def __post_init__(self) -> None:
-        if not checks.dense("values", self.values).ndim:
-            raise ValueError("values must have a row for each value that users hold, not shape ()")
-        checks.counts("counts", self.counts, len(self.values))
+        batch = max(0, checks.dense("counts", self.counts).ndim - 1)
+        if checks.dense("values", self.values).ndim <= batch:
+            raise ValueError(
+                f"values must have a row for each value that users hold, not shape {tuple(self.values.shape)}"
+            )
+        checks.counts("counts", self.counts, self.values.shape[batch])
+        pairs = zip(self.values.shape[:batch], self.counts.shape, strict=False)
+        if any(own not in (1, each) for own, each in pairs):
+            raise ValueError(
+                f"values must have the leading dimensions of counts, {tuple(self.counts.shape[:-1])}, or 1 in "
+                f"their place, not {tuple(self.values.shape[:batch])}"
+            )
 
     @cached_property
-    def n(self) -> int:
+    def n(self) -> Users:
         """Users."""
-        return int(self.counts.sum())
+        return users_of(self.counts)
+
+    @property
+    def rows(self) -> Tensor:
+        """The values, (m, ...) where all of a batch have the same, else (*batch, m, ...)."""
+        batch, own = self.counts.shape[:-1], self.values.shape[self.counts.ndim - 1 :]
+        shared = math.prod(self.values.shape[: len(batch)]) == 1
+        return self.values.reshape(own) if shared else self.values.expand(*batch, *own)
 
     @property
     def mean(self) -> Tensor:
         """Of the users' values, float64."""
-        return self.counts.double() @ self.values.double() / self.n
+        row = self.values.shape[self.counts.ndim :]
+        columns = self.rows.double().flatten(-len(row)) if row else self.rows.double()[..., None]
+        sums = combined(self.counts.double(), columns)
+        return sums.view(*self.counts.shape[:-1], *row) / beside(self.n, len(row))
 
     @property
     def covariance(self) -> Tensor:
         """Of the users' values (m, d), divisor n: (d, d), float64."""
-        off = self.values.double() - self.mean
-        return (self.counts.double()[:, None] * off).mT @ off / self.n
+        off = self.values.double() - self.mean[..., None, :]
+        return (self.counts.double()[..., None] * off).mT @ off / beside(self.n, 2)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Crowd":
+        """The same users, whose values are what ``change`` makes of rows (m, ...)."""
+        lead = self.values.shape[: self.counts.ndim]
+        return Crowd(change(self.values.flatten(0, len(lead) - 1)).unflatten(0, lead), self.counts)
+
+    @staticmethod
+    def shared(values: Tensor, counts: Tensor) -> "Crowd":
+        """The same values (m, ...) in each of a batch of counts (*batch, m): bootstrap samples of one data set."""
+        return Crowd(values.reshape(*[1] * (counts.ndim - 1), *values.shape), counts)
 
     @staticmethod
     def checked(summary: object, validate: Callable[[Tensor], Tensor]) -> "Crowd":
         """``summary``, a crowd of one user at least, its values admitted, no gradient. Raises TypeError, ValueError."""
         crowd = checks.instance("summary", summary, Crowd)
         try:
-            values = validate(crowd.values)
+            crowd = crowd.mapped(lambda rows: validate(rows).detach())
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must hold values that users may have: {error}") from None
-        if crowd.n < 1:
-            raise ValueError("summary must count at least one user")
-        return Crowd(values.detach(), crowd.counts)
+        few = torch.as_tensor(crowd.n) < 1
+        if bool(few.any()):
+            raise ValueError(f"summary must count at least one user{checks.at(few)}")
+        return crowd
 
     @staticmethod
     def of(x: Tensor) -> "Crowd":
@@ -104,15 +176,34 @@ class Crowd(Brief):
 
 @dataclass(frozen=True, eq=False)
 class Tally(Brief):
-    """What the analyst needs of n users: named tensors, each (*sample_shape, ...). A record; protocols add tallies."""
+    """What the analyst needs of n users: named tensors, each (*sample_shape, ...). A record; protocols add tallies.
 
-    n: int
+    Of a batch: n (*batch) int64, parts (*sample_shape, *batch, ...).
+    """
+
+    n: Users
     parts: Mapping[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parts[name]
 
-    def checked(self, layout: Layout, limits: Callable[[int], dict[str, Limits]], least: int = 1) -> "Tally":
+    def users(self, answer: int = 0) -> float | Tensor:
+        """n beside numbers that have ``answer`` dimensions behind the batch."""
+        return beside(self.n, answer)
+
+    def at(self, index: Any) -> "Tally":
+        """Those of a batch that ``index`` chooses, as of n: ``tally.at(tally.n > 0)``. Raises ValueError.
+
+        Of a tally that was collected: repetitions, which stand before the batch, it has none.
+        """
+        batch = self.n.shape if isinstance(self.n, Tensor) else ()
+        if any(part.shape[: len(batch)] != batch for part in self.parts.values()) or not batch:
+            raise ValueError("tally must be a batch without sample_shape before it")
+        chosen = torch.as_tensor(self.n)[index]
+        n = chosen if chosen.ndim else int(chosen)
+        return Tally(n, {name: part[index] for name, part in self.parts.items()})
+
+    def checked(self, layout: Layout, limits: Callable[[Users], dict[str, Limits]], least: int = 1) -> "Tally":
         """Itself, if it has this layout, at least so many users, and no number that these can not have made.
 
         limits: of each part, by the number of users. Raises TypeError, ValueError.
@@ -128,23 +219,43 @@ class Tally(Brief):
                 raise ValueError(
                     f"{name} must be {dtype} of shape (..., {wanted}), not {part.dtype} {tuple(part.shape)}"
                 )
-        if len({self[name].shape[: self[name].ndim - len(shape)] for name, (shape, _) in layout.items()}) > 1:
-            raise ValueError(f"the parts {sorted(layout)} must have the same leading dimensions")
-        n = checks.integer("tally.n", self.n, least)
-        known = limits(n) if n else {name: Limits(0.0, 0.0) for name in layout}
-        judged = [each for name in layout for each in known[name].of(name, self[name])]
+        n = checks.people("tally.n", self.n, least)
+        batch = tuple(n.shape) if isinstance(n, Tensor) else ()
+        leads = {self[name].shape[: self[name].ndim - len(shape)] for name, (shape, _) in layout.items()}
+        if len(leads) > 1 or any(lead[len(lead) - len(batch) :] != batch for lead in leads):
+            raise ValueError(
+                f"the parts {sorted(layout)} must have the same leading dimensions, those of tally.n the last"
+            )
+        nobody = {name: Limits(0.0, 0.0) for name in layout}
+        known: dict[str, Limits] = limits(n) if isinstance(n, Tensor) or n else nobody
+        judged = [
+            each for name, (shape, _) in layout.items() for each in known[name].of(name, self[name], len(shape))
+        ]
         ends = checks.finite(**{name: value for name, value, *_ in judged})
-        for (name, _, low, high), (least_held, most_held) in zip(judged, ends, strict=True):
-            if not low <= least_held <= most_held <= high:
+        for (name, value, low, high), (least_held, most_held) in zip(judged, ends, strict=True):
+            if isinstance(low, Tensor) or isinstance(high, Tensor):
+                self._judge(name, value, low, high)
+            elif not low <= least_held <= most_held <= high:
                 raise ValueError(
                     f"tally is not what {n} users can have sent: {name} must lie in [{low:.6g}, {high:.6g}]"
                 )
         return self
 
+    def _judge(self, name: str, value: Tensor, low: Tensor | float, high: Tensor | float) -> None:
+        """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of nobody."""
+        n = torch.as_tensor(self.n)
+        behind = max(end.ndim for end in (low, high) if isinstance(end, Tensor)) - n.ndim
+        some = (n > 0).view(*n.shape, *[1] * behind)
+        wrong = (value < low * some) | (value > high * some)
+        if bool(wrong.any()):
+            answer = math.prod(value.shape[value.ndim - behind :])
+            where = checks.at(wrong.reshape(-1, *n.shape, answer).any(-1).any(0))
+            raise ValueError(f"tally is not what so many users can have sent: {name} is too far off{where}")
+
 
 @dataclass(frozen=True, eq=False)
 class Estimate(Brief):
-    """value and standard_error, (*sample_shape, *answer), from the tally alone; it speaks of these n users.
+    """value and standard_error, (*sample_shape, *batch, *answer), from the tally alone; it speaks of these n users.
 
     bias: bounds what an approximation may add. error: what intervals are made of, or what makes it once it is asked for
     (None: one normal part of the standard error). limits: what the truth can be; intervals stay inside, the value need
@@ -155,7 +266,7 @@ class Estimate(Brief):
 
     value: Tensor
     standard_error: Tensor
-    n: int
+    n: Users
     bias: Tensor | float = 0.0
     error: Error | Callable[[], Error] | None = None
     limits: tuple[float, float] = (-math.inf, math.inf)
@@ -188,6 +299,7 @@ class Objective(Enum):
     WORST = "of the worst entry"
     MEAN = "in the mean over the entries"
 
-    def of(self, mse: Tensor) -> Tensor:
-        """(): of squared errors of any shape."""
-        return mse.amax() if self is Objective.WORST else mse.mean()
+    def of(self, mse: Tensor, batch: int = 0) -> Tensor:
+        """Of squared errors of any shape behind so many dimensions of a batch: (*batch)."""
+        each = mse.reshape(*mse.shape[:batch], -1)
+        return each.amax(-1) if self is Objective.WORST else each.mean(-1)

@@ -14,7 +14,7 @@ from torchdp.draws import Draws
 from torchdp.grid import moved
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol.records import Limits, farthest
+from torchdp.protocol.records import Limits, Users, farthest
 from torchdp.rounded import RoundedNormal
 
 BLOCK = 2**13  # users whose vectors floats add up
@@ -77,7 +77,7 @@ class RoundedSum:
         """A power of two."""
         return math.ldexp(1 / FINE, math.frexp(self.sigma or self.norm)[1])
 
-    def limits(self, n: int) -> Limits:
+    def limits(self, n: Users) -> Limits:
         """What a number of Y can be for n users."""
         return Limits.around(n * (self.norm + self.step) + farthest(self.sigma))
 
@@ -91,11 +91,15 @@ class RoundedSum:
         """Of each number."""
         return RoundedNormal(self.sigma, self.step)
 
-    def blocks(self, sums: Iterable[Tensor], n: int) -> Tensor:
-        """Whole steps, (size,) int64, of the float64 sums of blocks (size,) of n users in all. Raises ValueError."""
-        if n * self.norm >= 2.0**62 * self.step:
+    def blocks(self, sums: Iterable[Tensor], n: Users) -> Tensor:
+        """Whole steps (*batch, size), int64, of the float64 sums of blocks (*batch, size) of n users in all.
+
+        Raises ValueError.
+        """
+        most = int(torch.as_tensor(n).max())
+        if most * self.norm >= 2.0**62 * self.step:
             raise ValueError(
-                f"summary must count fewer users than {n}: their sum is more than 2^62 steps of the noise"
+                f"summary must count fewer users than {most}: their sum is more than 2^62 steps of the noise"
             )
         total: Tensor | None = None
         for each in sums:
@@ -115,29 +119,29 @@ class RoundedSum:
 def in_blocks(values: Tensor, counts: Tensor, rows: int = BLOCK) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of a crowd and how many users hold each, float64, block by block, or ``rows`` at a time if that is less."""
     size = min(BLOCK, rows)
-    return zip(values.split(size), counts.double().split(size), strict=True)
+    return zip(values.split(size, counts.ndim - 1), counts.double().split(size, -1), strict=True)
 
 
 def exact_sums(columns: Tensor, counts: Tensor, step: float) -> Tensor:
-    """sum_x counts_x columns_x in whole steps, rounded once, (size,) int64, from (size, k), (k,) int64.
+    """sum_x counts_x columns_x in whole steps, rounded once, (*batch, size) int64, from (size, k), (*batch, k) int64.
 
     Entries are rounded to multiples of 2^-45 of about the largest first. Numbers are cut into limbs so short that
     products of matrices of floats make no error. Raises ValueError where a sum is 2^62 steps or more.
     """
     unit = math.ldexp(1.0, math.frexp(float(columns.abs().max()))[1] - 45)
-    bits = (52 - len(counts).bit_length()) // 2
+    bits = (52 - counts.shape[-1].bit_length()) // 2
     whole = (columns / unit).round().to(torch.int64)
     places = [(i, j) for i in range(-(-46 // bits)) for j in range(-(-63 // bits))]
-    parts = torch.stack([_limb(whole, i, bits) @ _limb(counts, j, bits) for i, j in places]).mT.cpu().tolist()
+    each = (_limb(counts, j, bits) @ _limb(whole, i, bits).mT for i, j in places)
+    parts = torch.stack([sums.flatten() for sums in each]).mT.cpu().tolist()
     shifts = [bits * (i + j) for i, j in places]
     totals = [sum(int(part) << shift for part, shift in zip(row, shifts, strict=True)) for row in parts]
     ratio = Fraction(unit) / Fraction(step)
     steps = [round(total * ratio) for total in totals]
     if max(map(abs, steps)) >= 2**62:
-        raise ValueError(
-            f"summary must count fewer users than {int(counts.sum())}: 2^62 steps of the noise, and more"
-        )
-    return torch.tensor(steps, dtype=torch.int64, device=columns.device)
+        most = int(counts.sum(-1).max())
+        raise ValueError(f"summary must count fewer users than {most}: 2^62 steps of the noise, and more")
+    return torch.tensor(steps, dtype=torch.int64, device=columns.device).view(*counts.shape[:-1], -1)
 
 
 def _limb(whole: Tensor, place: int, bits: int) -> Tensor:

@@ -10,13 +10,14 @@ from torch import Tensor
 from torchdp import checks, wire
 from torchdp.draws import Simulated
 from torchdp.protocol.protocol import MessageProtocol
-from torchdp.protocol.records import Tally
+from torchdp.protocol.records import Tally, users_of
 
 
 class TypeProtocol(MessageProtocol[Tensor, Tensor]):
-    """Users hold one of ``k`` types and send one of ``outputs`` whole numbers; a summary is counts (k,)."""
+    """Users hold one of ``k`` types and send one of ``outputs`` whole numbers; a summary is counts (*batch, k)."""
 
     k: int
+    row = 0
 
     @property
     @abstractmethod
@@ -31,13 +32,12 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
         return torch.bincount(x, minlength=self.k)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """summary, (k,) whole numbers of users, not all 0. Raises TypeError, ValueError."""
+        """summary, (*batch, k) whole numbers of users, not all 0. Raises TypeError, ValueError."""
         return checks.counts("summary", summary, self.k, fewest=1)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """From messages, O(n) each time: for who knows no shorter way."""
-        x = torch.arange(self.k, device=summary.device).repeat_interleave(summary)
-        return from_messages(self, x, draws, shape)
+        return from_messages(self, summary, draws, shape)
 
     @property
     def bits_per_user(self) -> int:
@@ -51,20 +51,28 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
 
 
 def from_messages(
-    protocol: MessageProtocol[Any, Any], x: Tensor, draws: Simulated, shape: tuple[int, ...]
+    protocol: MessageProtocol[Any, Any], counts: Tensor, draws: Simulated, shape: tuple[int, ...]
 ) -> Tally:
-    """``sample_tally`` from what these users say, O(n) each time; crowds that fit beside each other speak as one."""
-    times, beside = math.prod(shape), max(1, protocol.users_at_once // len(x))
+    """``sample_tally`` from what users of these types say, counts (*batch, k): O(n) each time.
+
+    Repetitions of one crowd that fit beside each other speak together.
+    """
+    types, times = torch.arange(counts.shape[-1], device=counts.device), math.prod(shape)
+    crowds = (types.repeat_interleave(each) for each in counts.reshape(-1, len(types)))
+    each = [tally for x in crowds for tally in _repeated(protocol, x, draws, times)]
+    parts, batch = {}, counts.shape[:-1]
+    for name, (size, dtype) in protocol.layout.items():
+        rows = torch.empty(math.prod(batch), times, *size, dtype=dtype, device=draws.device)
+        for row, tally in zip(rows.view(-1, *size), each, strict=True):
+            row.copy_(tally[name])
+        parts[name] = rows.movedim(0, 1).reshape(*shape, *batch, *size)
+    return Tally(users_of(counts), parts)
+
+
+def _repeated(protocol: MessageProtocol[Any, Any], x: Tensor, draws: Simulated, times: int) -> list[Tally]:
+    beside = max(1, protocol.users_at_once // len(x))
     if beside == 1:
-        each = [protocol.collect_unchecked(x, draws) for _ in range(times)]
-    else:
-        crowds = [torch.cat([x] * min(beside, times - start)) for start in range(0, times, beside)]
-        said = [part for crowd in crowds for part in protocol.randomize_unchecked(crowd, draws).split(len(x))]
-        each = [protocol.tally(messages) for messages in said]
-    parts = {
-        name: torch.stack([one[name] for one in each]).view(*shape, *size)
-        if each
-        else torch.empty(*shape, *size, dtype=dtype, device=draws.device)
-        for name, (size, dtype) in protocol.layout.items()
-    }
-    return Tally(len(x), parts)
+        return [protocol.collect_unchecked(x, draws) for _ in range(times)]
+    crowds = [torch.cat([x] * min(beside, times - start)) for start in range(0, times, beside)]
+    said = (part for crowd in crowds for part in protocol.randomize_unchecked(crowd, draws).split(len(x)))
+    return [protocol.tally(messages) for messages in said]

@@ -59,12 +59,12 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
 
     def analyse(self, tally: Tally) -> Estimate:
         tally = self.check(tally)
-        f = tally["reports"].double() / tally.n
+        f = tally["reports"].double() / tally.users(1)
         h = onto_simplex(f @ self.client.inverse.mT)
         both = (each.reshape(-1, each.shape[-1]).split(self._at_once) for each in (h, f))
         found = [self._decoded(*part) for part in zip(*both, strict=True)]
         value, variance = (torch.cat(each).view(*f.shape[:-1], -1) for each in zip(*found, strict=True))
-        return Estimate(value + self.workload.mean(1), (variance / tally.n).sqrt(), tally.n)
+        return Estimate(value + self.workload.mean(1), (variance / tally.users(1)).sqrt(), tally.n)
 
     @property
     def _at_once(self) -> int:

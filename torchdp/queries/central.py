@@ -11,7 +11,8 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
-from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Tally
+from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Tally, Users
+from torchdp.protocol.records import users_of
 from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.protocol import QueryProtocol
@@ -78,14 +79,14 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
     def layout(self) -> Layout:
         return {"sum": ((self.queries.right.shape[0],), torch.float64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return {"sum": self.sums.limits(n)}
 
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
         whole = exact_sums(self.queries.right, summary, self.sums.step)
-        return Tally(int(summary.sum()), {"sum": self.sums.released(whole, draws, shape)})
+        return Tally(users_of(summary), {"sum": self.sums.released(whole, draws, shape)})
 
     def analyse(self, tally: Tally) -> Estimate:
-        value = self.check(tally)["sum"] / tally.n @ self.queries.left.mT + self.queries.shift
-        error = self.variance[:, 0].sqrt() / tally.n
+        value = self.check(tally)["sum"] / tally.users(1) @ self.queries.left.mT + self.queries.shift
+        error = self.variance[:, 0].sqrt() / tally.users(1)
         return Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1))

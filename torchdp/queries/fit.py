@@ -10,6 +10,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Tally
+from torchdp.protocol.records import single
 from torchdp.queries import likelihood
 from torchdp.queries.oracle import OracleQueries
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
@@ -60,9 +61,10 @@ def fitted(protocol: OracleQueries, tally: Tally, *, ordered: bool = True) -> Fi
     client, tally = protocol.client, protocol.check(tally)
     ordered = ordered and client.k > 2
     reports = tally["reports"].double()
-    flat = Tally(tally.n, {"reports": tally["reports"].reshape(-1, reports.shape[-1])})
+    n = single(tally.n)
+    flat = Tally(n, {"reports": tally["reports"].reshape(-1, reports.shape[-1])})
     if isinstance(client, BitVectorOracle):
-        fits, score = _projections(client.totals(flat) / tally.n, 1 / client.variance.other, tally.n, ordered)
+        fits, score = _projections(client.totals(flat) / n, 1 / client.variance.other, n, ordered)
         gap = torch.zeros_like(score[0])
     else:
         types = torch.arange(client.k, device=reports.device)

@@ -64,6 +64,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
     Source: the delta method, Oehlert (1992), with its second order.
     """
 
+    row = 0
     function: ShareFunction
     client: FrequencyOracle
 
@@ -131,37 +132,40 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         return self._estimate(tally, sampling=True)
 
     def _estimate(self, tally: Tally, sampling: bool) -> Estimate:
-        n, totals = self.check(tally).n, self.client.totals(tally)
+        n, totals = self.check(tally).users(1), self.client.totals(tally)
         h = (totals + (n - totals.sum(-1, keepdim=True)) / self.client.k) / n
         batch = h.shape[:-1]
-        rows = h.reshape(-1, self.client.k)
-        value, linear, square, twice = (part.view(batch) for part in self._expanded(rows, n, sampling))
+        value, linear, square, twice = (part.view(batch) for part in self._expanded(h, n, sampling))
         variance = torch.maximum(linear - square / 2, square / 2)
-        error = partial(self._error, rows, n, sampling, batch)
-        return Estimate(value - twice / 2, variance.sqrt(), n, error=error, limits=self.function.limits)
+        error = partial(self._error, h, n, sampling)
+        return Estimate(value - twice / 2, variance.sqrt(), tally.n, error=error, limits=self.function.limits)
 
-    def _error(self, rows: Tensor, n: int, sampling: bool, batch: torch.Size) -> QuadraticError:
+    def _error(self, h: Tensor, n: float | Tensor, sampling: bool) -> QuadraticError:
         """As if g were its second-order expansion at the decoded shares."""
-        found = [coordinates(d / 2, D / 2, C) for _, d, D, C in self._derived(rows, n, sampling)]
-        curved, linear = (torch.cat(each).view(*batch, -1) for each in zip(*found, strict=True))
+        found = [coordinates(d / 2, D / 2, C) for _, d, D, C in self._derived(h, n, sampling)]
+        curved, linear = (torch.cat(each).view(*h.shape[:-1], -1) for each in zip(*found, strict=True))
         none = torch.zeros_like(curved[..., 0])
         return QuadraticError(curved, linear, curved[..., :0], none, none)
 
     def exact(self, summary: Tensor) -> Tensor:
-        return self.function(self._shares(summary)[0])
+        h, _ = self._shares(summary)
+        return vmap(self.function)(h.reshape(-1, h.shape[-1])).view(h.shape[:-1])
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        """d^T C d + tr(D C D C)/2, (), for counts (k,) of users, real numbers allowed."""
+        """d^T C d + tr(D C D C)/2, (*batch), for counts (*batch, k) of users, real numbers allowed."""
         h, n = self._shares(summary)
-        _, linear, square, _ = self._expanded(h[None], n)
-        return (linear + square / 2)[0]
+        _, linear, square, _ = self._expanded(h, n)
+        return (linear + square / 2).view(h.shape[:-1])
 
-    def _shares(self, summary: Tensor) -> tuple[Tensor, float]:
-        counts = checks.users("summary", summary, self.client.k).double()
-        return counts / counts.sum(), float(counts.sum())
+    def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
+        counts = checks.users("summary", summary, self.client.k)
+        n = counts.sum(-1, keepdim=True)
+        return counts / n, n
 
-    def _expanded(self, h: Tensor, n: float, sampling: bool = False) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(b, k) -> g, d^T C d, tr(D C D C), tr(D C), (b,) each."""
+    def _expanded(
+        self, h: Tensor, n: float | Tensor, sampling: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(*batch, k), (*batch, 1) -> g, d^T C d, tr(D C D C), tr(D C), one row after the other."""
         found = []
         for part, first, second, C in self._derived(h, n, sampling):
             both = second @ C
@@ -171,19 +175,23 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
         value, linear, square, trace = (torch.cat(each) for each in zip(*found, strict=True))
         return value, linear, square, trace
 
-    def _derived(self, h: Tensor, n: float, sampling: bool) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _derived(
+        self, h: Tensor, n: float | Tensor, sampling: bool
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Some shares, (b, k), d, D and C, at the nearest plausible shares, in turn.
 
         sampling: C has that of a sample from a population too.
         """
-        for part in h.split(max(1, AT_ONCE // self.client.k**2)):
+        users = torch.as_tensor(n).to(h).expand(*h.shape[:-1], 1)
+        rows = max(1, AT_ONCE // self.client.k**2)
+        for part, some in zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, users)), strict=True):
             first, second = derivatives(self.function, part)
             shares = part.clamp_min(0)
             shares = shares / shares.sum(-1, keepdim=True)
             C = self._covariance(shares)
             if sampling:
                 C = C + shares.diag_embed() - shares[:, :, None] * shares[:, None]
-            yield part, first, second, C / n
+            yield part, first, second, C / some[..., None]
 
     def _covariance(self, shares: Tensor) -> Tensor:
         """sum_x h_x Cov(Y | x) of reports moved to the sum 1: (b, k) -> (b, k, k)."""

@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, rounded_guarantee
-from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Tally
+from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import farthest
 from torchdp.rounded import RoundedNormal
 
@@ -88,7 +88,7 @@ class IntegerSums(CuratorProtocol[Crowd]):
     def layout(self) -> Layout:
         return {"sum": ((self.dim,), torch.int64 if self.step == 1 else torch.float64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         noise = farthest(math.sqrt(self.noise.variance))
         return {"sum": Limits(-n * self.bound * self.signed - noise, n * self.bound + noise)}
 
@@ -113,9 +113,10 @@ class IntegerSums(CuratorProtocol[Crowd]):
     def validate_summary(self, summary: Crowd) -> Crowd:
         """summary, of fewer than 2^53/bound users. Raises TypeError, ValueError."""
         crowd = super().validate_summary(summary)
-        if crowd.n * self.bound > checks.MOST:
+        many = torch.as_tensor(crowd.n) > checks.MOST / self.bound
+        if bool(many.any()):
             raise ValueError(
-                f"summary must count at most 2^53/bound users, not {crowd.n}: the sums would not be exact"
+                f"summary must count at most 2^53/bound users{checks.at(many)}: the sums would not be exact"
             )
         return crowd
 
@@ -133,10 +134,10 @@ class IntegerSums(CuratorProtocol[Crowd]):
         """The same for all data."""
         return torch.full_like(self.exact(summary), self.noise.variance)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        checks.integer("n", n, 1)
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
-        return torch.tensor(self.noise.variance, dtype=torch.float64)
+        users = torch.as_tensor(checks.people("n", n, 1))
+        return torch.full_like(users, self.noise.variance, dtype=torch.float64)
 
 
 def _diameter(bound: float, dim: int, signed: bool) -> float:
@@ -146,5 +147,5 @@ def _diameter(bound: float, dim: int, signed: bool) -> float:
 
 
 def _total(crowd: Crowd) -> Tensor:
-    """(dim,), int64: no sum of products of so many users and such numbers overflows."""
-    return (crowd.counts[:, None] * crowd.values).sum(0)
+    """(*batch, dim), int64: no sum of products of so many users and such numbers overflows."""
+    return (crowd.counts[..., None] * crowd.values).sum(-2)

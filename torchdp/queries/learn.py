@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally
+from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally, Users
+from torchdp.protocol.records import single
 from torchdp.queries.concepts import ConceptClass
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
@@ -99,8 +100,8 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
 
     def analyse(self, tally: Tally) -> Estimate:
         """The losses; the standard error is that of the worst records."""
-        value = (1 - self.check(tally)["sum"] / tally.n @ self.concepts.readers.mT) / 2
-        return Estimate(value, (self.variance / tally.n).sqrt().expand_as(value), tally.n)
+        value = (1 - self.check(tally)["sum"] / tally.users(1) @ self.concepts.readers.mT) / 2
+        return Estimate(value, (self.variance / tally.users(1)).sqrt().expand_as(value), tally.n)
 
     def best(self, losses: Estimate) -> Learned:
         """The concept of least estimated loss. Raises TypeError, ValueError for what ``estimate`` does not give."""
@@ -111,6 +112,11 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         at = int(losses.value.argmin())
         return Learned(at, self.concepts.names[at], losses, self.proxy)
 
+    def validate_summary(self, summary: Crowd) -> Crowd:
+        crowd = super().validate_summary(summary)
+        single(crowd.n)
+        return crowd
+
     def exact(self, summary: Crowd) -> Tensor:
         crowd = self.validate_summary(summary)
         return self.concepts.losses(crowd.values[:, :-1], crowd.values[:, -1], crowd.counts)
@@ -120,7 +126,7 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         along = crowd.counts.double() @ (self.client_input(crowd.values) @ readers.mT).square() / crowd.n
         return (moments.variance * readers.square().sum(1) + moments.outer * along) / (4 * crowd.n)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """(): exact for an isotropic randomizer, else a bound."""
         return checks.instance("objective", objective, Objective).of(self.variance / checks.integer("n", n, 1))
 

@@ -70,12 +70,12 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
         return self.client.collect_crowd(self.queries.right.mT, self.summary(x), draws)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.sample_unchecked(Crowd(self.queries.right.mT, summary), draws, shape)
+        return self.client.sample_unchecked(Crowd.shared(self.queries.right.mT, summary), draws, shape)
 
     def analyse(self, tally: Tally) -> Estimate:
         """The standard error is that on the worst data."""
-        value = self.check(tally)["sum"] / tally.n @ self.queries.left.mT + self.queries.shift
-        error = (self.variance.amax(1) / tally.n).sqrt()
+        value = self.check(tally)["sum"] / tally.users(1) @ self.queries.left.mT + self.queries.shift
+        error = (self.variance.amax(1) / tally.users(1)).sqrt()
         return Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1))
 
     def half_width(self, n: int, failure: float = 0.05) -> float:

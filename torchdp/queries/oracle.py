@@ -83,7 +83,7 @@ class LocalOracle(OracleQueries[FrequencyOracle]):
         return self.client.workload_proxy(self._centred)
 
     def analyse(self, tally: Tally) -> Estimate:
-        n = self.check(tally).n
+        n = self.check(tally).users(1)
         value = self.client.answers(tally, self._centred) / n + self.workload.mean(1)
         try:
             h = self.client.totals(tally).clamp_min(0)
@@ -92,4 +92,4 @@ class LocalOracle(OracleQueries[FrequencyOracle]):
         else:
             h = h / h.sum(-1, keepdim=True).clamp_min(1e-300)
             error = (h @ self.variance.mT / n).sqrt()
-        return Estimate(value, error, n)
+        return Estimate(value, error, tally.n)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol import Objective, Protocol
+from torchdp.protocol import Objective, Protocol, Users
+from torchdp.protocol.records import beside
 
 
 class QueryProtocol(Protocol[Tensor]):
@@ -19,6 +20,7 @@ class QueryProtocol(Protocol[Tensor]):
     workload: W, (m, k), float64. power: 1 where every user adds noise of its own, 2 where a curator adds it to the sum.
     """
 
+    row = 0
     workload: Tensor
     power: ClassVar[int] = 1
 
@@ -40,7 +42,7 @@ class QueryProtocol(Protocol[Tensor]):
         return torch.bincount(x, minlength=self.workload.shape[1])
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (k,) of whole users, one at least, on the workload's device. Raises TypeError, ValueError."""
+        """Counts (*batch, k) of whole users, one at least, on the workload's device. Raises TypeError, ValueError."""
         return checks.counts("summary", summary, self.workload.shape[1], fewest=1).to(self.workload.device)
 
     def exact(self, summary: Tensor) -> Tensor:
@@ -52,11 +54,11 @@ class QueryProtocol(Protocol[Tensor]):
         h, n = self._shares(summary)
         return (h @ self.bias.mT).square() + h @ self.variance.mT / n**self.power
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        """(): at data of a single type, by convexity. Raises TypeError, ValueError."""
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """At data of a single type, by convexity: () or, of a batch of n, (*batch). Raises TypeError, ValueError."""
         worst = checks.instance("objective", objective, Objective) is Objective.WORST
-        each = self.bias.square() + self.variance / float(checks.integer("n", n, 1)) ** self.power
-        return each.amax() if worst else each.mean(0).amax()
+        each = self.bias.square() + self.variance / beside(checks.people("n", n, 1), 2) ** self.power
+        return each.amax((-2, -1)) if worst else each.mean(-2).amax(-1)
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""

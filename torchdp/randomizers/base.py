@@ -21,5 +21,5 @@ def real_local(epsilon: float, source: str, delta: float = 0.0) -> Guarantee:
 
 
 def user_counts(name: str, value: Tensor, k: int) -> Tensor:
-    """``value`` as int64 counts of shape (k,), at most 1e14 users in all. Raises TypeError, ValueError."""
+    """``value`` as int64 counts (*batch, k), at most 1e14 users in each. Raises TypeError, ValueError."""
     return checks.counts(name, value, k, MOST_USERS)

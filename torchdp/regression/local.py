@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Relay, Tally
-from torchdp.protocol.records import ROUNDING
+from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Relay, Tally, Users
+from torchdp.protocol.records import ROUNDING, single
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol
@@ -66,7 +66,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     def layout(self) -> Layout:
         return {"gram": ((self.size, self.size), torch.float64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return {"gram": Limits.around(n * self.client.entry_limit**2)}
 
     def impossible(self, tally: Tally) -> str | None:
@@ -104,16 +104,17 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     def analyse(self, tally: Tally) -> NoisyMoments:
         """Standard errors are of the rows' products with the noise, their squares taken from the tally."""
         total, variance = self.check(tally)["gram"], self.sigma**2
-        matrix = total - tally.n * variance * torch.eye(self.size).to(total)
-        squares, mean = (total.new_full(total.shape[:-2], v) for v in (tally.n * variance**2, variance))
-        return from_noisy_rows(matrix, squares, mean, self.labelled, tally.n)
+        n = single(tally.n)
+        matrix = total - n * variance * torch.eye(self.size).to(total)
+        squares, mean = (total.new_full(total.shape[:-2], v) for v in (n * variance**2, variance))
+        return from_noisy_rows(matrix, squares, mean, self.labelled, n)
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""
         diagonal = self.validate_summary(summary).matrix.diagonal()
         return product_variances(diagonal, summary.n * self.sigma**4, self.sigma**2, self.labelled)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """Exact. The worst entry: all rows along one axis; the mean: rows and labels at their bounds."""
         checks.instance("objective", objective, Objective)
         n, d = checks.integer("n", n, 1), self.columns

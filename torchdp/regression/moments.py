@@ -9,7 +9,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Limits, Tally
+from torchdp.protocol import Limits, Tally, Users
+from torchdp.protocol.records import single, users_of
 from torchdp.regression.shared_sum import SharedSum, shared_noise
 from torchdp.secure.shared_noise import SharedNoise
 
@@ -30,6 +31,7 @@ class FrequencyMoments(SharedSum[Tally]):
     Keller, Orlandi, Schwiegelshohn (2025), section 4.1, corrected (see ``regression.paper``).
     """
 
+    row = 0
     clients: int
     bound: float
     orders: tuple[float, ...]
@@ -96,9 +98,9 @@ class FrequencyMoments(SharedSum[Tally]):
             raise type(error)(f"summary must be what this protocol's own verb makes: {error}") from None
         if tally["sum"].ndim != 1:
             raise ValueError(f"summary must hold {self.words} sums, not {tuple(tally['sum'].shape)}")
-        return tally["sum"], tally.n
+        return tally["sum"], single(tally.n)
 
-    def summed(self, n: int) -> dict[str, Limits]:
+    def summed(self, n: Users) -> dict[str, Limits]:
         """What n clients' encodings add up to."""
         return {"sum": Limits(0.0, n)}
 
@@ -127,6 +129,7 @@ class SecureHistogram(SharedSum[Tensor]):
     Source: Balle, Wang (2018), Theorem 8; Dwork, McSherry, Nissim, Smith (2006), Theorem 1.
     """
 
+    row = 0
     clients: int
     types: int
     epsilon: float
@@ -167,6 +170,7 @@ class SecureHistogram(SharedSum[Tensor]):
 
     def total(self, summary: Tensor) -> tuple[Tensor, int]:
         counts = checks.users("summary", summary, self.types, most=self.clients)
+        single(users_of(counts))
         return counts, round(float(counts.sum()))
 
     def exact(self, summary: Tensor) -> Tensor:

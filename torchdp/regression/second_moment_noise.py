@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol import Estimate
+from torchdp.protocol import Estimate, Users
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,7 +123,7 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
     return from_noisy_rows(matrix, variances.square().sum(-1), variances.mean(-1), labelled, sketched.n)
 
 
-def from_noisy_rows(matrix: Tensor, squares: Tensor, variance: Tensor, labelled: bool, n: int) -> NoisyMoments:
+def from_noisy_rows(matrix: Tensor, squares: Tensor, variance: Tensor, labelled: bool, n: Users) -> NoisyMoments:
     """Debiased moments (*batch, d', d') of noisy rows; squares: sum of the squared variances, variance: their mean."""
     d = matrix.shape[-1] - labelled
     diagonal = matrix.diagonal(dim1=-2, dim2=-1).clamp_min(0)

@@ -11,8 +11,9 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally
+from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.protocol import S
+from torchdp.protocol.records import single
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace, SharedNoise
@@ -66,8 +67,9 @@ class SharedSum(MessageProtocol[S, Tensor]):
 
     def analyse(self, tally: Tally) -> Estimate:
         """Of the clients heard, unbiased. Raises TypeError, ValueError where they are too few."""
-        value = self.value(self.heard(tally), tally.n)
-        return self.estimated(value, self.variances(tally.n).sqrt().to(value).expand_as(value), tally.n)
+        n = single(tally.n)
+        value = self.value(self.heard(tally), n)
+        return self.estimated(value, self.variances(n).sqrt().to(value).expand_as(value), n)
 
     def estimated(self, value: Tensor, error: Tensor, n: int) -> Estimate:
         """These numbers as this protocol's kind of estimate."""
@@ -85,8 +87,8 @@ class SharedSum(MessageProtocol[S, Tensor]):
     def layout(self) -> Layout:
         return {"sum": ((self.words,), torch.float64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
-        return {"sum": Limits.around(n * self.norm_and_entry[1] + self.noise.farthest(n))}
+    def limits(self, n: Users) -> dict[str, Limits]:
+        return {"sum": Limits.around(n * self.norm_and_entry[1] + self.noise.farthest(single(n)))}
 
     @property
     def bits_per_user(self) -> int:
@@ -137,7 +139,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
 
     def heard(self, tally: Tally) -> Tensor:
         """The sum, if the noise in it suffices for ``guarantee``. Raises TypeError, ValueError."""
-        self.noise.heard(self.check(tally).n)
+        self.noise.heard(single(self.check(tally).n))
         return tally["sum"]
 
     def predicted_mse(self, summary: S) -> Tensor:
@@ -145,7 +147,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
         total, clients = self.total(summary)
         return self.variances(clients).to(total.device)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         return checks.instance("objective", objective, Objective).of(self.variances(checks.integer("n", n, 1)))
 
     def encode(self, messages: Tensor) -> bytes:

@@ -15,7 +15,8 @@ from torchdp.brief import Brief
 from torchdp.draws import Draws
 from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
-from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally
+from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol.records import single
 from torchdp.secure.settings import WORDS_AT_ONCE, Settings
 
 SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
@@ -46,8 +47,8 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
     def layout(self) -> Layout:
         return {"words": ((self.sketch.height, self.columns), self.ring.dtype)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
-        crowds = max(1.0, n / self.sketch.clients)  # added tallies may be of more clients
+    def limits(self, n: Users) -> dict[str, Limits]:
+        crowds = max(1.0, single(n) / self.sketch.clients)  # added tallies may be of more clients
         return {"words": Limits.around(crowds * self._farthest(self.ring) * self.ring.scale)}
 
     @property
@@ -174,7 +175,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         self.validate_summary(summary)
         return self.row_variance[:, None].expand(self.layout["words"][0])
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         checks.integer("n", n, self.sketch.clients - self.coalition.absent, self.sketch.clients)
         return checks.instance("objective", objective, Objective).of(self.row_variance)
 

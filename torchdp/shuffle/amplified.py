@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -16,7 +17,7 @@ from torchdp.privacy.accounting import Profile, loss_distributions
 from torchdp.privacy.blanket import Blanket
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.privacy.root import root
-from torchdp.protocol import Estimate, MessageProtocol, Objective, Relay, Tally
+from torchdp.protocol import Estimate, MessageProtocol, Objective, Relay, Tally, Users
 from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
 from torchdp.shuffle.moves import Array
 from torchdp.shuffle.response_curve import response_profile
@@ -186,6 +187,11 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
         flip = 1 / (1 + math.exp(self._hidden.epsilon))
         return response_profile(self._present, flip * (1 - 2.0**-50))
 
+    @property
+    def row(self) -> int:  # type: ignore[override]
+        """That of the client."""
+        return self.client.row
+
     def validate(self, x: Tensor) -> Tensor:
         return self.client.validate(x)
 
@@ -205,6 +211,10 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
             x = x[draws.permutation(len(x))]
         return self.client.collect_unchecked(x, draws)
 
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        order = draws.permutation(len(x))
+        return self.client.collect_groups(x[order], groups[order], size, draws)
+
     def sample_unchecked(self, summary: Any, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """At the client's cost."""
         return self.client.sample_unchecked(summary, draws, shape)
@@ -212,9 +222,10 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
     def whole(self, tally: Tally) -> Tally:
         """``tally``, if it is of as many users as the guarantee counts on. Raises TypeError,
         ValueError."""
-        if self.check(tally).n < self._present:
+        few = torch.as_tensor(self.check(tally).n) < self._present
+        if bool(few.any()):
             raise ValueError(
-                f"tally must be of at least {self._present} users, whose messages hide each other, not {tally.n}"
+                f"tally must be of at least {self._present} users, whose messages hide each other{checks.at(few)}"
             )
         return tally
 
@@ -227,7 +238,7 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
     def predicted_mse(self, summary: Any) -> Tensor:
         return self.client.predicted_mse(summary)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         return self.client.worst_mse(n, objective)
 
 

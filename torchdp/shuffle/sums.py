@@ -11,8 +11,9 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Tally
+from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.protocol import S
+from torchdp.protocol.records import single
 from torchdp.shuffle.accounting import promise
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.references import CuratorSum
@@ -54,8 +55,8 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
     def layout(self) -> Layout:
         return {"total": ((self.instances,), torch.int64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
-        return {"total": self.law.limits(n)}
+    def limits(self, n: Users) -> dict[str, Limits]:
+        return {"total": self.law.limits(single(n))}
 
     @property
     def messages_per_user(self) -> float:
@@ -122,8 +123,8 @@ class Curated(CuratorProtocol[S]):
     def layout(self) -> Layout:
         return {"total": ((self.instances,), torch.float64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
-        return {"total": self.law.limits(n)}
+    def limits(self, n: Users) -> dict[str, Limits]:
+        return {"total": self.law.limits(single(n))}
 
     def impossible(self, tally: Tally) -> str | None:
         return None if tally.n == self.law.users else f"the curator is told of {self.law.users}"
@@ -188,9 +189,10 @@ class BitSums(Shuffled[Tensor]):
 
     def analyse(self, tally: Tally) -> Estimate:
         tally = self.whole(tally)
-        value = self.law.decode(tally["total"], tally.n)
-        error = self.law.spread(value.clamp(0, tally.n), tally.n).sqrt()
-        return Estimate(value, error, tally.n, limits=(0.0, float(tally.n)))
+        n = single(tally.n)
+        value = self.law.decode(tally["total"], n)
+        error = self.law.spread(value.clamp(0, n), n).sqrt()
+        return Estimate(value, error, n, limits=(0.0, float(n)))
 
     def summary(self, x: Tensor) -> Tensor:
         return x.sum(0)
@@ -201,9 +203,10 @@ class BitSums(Shuffled[Tensor]):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         return self.law.variance(self._users(summary))
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
-        return self.law.spread(torch.tensor([0, checks.integer("n", n, 1)], dtype=torch.int64), n).max()
+        n = checks.integer("n", n, 1)
+        return self.law.spread(torch.tensor([0, n], dtype=torch.int64), n).max()
 
     def _bits(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):

@@ -15,7 +15,8 @@ from torchdp.pairwise.rounds.round import Round, round_layout, round_limits
 from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally
+from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally, Users
+from torchdp.protocol.records import single, users_of
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator
 
@@ -93,6 +94,11 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
     def rounds(self) -> int:
         return len(self.schedule)
 
+    def validate_summary(self, summary: Tensor) -> Tensor:
+        counts = super().validate_summary(summary)
+        single(users_of(counts))
+        return counts
+
     def round(self, heard: tuple[Tally, ...]) -> Round:
         at, dim = len(checks.instance("heard", heard, tuple)), self.statistic.dim
         if at >= self.rounds:
@@ -127,7 +133,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
                 named[f"{at}.{name}"] = kind
         return named
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         names = (*self._named("vector"), *self._named("answer"))
         return round_limits(names, self.randomizers, self.responses, n)
 
@@ -141,9 +147,9 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
     def mean(self, tally: Tally, form: Form) -> Tensor:
         """The mean answers plus ``offset``; unbiased where nothing was clipped. form: the statistic's."""
         means = self.means(tally)
-        value = self.offset(means, tally.n)
+        value = self.offset(means, single(tally.n))
         for question, name in zip(self.questions(means), self._named("answer"), strict=True):
-            value = value + question.mean(tally[name], tally.n)
+            value = value + question.mean(tally[name], single(tally.n))
         return value + form.constant
 
     def clipping_bias(self, tally: Tally) -> Tensor | float:
@@ -168,6 +174,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         Where questions clip it is a mean squared error: (missed + clipped)^2 - missed^2 is averaged over these draws,
         ``missed`` what unclipped answers without noise would leave of the error.
         """
+        single(users_of(counts))
         n, points = float(counts.sum()), self.statistic.points
         mean = counts.to(points) @ points / n
         generator = keyed_generator(b"interactive prediction", points.device)
@@ -183,9 +190,9 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         answers = self.answer_variance(questions, counts).mean() + (clipped * (clipped + 2 * missed)).mean()
         return self.published_variance(counts, form) + answers
 
-    def worst_variance(self, n: float, form: Form) -> Tensor:
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """inf where questions clip: their bias depends on the data."""
-        worst = self.worst(n, extremes(self.statistic)) if self.clip == math.inf else torch.inf
+        worst = self.worst(float(n), extremes(self.statistic)) if self.clip == math.inf else torch.inf
         return torch.tensor(worst, dtype=torch.float64)
 
     @abstractmethod
@@ -201,7 +208,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         A response's variance is concave in the value, so the mean value gives at least the mean variance. What
         clipping adds is not counted: ``clipping_bias`` bounds it.
         """
-        means, n = self.means(tally), tally.n
+        means, n = self.means(tally), single(tally.n)
         value = self.plug_in_published_variance(means, n, form)
         for question, response, name in zip(
             self.questions(means), self.responses, self._named("answer"), strict=True

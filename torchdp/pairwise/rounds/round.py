@@ -12,7 +12,8 @@ from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.rounds.question import Question
 from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
 from torchdp.privacy import Guarantee, compose
-from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol.records import single, users_of
 from torchdp.randomizers import PrivUnitG
 
 
@@ -27,6 +28,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
     Guarantees: (sum of the epsilons)-LDP for each user.
     """
 
+    row = 0
     points: Tensor
     vectors: tuple[float, ...]
     questions: tuple[Question, ...] = ()
@@ -61,7 +63,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
     def layout(self) -> Layout:
         return round_layout(self.points.shape[1], len(self.vectors), len(self.answers))
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return round_limits(self.layout, self.randomizers, self.responses, n)
 
     @property
@@ -81,7 +83,9 @@ class Round(MessageProtocol[Tensor, Tensor]):
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the points' device. Raises TypeError, ValueError."""
-        return checks.counts("summary", summary, len(self.points), fewest=1).to(self.points.device)
+        counts = checks.counts("summary", summary, len(self.points), fewest=1)
+        single(users_of(counts))
+        return counts.to(self.points.device)
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         vectors = [each.randomize_unchecked(self.points[x], draws) for each in self.randomizers]
@@ -122,7 +126,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return Tally(crowd.n, dict(zip(self.layout, sums, strict=True)))
 
     def analyse(self, tally: Tally) -> Estimate:
-        n, sums = self.check(tally).n, list(tally[name] for name in self.layout)
+        n, sums = single(self.check(tally).n), list(tally[name] for name in self.layout)
         first = len(self.vectors)
         means = [each / n for each in sums[:first]]
         means += [q.mean(each, n)[..., None] for q, each in zip(self.questions, sums[first:], strict=True)]
@@ -143,7 +147,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
         ]
         return self._errors([one / n for one in each], n)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         return checks.instance("objective", objective, Objective).of(self._worst(checks.integer("n", n, 1)))
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, float]:
@@ -176,7 +180,7 @@ def round_layout(dim: int, vectors: int, answers: int) -> Layout:
 
 
 def round_limits(
-    names: Iterable[str], randomizers: tuple[PrivUnitG, ...], responses: tuple[ScalarResponse, ...], n: int
+    names: Iterable[str], randomizers: tuple[PrivUnitG, ...], responses: tuple[ScalarResponse, ...], n: Users
 ) -> dict[str, Limits]:
     """What n users can make of parts of these names, vectors before answers."""
     each = (*randomizers, *(response.randomizer for response in responses))

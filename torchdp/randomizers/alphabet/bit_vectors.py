@@ -15,7 +15,7 @@ from torchdp.kernels import unary_counts
 from torchdp.kernels.dispatch import keyed
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol import Layout, Limits, Tally
+from torchdp.protocol import Layout, Limits, Tally, Users
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import (
     WORDS_AT_ONCE,
@@ -25,7 +25,7 @@ from torchdp.randomizers.alphabet.frequency import (
     keep_range,
 )
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, words_for
+from torchdp.randomizers.draws import WORD, bernoulli, bernoulli_words, column_counts, popcount, unpack, words_for
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class BitVectorOracle(FrequencyOracle):
     def layout(self) -> Layout:
         return {"reports": ((self.k,), torch.int64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return {"reports": Limits(0, n)}
 
     @property
@@ -95,6 +95,10 @@ class BitVectorOracle(FrequencyOracle):
 
     def _counted(self, messages: Tensor) -> Tensor:
         return column_counts(messages)[: self.k]
+
+    def _counted_in(self, groups: Tensor, size: int, messages: Tensor) -> Tensor:
+        bits = unpack(messages)[:, : self.k]
+        return bits.new_zeros(size, self.k).index_add_(0, groups, bits)
 
     def packed(self, messages: Tensor) -> Tensor:
         """``messages``, if these are sets of types. Raises TypeError, ValueError."""
@@ -114,7 +118,7 @@ class BitVectorOracle(FrequencyOracle):
         return wire.unpack(data, self.k, self.words)
 
     def totals(self, tally: Tally) -> Tensor:
-        return (tally["reports"].double() - tally.n * self.off) / self.gap
+        return (tally["reports"].double() - tally.users(1) * self.off) / self.gap
 
     def _others(self, users: int, chance: float, draws: Draws) -> Tensor:
         """Independent bits, each 1 with this chance: (users, words), none beyond the k-th."""
@@ -192,8 +196,8 @@ class BitVectorOracle(FrequencyOracle):
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """Binomial(counts_v, p) + Binomial(n - counts_v, q) users have bit v set. O(k) for each repetition."""
-        total = counts.sum()
-        both = torch.stack([counts, total - counts]).expand(*shape, 2, self.k)
+        both = torch.stack([counts, counts.sum(-1, keepdim=True) - counts], -2)
+        both = both.expand(*shape, *both.shape)
         chance = torch.tensor([[self.on], [self.off]], dtype=torch.float64, device=counts.device)
         return draws.binomial(both, chance).sum(-2)
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Estimate, Layout, Limits, Objective, Tally, TypeProtocol
+from torchdp.protocol import Estimate, Layout, Limits, Objective, Tally, TypeProtocol, Users
+from torchdp.protocol.records import users_of
 from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
 
@@ -89,7 +90,7 @@ class FrequencyOracle(TypeProtocol):
 
     @abstractmethod
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """The reports where counts[x] users hold x: (*shape, reports), int64, exactly in distribution."""
+        """The reports where counts[..., x] users hold x: (*shape, *batch, reports), int64, exactly in distribution."""
 
     def laws(self, types: Tensor) -> Tensor:
         """Distributions of the messages, columns of Q: (t,) types -> (t, outputs), float64.
@@ -102,7 +103,7 @@ class FrequencyOracle(TypeProtocol):
     def layout(self) -> Layout:
         return {"reports": ((self.outputs,), torch.int64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return {"reports": Limits(0, n, n)}
 
     @property
@@ -133,35 +134,48 @@ class FrequencyOracle(TypeProtocol):
             total += self._counted(self.randomize_unchecked(part, draws))
         return Tally(len(x), {"reports": total})
 
+    def _counted_in(self, groups: Tensor, size: int, messages: Tensor) -> Tensor:
+        """The reports of each group, (size, reports)."""
+        cells = groups * self.outputs + messages
+        return torch.bincount(cells, minlength=size * self.outputs).view(size, self.outputs)
+
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        """In one pass: memory for one part of the users, and for two tables of all groups."""
+        shape, dtype = self.layout["reports"]
+        total, step = x.new_zeros(size, *shape, dtype=dtype), max(1, WORDS_AT_ONCE // self.words)
+        for part, own in zip(x.split(step), groups.split(step), strict=True):
+            total += self._counted_in(own, size, self.randomize_unchecked(part, draws))
+        return Tally(torch.bincount(groups, minlength=size), {"reports": total})
+
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """Each oracle states the cost. Raises TypeError, ValueError for what are no counts of users."""
         counts = user_counts("summary", summary, self.k).to(draws.device)
-        return Tally(int(counts.sum()), {"reports": self._reports(counts, shape, draws)})
+        return Tally(users_of(counts), {"reports": self._reports(counts, shape, draws)})
 
     def analyse(self, tally: Tally) -> Estimate:
         """Unbiased shares, (*batch, k): some may be negative."""
-        self.check(tally)
-        value = self.totals(tally) / tally.n
+        n = self.check(tally).users(1)
+        value = self.totals(tally) / n
         shares = value.clamp_min(0)
         total = shares.sum(-1, keepdim=True)
         shares = torch.where(total > 0, shares / total, 1 / self.k)  # of few users none may be positive
-        return Estimate(value, (self.variance.under(shares) / tally.n).sqrt(), tally.n)
+        return Estimate(value, (self.variance.under(shares) / n).sqrt(), tally.n)
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
         return self.totals(tally) @ self._workload(W).mT
 
     def exact(self, summary: Tensor) -> Tensor:
-        """The shares, (k,)."""
+        """The shares, (*batch, k)."""
         counts = checks.users("summary", summary, self.k)
-        return counts / counts.sum()
+        return counts / counts.sum(-1, keepdim=True)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         counts = checks.users("summary", summary, self.k)
-        return self.variance.under(counts) / counts.sum() ** 2
+        return self.variance.under(counts) / counts.sum(-1, keepdim=True).square()
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        n = checks.integer("n", n, 1)
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        n = checks.people("n", n, 1)
         return self.variance.worst(checks.instance("objective", objective, Objective)) / n
 
     def _workload(self, W: Tensor) -> Tensor:
@@ -216,8 +230,8 @@ class StrategyOracle(FrequencyOracle):
 
     def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""
-        counts = counts.expand(*shape, self.k)
-        result = torch.zeros(*shape, self.outputs, dtype=torch.int64, device=counts.device)
+        counts = counts.expand(*shape, *counts.shape)
+        result = counts.new_zeros(*counts.shape[:-1], self.outputs)
         for types in torch.arange(self.k, device=self.device).split(rows_at_once(self.outputs)):
             result += multinomial(counts[..., types], self.laws(types), draws)
         return result

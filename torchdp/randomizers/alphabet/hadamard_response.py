@@ -118,7 +118,8 @@ class HadamardResponse(FrequencyOracle):
         uniform. Its highest bit t is a fair coin, unless it is the only one of a, when t = c. The lower bits are
         uniform given their parity with those of a, which is c + t a_high: users who agree in these two are alike.
         """
-        flat, size = counts.expand(*shape, self.k).reshape(-1, self.k), self.outputs
+        lead, size = (*shape, *counts.shape[:-1]), self.outputs
+        flat = counts.expand(*lead, self.k).reshape(-1, self.k)
         result = torch.empty(len(flat), size, dtype=torch.int64, device=counts.device)
         step = max(1, DRAWS_AT_ONCE // (2 * size))
         for some, held in zip(result.split(step), flat.split(step), strict=True):
@@ -135,7 +136,7 @@ class HadamardResponse(FrequencyOracle):
                 both = [zero[:, :, 0] + zero[:, :, 1], one[:, :, 0] + one[:, :, 1].flip(-1)]
                 crowds = torch.stack(both, 2).flatten(1, 2)
             some.copy_(crowds[..., 0, 0])
-        return result.view(*shape, size)
+        return result.view(*lead, size)
 
 
 def walsh_hadamard(values: Tensor) -> Tensor:

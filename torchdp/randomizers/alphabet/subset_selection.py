@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol import Limits, Tally
+from torchdp.protocol import Limits, Tally, Users
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle, put_bit
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle, bounded_proxy, keep_range, spread
@@ -99,7 +99,7 @@ class SubsetSelection(BitVectorOracle):
             return (self.outputs - 1).bit_length()
         return math.ceil((math.lgamma(k + 1) - math.lgamma(w + 1) - math.lgamma(k - w + 1)) / math.log(2))
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return {"reports": Limits(0, n, n * self.subset)}
 
     def packed(self, messages: Tensor) -> Tensor:
@@ -212,13 +212,14 @@ class SubsetSelection(BitVectorOracle):
         A subset is, with probability a, uniform among those that hold x, and otherwise uniform among all w-subsets (a
         chosen so that the ratio is e^epsilon).
         """
-        flat = counts.expand(*shape, self.k).reshape(-1, self.k)
+        lead = *shape, *counts.shape
+        flat = counts.expand(lead).reshape(-1, self.k)
         result = torch.empty_like(flat, memory_format=torch.contiguous_format)
         step = max(1, NUMBERS_AT_ONCE // self.k)
         for some, held in zip(result.split(step), flat.split(step), strict=True):
             bound = draws.binomial(held, self._bound)
             some.copy_(subset_sums((held - bound).sum(1), bound, self.subset, draws))
-        return result.view(*shape, self.k)
+        return result.view(lead)
 
     @cached_property
     def _bound(self) -> float:

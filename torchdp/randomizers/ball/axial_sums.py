@@ -11,6 +11,7 @@ from scipy.linalg import solve_triangular
 from torch import Tensor
 
 from torchdp.draws import Draws
+from torchdp.protocol.records import combined
 from torchdp.randomizers.ball.sphere import uniform_coordinate
 
 ORDERS, KEPT = 6, 4  # powers of n^{-1/2} that are computed, and used: the others say how far off these are
@@ -189,17 +190,18 @@ class AxialSums:
 def directed(axes: Tensor, sums: Sums, draws: Draws) -> Tensor:
     """sum_x A_x u_x + rho_x w_x, w_x uniform on the sphere orthogonal to u_x: D normals for each.
 
-    axes u: (m, D), unit vectors; sums: (*shape, m) each. Returns (*shape, D), float64.
+    axes u: (m, D), unit vectors, or (*batch, m, D); sums: (*shape, m) each, the batch last in shape. Returns (*shape,
+    D), float64.
     """
-    shape, dim = sums[0].shape[:-1], axes.shape[-1]
-    along, across = (each.reshape(math.prod(shape), len(axes)) for each in sums)
-    total = along @ axes
-    at_once = max(1, NUMBERS_AT_ONCE // max(1, len(along) * dim))
-    for u, rho in zip(axes.split(at_once), across.split(at_once, -1), strict=True):
+    (*own, m, dim), shape = axes.shape, sums[0].shape[:-1]
+    along, across = (each.reshape(math.prod(shape) // math.prod(own), *own, m) for each in sums)
+    total = combined(along, axes)
+    at_once = max(1, NUMBERS_AT_ONCE // max(1, math.prod(shape) * dim))
+    for u, rho in zip(axes.split(at_once, -2), across.split(at_once, -1), strict=True):
         normals = draws.normal((len(along), *u.shape))
         normals -= (normals * u).sum(-1, keepdim=True) * u
         lengths = torch.linalg.vector_norm(normals, dim=-1).clamp_min(torch.finfo(torch.float64).tiny)
-        total += torch.einsum("rm,rmd->rd", rho / lengths, normals)
+        total += torch.einsum("...m,...md->...d", rho / lengths, normals)
     return total.reshape(*shape, dim)
 
 

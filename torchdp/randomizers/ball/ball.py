@@ -4,14 +4,15 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
 from torch import Tensor
 
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally
-from torchdp.protocol.records import farthest
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol.records import beside, combined, farthest
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON, user_counts
 
@@ -101,7 +102,7 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
             math.sqrt(self.moments.variance + max(self.moments.outer, 0) * self.radius**2)
         )
 
-    def limits(self, n: int) -> dict[str, Limits]:
+    def limits(self, n: Users) -> dict[str, Limits]:
         return {"sum": Limits.around(n * self.entry_limit)}
 
     def validate(self, x: Tensor) -> Tensor:
@@ -136,6 +137,12 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.collect_crowd(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
 
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        total, rows = torch.zeros(size, self.dim, dtype=torch.float64, device=x.device), rows_at_once(x, self.dim)
+        for part, own in zip(x.split(rows), groups.split(rows), strict=True):
+            total.index_add_(0, own, self._messages(part.double(), draws))
+        return Tally(torch.bincount(groups, minlength=size), {"sum": total})
+
     def collect_crowd(self, points: Tensor, counts: Tensor, draws: Draws) -> Tally:
         """``collect`` of counts[j] users at points[j], each with its own draws, added up part by part. Unchecked.
 
@@ -150,15 +157,16 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """Each randomizer states the cost. Raises TypeError, ValueError for points outside the ball."""
         points, counts = self._types("summary", checks.instance("summary", summary, Crowd))
-        points, counts = points.to(draws.device), counts.to(draws.device)
-        scaled = points.double() / self.radius
+        crowd = Crowd(points.to(draws.device), counts.to(draws.device))
+        scaled, counts = crowd.rows.double() / self.radius, crowd.counts
         scaled = scaled / scaled.norm(dim=-1, keepdim=True).clamp_min(1)
-        return Tally(summary.n, {"sum": self.radius * self._sums(scaled, counts, shape, draws)})
+        return Tally(crowd.n, {"sum": self.radius * self._sums(scaled, counts, shape, draws)})
 
     def analyse(self, tally: Tally) -> Estimate:
         """The mean of the messages, unbiased."""
-        value = self.check(tally)["sum"] / tally.n
-        return Estimate(value, self.worst_mse(tally.n).sqrt().to(value).expand_as(value), tally.n)
+        value = self.check(tally)["sum"] / tally.users(1)
+        error = self.worst_mse(tally.n).sqrt().to(value)
+        return Estimate(value, error[..., None].expand_as(value), tally.n)
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' mean, (dim,)."""
@@ -168,15 +176,15 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         """(variance + outer mean(x_i^2))/n."""
         summary = self.validate_summary(summary)
         counts, moments = summary.counts.double(), self.moments
-        squares = counts @ summary.values.double().square() / counts.sum()
-        return (moments.variance + moments.outer * squares) / counts.sum()
+        squares = combined(counts, summary.rows.double().square()) / beside(summary.n, 1)
+        return (moments.variance + moments.outer * squares) / beside(summary.n, 1)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """At x = 0 where the noise along x is the less; else on the sphere, along an axis for ``WORST``."""
         entries = 1 if checks.instance("objective", objective, Objective) is Objective.WORST else self.dim
         moments, largest = self.moments, self.radius**2 / entries
         each = moments.variance + max(moments.outer, 0.0) * largest
-        return torch.tensor(each / checks.integer("n", n, 1), dtype=torch.float64)
+        return torch.as_tensor(each / beside(checks.people("n", n, 1)), dtype=torch.float64)
 
     def encode(self, messages: Tensor) -> bytes:
         return wire.pack_vectors(messages, self.bits_per_user // 64)
@@ -197,9 +205,9 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
 
     def _types(self, name: str, crowd: Crowd) -> tuple[Tensor, Tensor]:
         points = self._inside(name, crowd.values).detach()
-        if points.ndim != 2:
+        if points.ndim != crowd.counts.ndim + 1:
             raise ValueError(f"{name} must hold points of shape (types, {self.dim}), not {tuple(points.shape)}")
-        return points, user_counts(name, crowd.counts, points.shape[0]).to(points.device)
+        return points, user_counts(name, crowd.counts, points.shape[-2]).to(points.device)
 
     @abstractmethod
     def _messages(self, users: Tensor, draws: Draws) -> Tensor:
@@ -207,7 +215,7 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
 
     @abstractmethod
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """Sums of messages for points (m, dim) of the unit ball, radius 1: (*shape, dim)."""
+        """Sums of messages for points (m, dim) or (*batch, m, dim) of the unit ball: (*shape, *batch, dim)."""
 
     def _inside(self, name: str, x: Tensor) -> Tensor:
         x = checks.precise(name, x)
@@ -253,12 +261,21 @@ def gaussian_sums(
 ) -> Tensor:
     """The sum over users of tau a + N(0, spread I - a a^T): sum_x along_x a_x + N(0, n spread I - sum_x c_x a_x a_x^T).
 
-    along_x: the sum of tau over the c_x users of axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim); counts: (m,);
-    along: (*shape, m). Cost: O(dim^3 + m dim^2) once, O(m dim) for each repetition.
+    along_x: the sum of tau over the c_x users of axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim), or of each of a
+    batch; counts: (*batch, m); along: (*shape, *batch, m). Cost: O(dim^3 + m dim^2) for each of the batch, O(m dim)
+    for each repetition.
     """
-    eigenvalues, vectors = torch.linalg.eigh(axes.mT @ (counts[:, None] * axes))
-    root = (counts.sum().double() * spread - eigenvalues).clamp_min(0).sqrt() * vectors
-    return along @ axes + draws.normal((*shape, axes.shape[-1])) @ root.mT
+    m, dim = axes.shape[-2:]
+    normal = draws.normal((*shape, *counts.shape[:-1], dim))
+    flat, at_once = counts.reshape(-1, m), rows_at_once(axes, dim * (m + dim))
+    own = axes.reshape(-1, m, dim).split(at_once if axes.ndim > 2 else 1)
+    normals = normal.view(math.prod(shape), len(flat), dim).split(at_once, 1)
+    noise = []
+    for users, directions, some in zip(flat.split(at_once), cycle(own), normals, strict=False):
+        eigenvalues, vectors = torch.linalg.eigh(directions.mT @ (users[..., None] * directions))
+        left = users.sum(-1, keepdim=True).double() * spread - eigenvalues
+        noise.append(combined(some, (left.clamp_min(0).sqrt()[..., None, :] * vectors).mT))
+    return combined(along, axes) + torch.cat(noise, 1).view(normal.shape)
 
 
 Made = Callable[[int, float, float], BallRandomizer]

@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
+from torchdp.protocol.records import combined
 from torchdp.randomizers.ball.ball import BallMoments
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
 from torchdp.randomizers.ball.subgaussian import SubGaussian
@@ -79,4 +80,5 @@ class GaussianVector(LatticeRandomizer):
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         users, deviation = counts.double(), math.sqrt(self.moments.variance) / self.radius
-        return users @ points + draws.normal((*shape, self.dim)) * (users.sum().sqrt() * deviation)
+        normal = draws.normal((*shape, *counts.shape[:-1], self.dim))
+        return combined(users, points) + normal * (users.sum(-1, keepdim=True).sqrt() * deviation)

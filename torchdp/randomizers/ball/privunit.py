@@ -145,8 +145,8 @@ class PrivUnit(LatticeRandomizer):
         return total
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        held = counts > 0
-        users = counts[held].expand(*shape, -1)
-        sums = self._sum.sums(users, lambda n: self.cap.draw((n,), draws), draws)
-        height = (1 - points[held].square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
-        return directed(torch.cat([points[held], height], -1), sums, draws)[..., :-1] / self.cap.threshold
+        held = (counts > 0).reshape(-1, counts.shape[-1]).any(0)
+        users, points = counts[..., held], points[..., held, :]
+        sums = self._sum.sums(users.expand(*shape, *users.shape), lambda n: self.cap.draw((n,), draws), draws)
+        height = (1 - points.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
+        return directed(torch.cat([points, height], -1), sums, draws)[..., :-1] / self.cap.threshold

@@ -1,0 +1,75 @@
+"""Users in groups: each row goes to its own, whatever the order, and what is asked of a batch goes to each entry."""
+
+import pytest
+import torch
+from laws import generator, uniform
+
+from torchdp.noise import SeededNoise
+from torchdp.pairwise import OneMessagePairs, unequal
+from torchdp.protocol import Crowd, Tally
+from torchdp.protocol.groups import grouped, parted
+from torchdp.protocol.records import combined
+from torchdp.randomizers import RandomizedResponse
+
+
+def test_rows_go_to_their_own_group_in_their_order():
+    groups = torch.randint(5, (100,), generator=generator()) * 2
+    x = torch.arange(100)
+    for at, rows in enumerate(parted(x, groups, 11)):
+        assert torch.equal(rows, x[groups == at])
+
+
+def test_data_side_by_side_are_groups():
+    x = torch.arange(24).view(2, 3, 4)
+    rows, own, batch = grouped(x, 0, None, None)
+    assert batch == (2, 3) and torch.equal(rows, x.flatten())
+    assert torch.equal(own, torch.arange(6).repeat_interleave(4))
+    rows, own, batch = grouped(x, 1, None, None)  # three users in each of two groups, who hold four numbers
+    assert (
+        batch == (2,) and torch.equal(rows, x.flatten(0, 1)) and torch.equal(own, torch.tensor([0, 0, 0, 1, 1, 1]))
+    )
+    assert grouped(x, 2, None, None)[1:] == (None, ())
+
+
+@pytest.mark.parametrize("protocol", [RandomizedResponse(4, 60.0), OneMessagePairs(unequal(4), 50.0)])
+def test_one_user_in_a_group_and_nobody(protocol):
+    """At an epsilon that hides nothing each group's answer is its own: in one pass, and one after the other."""
+    x, groups = torch.tensor([0, 1, 1, 3, 2, 1]), torch.tensor([4, 0, 2, 0, 2, 2])
+    tally = protocol.collect(x, groups=groups, size=6, noise=SeededNoise(1))
+    assert tally.n.tolist() == [2, 0, 3, 0, 1, 0]
+    for at in (0, 2, 4):
+        alone = protocol.collect(x[groups == at], noise=SeededNoise(2))
+        for name, part in alone.parts.items():
+            torch.testing.assert_close(tally.at(at)[name], part, rtol=0.05, atol=0.5)
+    both, again = protocol.add(tally, tally), protocol.add(protocol.empty, tally)
+    assert both.n.tolist() == (2 * tally.n).tolist() and torch.equal(again.n, tally.n)
+
+
+def test_a_crowd_of_a_batch_has_the_moments_of_each():
+    values, counts = uniform(2, 5, 3), torch.randint(1, 9, (2, 5), generator=generator())
+    for crowd in (Crowd(values, counts), Crowd.shared(values[0], counts)):
+        rows = crowd.rows.expand(2, 5, 3)
+        for at in (0, 1):
+            one = Crowd(rows[at], counts[at])
+            torch.testing.assert_close(crowd.mean[at], one.mean)
+            torch.testing.assert_close(crowd.covariance[at], one.covariance)
+    with pytest.raises(ValueError, match="leading dimensions of counts"):
+        Crowd(values[0][:, None].expand(5, 5, 3), counts)
+
+
+def test_sums_of_a_batch_behind_repetitions():
+    weights, rows = uniform(4, 2, 3, 5), uniform(2, 3, 5, 7, seed=1)
+    torch.testing.assert_close(combined(weights, rows), torch.einsum("sabm,abmr->sabr", weights, rows))
+    torch.testing.assert_close(combined(weights, rows[0, 0]), weights @ rows[0, 0])
+
+
+def test_a_tally_of_a_batch_is_judged_entry_by_entry():
+    told = RandomizedResponse(3, 1.0)
+    n = torch.tensor([2, 5], dtype=torch.int64)
+    good = torch.tensor([[1, 1, 0], [2, 2, 1]])
+    assert told.check(Tally(n, {"reports": good})).n is n
+    for wrong, index in (([[2, 2, 1], [2, 2, 1]], 0), ([[1, 1, 0], [2, 2, 2]], 1), ([[1, 1, 0], [7, -2, 0]], 1)):
+        with pytest.raises(ValueError, match=rf"can have sent.* at batch index \({index},\)"):
+            told.check(Tally(n, {"reports": torch.tensor(wrong)}))
+    with pytest.raises(ValueError, match="leading dimensions"):
+        told.check(Tally(n, {"reports": good[0]}))

@@ -1,0 +1,37 @@
+"""Users in groups: which is whose is public, as the groups' sizes are."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+
+
+def grouped(
+    x: Tensor, row: int, groups: Tensor | None, size: int | None
+) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
+    """Rows of users, the group of each, and the batch that the groups make; None, () of one group.
+
+    Data (*batch, n, *row) are groups of n users. row: dimensions of what a user holds. groups: (n,) whole numbers below
+    ``size``, by default all up to the largest. Raises TypeError, ValueError.
+    """
+    if groups is None:
+        if size is not None:
+            raise ValueError(f"size = {size!r} must come with groups, the number of each user's group")
+        batch = tuple(x.shape[: max(0, x.ndim - 1 - row)]) if isinstance(x, Tensor) else ()
+        if not batch:
+            return x, None, ()
+        number = torch.arange(math.prod(batch), device=x.device)
+        return x.flatten(0, len(batch)), number.repeat_interleave(x.shape[len(batch)]), batch
+    if checks.integers("groups", groups).shape != checks.instance("x", x, Tensor).shape[:1]:
+        raise ValueError(f"groups must have shape (n,), a number for each user of x, not {tuple(groups.shape)}")
+    if size is None:
+        size = max(1, int(groups.max()) + 1) if groups.numel() else 1
+    return x, checks.indices("groups", groups, checks.integer("size", size, 1)), (size,)
+
+
+def parted(x: Tensor, groups: Tensor, size: int) -> Iterator[Tensor]:
+    """The rows of each group, in their order."""
+    return iter(x[groups.argsort(stable=True)].split(torch.bincount(groups, minlength=size).tolist()))
