@@ -13,9 +13,22 @@ import pytest
 from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOOR = {"checks", "descent", "draws", "grid", "memory", "noise", "randomness", "rounded", "text", "threads"}
+FLOOR = {
+    "batch",
+    "checks",
+    "descent",
+    "draws",
+    "grid",
+    "memory",
+    "noise",
+    "randomness",
+    "rounded",
+    "text",
+    "threads",
+}
 MAY_IMPORT = {
     "checks": set(),
+    "batch": {"checks"},
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
     "rounded": {"checks", "draws", "kernels"},
