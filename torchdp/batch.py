@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -17,19 +18,24 @@ KEPT = 2**10  # answers to numbers that are not computed again
 AT_ONCE = 2**16  # entries of a batch
 
 
-def entrywise(function: Callable[..., Tensor], **arguments: tuple[Any, Check]) -> Any:
+def entrywise(function: Callable[..., Tensor], at_once: int = AT_ONCE, /, **arguments: tuple[Any, Check]) -> Any:
     """``function`` of numbers and batches that broadcast: a float where all are numbers, else a float64 tensor.
 
-    function: of float64 tensors (entries,), at most AT_ONCE, in this order; it answers each entry by itself, and NaN
-    where it has no answer. arguments: each one, and the check of one number of it; ``each``. Refusals name the index of
-    the first entry that is refused. Raises TypeError, ValueError.
+    function: of float64 tensors (entries,) in this order, at most ``at_once`` entries; each is answered by itself, with
+    NaN where there is no answer. arguments: each one, and the check of one number of it. Refusals name the index of the
+    first entry that is refused. Raises TypeError, ValueError.
     """
     values = [value for value, _ in arguments.values()]
     checked = tuple((name, check) for name, (_, check) in arguments.items())
-    if all(isinstance(value, int | float) for value in values):
+    if all(isinstance(value, int | float) for value in values) and _stands_alone(function):
         return _of_numbers(function, checked, *values)
-    found = _of_batch(function, checked, *values)
+    found = _of_batch(function, checked, *values, at_once=at_once)
     return found if any(isinstance(value, MANY) for value in values) else float(found)
+
+
+def _stands_alone(function: Callable[..., Tensor]) -> bool:
+    """Whether its answers hang on its arguments alone."""
+    return isinstance(function, FunctionType) and function.__closure__ is None
 
 
 @lru_cache(KEPT, typed=True)
@@ -37,7 +43,9 @@ def _of_numbers(function: Callable[..., Tensor], checked: tuple[tuple[str, Check
     return float(_of_batch(function, checked, *values))
 
 
-def _of_batch(function: Callable[..., Tensor], checked: tuple[tuple[str, Check], ...], *values: Any) -> Tensor:
+def _of_batch(
+    function: Callable[..., Tensor], checked: tuple[tuple[str, Check], ...], *values: Any, at_once: int = AT_ONCE
+) -> Tensor:
     entries = [each(check, name, value) for (name, check), value in zip(checked, values, strict=True)]
     device = next((one.device for one in entries if one.device.type != "cpu"), torch.device("cpu"))
     names, shapes = ", ".join(name for name, _ in checked), [tuple(one.shape) for one in entries]
@@ -45,7 +53,7 @@ def _of_batch(function: Callable[..., Tensor], checked: tuple[tuple[str, Check],
         shape = torch.broadcast_shapes(*shapes)
     except RuntimeError as error:
         raise ValueError(f"{names} must have shapes that broadcast, not {shapes}") from error
-    parts = zip(*(one.to(device).expand(shape).reshape(-1).split(AT_ONCE) for one in entries), strict=True)
+    parts = zip(*(one.to(device).expand(shape).reshape(-1).split(at_once) for one in entries), strict=True)
     found = torch.cat([function(*part) for part in parts]).view(shape)
     if bool(found.isnan().any()):
         raise ValueError(f"{names}: no answer is found at index {found.isnan().nonzero()[0].tolist()}")
