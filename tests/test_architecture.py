@@ -14,6 +14,7 @@ from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOOR = {
+    "batch",
     "brief",
     "checks",
     "descent",
@@ -29,6 +30,7 @@ FLOOR = {
 MAY_IMPORT = {
     "brief": set(),
     "checks": set(),
+    "batch": {"checks"},
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
     "rounded": {"checks", "draws", "kernels"},

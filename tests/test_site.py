@@ -15,7 +15,9 @@ from test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(path.stem for path in (ROOT / "docs/reference").glob("*.md"))
-INNER = set("brief checks cli descent draws grid kernels memory randomness rounded text threads wire __main__".split())
+INNER = set(
+    "batch brief checks cli descent draws grid kernels memory randomness rounded text threads wire __main__".split()
+)
 
 
 def build(folder, *options):

@@ -3,13 +3,12 @@
 import itertools
 import math
 
-import mpmath
 import numpy as np
 import pytest
 import torch
 from laws import generator
 
-from torchdp.privacy import gaussian_log_delta, gaussian_sigma
+from torchdp.privacy import gaussian_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
@@ -23,24 +22,12 @@ from torchdp.sketching import (
 from torchdp.sketching.losses import convex_delta, copy_losses, gaussian_delta
 
 
-@pytest.mark.parametrize("epsilon", [1e-4, 0.03, 1.0, 8.0])
-def test_delta_of_many_gaussians_is_that_of_each(epsilon):
-    mu = np.geomspace(1e-5, 30, 400)
-    found = gaussian_delta(mu**2, epsilon)
-    for value, delta in zip(mu, found, strict=True):
-        known = math.exp(gaussian_log_delta(1 / value, epsilon))
-        assert delta == pytest.approx(known, rel=1e-9, abs=1e-40)
-    with mpmath.workdps(40):
-        x = mpmath.mpf(epsilon)
-        exact = mpmath.ncdf(0.1 - x / 0.2) - mpmath.exp(x) * mpmath.ncdf(-0.1 - x / 0.2)
-    assert float(gaussian_delta(np.array([0.04]), epsilon)[0]) == pytest.approx(float(exact), rel=1e-9, abs=1e-300)
-
-
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 3.0])
 def test_the_majorant_is_convex_above_delta_and_equal_to_it_up_to_the_inflection(epsilon):
     turn = 2 * math.sqrt(1 + epsilon**2) - 2
     x = np.linspace(0.02, 6, 3000) * turn
-    f, g = gaussian_delta(x, epsilon), convex_delta(x, epsilon)
+    at = torch.from_numpy(x), torch.tensor(epsilon, dtype=torch.float64)
+    f, g = gaussian_delta(*at).numpy(), convex_delta(*at).numpy()
     assert (np.diff(g, 2) > -1e-13 * g.max()).all() and not (np.diff(f, 2) > -1e-13 * f.max()).all()
     assert (g >= f * (1 - 1e-9)).all()
     np.testing.assert_allclose(g[x < turn], f[x < turn], rtol=1e-9)
@@ -63,7 +50,7 @@ def test_guarantee_of_losses_counts_honest_pairs_as_they_fall():
                 key = 2 * (int(honest[row]) + 100 * row)  # s x_c
                 counted[key] = counted.get(key, 0) + 1
     total = sum(counted.values())
-    for key in set(counted) | set(found.squares):
+    for key in set(counted) | set(found.squares.tolist()):
         law = float(found.probability[found.squares == key].sum())
         assert law == pytest.approx(counted.get(key, 0) / total, abs=1e-12)
 

@@ -1,4 +1,4 @@
-"""What is guaranteed, how guarantees compose, and how much Gaussian noise one takes: float64, no tensors.
+"""What is guaranteed, how guarantees compose, and how much Gaussian noise one takes: float64.
 
     >>> from torchdp.privacy import Model, Neighbours, compose, gaussian_guarantee, gaussian_sigma
     >>> round(gaussian_sigma(epsilon=1.0, delta=1e-6, sensitivity=2.0), 3)
@@ -11,6 +11,11 @@ A :class:`Guarantee` describes; who is trusted is its :class:`Model`, what must 
 :class:`Neighbours`, whether it speaks of the integers that are drawn or of a theorem's real numbers its
 :class:`Arithmetic`. ``composed_delta`` and ``composed_epsilon`` compose curves of one mechanism over many instances.
 
+``gaussian_sigma``, ``gaussian_epsilon`` and ``gaussian_log_delta`` take numbers, and batches of them that broadcast:
+
+    >>> gaussian_sigma([0.5, 1.0, 2.0], 1e-6, sensitivity=2.0)
+    tensor([16.1152,  8.4494,  4.4610], dtype=torch.float64)
+
 ``sampled_guarantee`` counts what sampling users at random is worth.
 
 A :class:`Budget` refuses what its limit no longer holds.
@@ -22,7 +27,7 @@ the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem 10
 from torchdp.privacy.accounting import composed_delta, composed_epsilon
 from torchdp.privacy.budget import Budget
 from torchdp.privacy.composition import compose
-from torchdp.privacy.gaussian import gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy.gaussian import gaussian_epsilon, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
 from torchdp.privacy.guarantee import Arithmetic, Guarantee, Model, Neighbours
 from torchdp.privacy.sampling import sampled_guarantee, sampled_multiplier
 
@@ -35,6 +40,7 @@ __all__ = [
     "compose",
     "composed_delta",
     "composed_epsilon",
+    "gaussian_epsilon",
     "gaussian_guarantee",
     "gaussian_log_delta",
     "gaussian_sigma",

@@ -1,13 +1,17 @@
 """The analytic Gaussian mechanism: the exact privacy of Gaussian noise, and its calibration."""
 
 import math
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
-from scipy.special import erfcx, log_ndtr
+import torch
+from torch import Tensor
 
 from torchdp import checks
+from torchdp.batch import added, entrywise
 from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
-from torchdp.privacy.root import root
+from torchdp.privacy.root import Number, root
 
 SOURCE = "Balle, Wang (2018), Theorem 8"
 # log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on the safe side.
@@ -15,63 +19,112 @@ ROUNDING = 1e-10
 SAFE = 1e-11  # of sigma: an epsilon found from it, to rounding, is not above the one asked for
 ROUNDED = 1 - 2.0**-40  # the share of delta that the real mechanism may spend whose integers are released
 LARGEST = 1e6  # epsilons beyond promise nothing, and their noise would be lost to rounding
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+STEPS = 5  # of Newton's method, which then is right to rounding for most
+TOLERANCE = 2.0**-43  # of a logarithm
 
 
-def gaussian_log_delta(sigma: float, epsilon: float, sensitivity: float = 1.0) -> float:
+def gaussian_log_delta(
+    sigma: Number | float, epsilon: Number | float, sensitivity: Number | float = 1.0
+) -> Number:
     """log of the smallest delta for which adding N(0, sigma^2 I) is (epsilon, delta)-DP.
 
     delta = Phi(D/(2 sigma) - epsilon sigma/D) - e^epsilon Phi(-D/(2 sigma) - epsilon sigma/D), with D the
     largest l_2 distance between the answers on neighbouring data, evaluated as
     phi(a) (M(a) - M(a + D/sigma)), a = epsilon sigma/D - D/(2 sigma), M = (1 - Phi)/phi the Mills ratio, which
-    never overflows and loses no digits in the far tail. Raises ValueError.
+    never overflows and loses no digits in the far tail. Numbers, or batches that broadcast. Raises TypeError,
+    ValueError.
 
     Guarantees: exact; no smaller delta holds at this epsilon.
     Source: Balle, Wang (2018), Theorem 8.
     """
-    sigma, epsilon = checks.positive("sigma", sigma), checks.non_negative("epsilon", epsilon)
-    ratio = checks.positive("sensitivity", sensitivity) / sigma
-    a = epsilon / ratio - ratio / 2
+    return entrywise(
+        _log_delta,
+        sigma=(sigma, checks.positive),
+        epsilon=(epsilon, checks.non_negative),
+        sensitivity=(sensitivity, checks.positive),
+    )
+
+
+def _log_delta(sigma: Tensor, epsilon: Tensor, sensitivity: Tensor) -> Tensor:
+    return log_delta(sensitivity / sigma, epsilon)
+
+
+def log_delta(ratio: Tensor, epsilon: Tensor) -> Tensor:
+    """``gaussian_log_delta`` at D/sigma = ``ratio`` > 0; each entry by itself, with the same bits in any batch."""
+    a = (epsilon / ratio - ratio / 2).clamp_max(1e160)
     b = a + ratio
-    if ratio < 0.5:  # M(a) - M(b) would lose digits: the integral of -M'(t) = 1 - t M(t) loses none
-        t = a + ratio * (_NODES + 1) / 2
-        slope = (1 / t) ** 2 if a > 1e4 else 1 - t * math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2))
-        return _log_normal_density(a) + math.log(max(ratio / 2 * float(_WEIGHTS @ slope), 5e-324))
-    if a < 0:  # more than half: the plain difference, in logarithms, loses nothing
-        return float(log_ndtr(-a)) + math.log1p(-math.exp(epsilon + float(log_ndtr(-b) - log_ndtr(-a))))
-    mills_difference = math.sqrt(math.pi / 2) * float(erfcx(a / math.sqrt(2)) - erfcx(b / math.sqrt(2)))
-    return _log_normal_density(a) + math.log(max(mills_difference, 5e-324))
+    # ratio < 1/2: M(a) - M(b) would lose digits; the integral of -M'(t) = 1 - t M(t) loses none
+    nodes, weights = _rule(a.device)
+    t = a[..., None] + ratio[..., None] * nodes
+    slope = weights * (1 - t * math.sqrt(math.pi / 2) * torch.special.erfcx(t / math.sqrt(2)))
+    near = _log_density(a) + (ratio * added(slope.movedim(-1, 0))).clamp_min(5e-324).log()
+    # a < 0, delta is large: the plain difference, in logarithms, loses nothing
+    above, below = torch.special.log_ndtr(-a), torch.special.log_ndtr(-b)
+    likely = above + torch.log1p(-torch.exp(epsilon + below - above))
+    mills = torch.special.erfcx(a / math.sqrt(2)) - torch.special.erfcx(b / math.sqrt(2))
+    far = _log_density(a) + (math.sqrt(math.pi / 2) * mills).clamp_min(5e-324).log()
+    return torch.where(ratio < 0.5, near, torch.where(a < 0, likely, far))
 
 
-def _log_normal_density(a: float) -> float:
+@lru_cache
+def _rule(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of an integral over [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    return torch.from_numpy((nodes + 1) / 2).to(device), torch.from_numpy(weights / 2).to(device)
+
+
+def _log_density(a: Tensor) -> Tensor:
     return -a * a / 2 - math.log(2 * math.pi) / 2
 
 
-def gaussian_sigma(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
+def gaussian_sigma(epsilon: Number | float, delta: Number | float, sensitivity: Number | float = 1.0) -> Number:
     """The smallest sigma for which adding N(0, sigma^2 I) is (epsilon, delta)-DP, found by root finding.
 
     epsilon > 0, delta in (0, 1); sensitivity: the largest l_2 distance between the answers on neighbouring
-    data. Stable for epsilon in [1e-3, 30] and delta down to 1e-15; above 1e6 refused. Raises ValueError.
+    data. Numbers, or batches that broadcast and are solved together. Stable for epsilon in [1e-3, 30] and delta
+    down to 1e-15; above 1e6 refused. Raises TypeError, ValueError.
 
     Guarantees: delta(sigma) <= delta, and delta(sigma (1 - 1e-8)) > delta.
     Source: Balle, Wang (2018), Theorem 8 and Algorithm 1 (here by :func:`root`).
     """
-    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-    if epsilon > LARGEST:
-        raise ValueError(
-            f"epsilon must be at most {LARGEST:g}, not {epsilon:g}: noise for it would protect nobody"
-        )
+    return entrywise(
+        _sigma,
+        epsilon=(epsilon, _asked),
+        delta=(delta, checks.fraction),
+        sensitivity=(sensitivity, checks.positive),
+    )
+
+
+def _asked(name: str, value: Any) -> float:
+    number = checks.positive(name, value)
+    if number > LARGEST:
+        raise ValueError(f"{name} must be at most {LARGEST:g}, not {number:g}: noise for it would protect nobody")
+    return number
+
+
+def _sigma(epsilon: Tensor, delta: Tensor, sensitivity: Tensor) -> Tensor:
     target = _kept(delta)
+    # From too much noise: delta is below e^-t^2/2, t = epsilon sigma - 1/(2 sigma), and below 1/(sigma sqrt(2 pi)).
+    t = (-2 * target).sqrt()
+    enough = 2 * epsilon / (t + (t * t + 2 * epsilon).sqrt())
+    log_ratio = torch.maximum(enough, math.sqrt(2 * math.pi) * delta).log()
+    for _ in range(STEPS):  # the slope of delta in the ratio is phi(a)
+        ratio = log_ratio.exp()
+        found = log_delta(ratio, epsilon)
+        slope = ratio * (_log_density(epsilon / ratio - ratio / 2) - found).exp()
+        log_ratio = log_ratio + (target - found) / slope
 
-    def excess(log_sigma: float) -> float:
-        return gaussian_log_delta(math.exp(log_sigma), epsilon) - target
+    def excess(log_sigma: Tensor) -> Tensor:
+        return log_delta((-log_sigma).exp(), epsilon) - target
 
-    return checks.positive("sensitivity", sensitivity) * math.exp(root(excess, -1.0, 1.0) + SAFE)
+    near = root(excess, -log_ratio - TOLERANCE / 2, -log_ratio + TOLERANCE / 2, TOLERANCE)
+    return sensitivity * (near + SAFE).exp()
 
 
-def _kept(delta: float) -> float:
+def _kept(delta: Tensor) -> Tensor:
     """log delta, less what evaluation may round away."""
-    return math.log(delta) - ROUNDING * min(1.0, -math.log(delta))
+    log = delta.log()
+    return log - ROUNDING * (-log).clamp_max(1.0)
 
 
 def gaussian_guarantee(
@@ -92,26 +145,41 @@ def gaussian_guarantee(
     return Guarantee(epsilon, delta, model, neighbours, epsilon > 0, SOURCE, mu=mu)
 
 
-def gaussian_epsilon(mu: float, delta: float, variation: float = 0.0) -> float:
+def gaussian_epsilon(mu: Number | float, delta: Number | float, variation: Number | float = 0.0) -> Number:
     """The least epsilon at ``delta`` of what is within total variation ``variation`` of a mu-Gaussian mechanism's law.
 
-    mu >= 0; math.inf beyond 1000, and where the variation takes more than 2^-40 of delta.
+    mu >= 0, sensitivity/sigma; math.inf beyond 1000, and where the variation takes more than 2^-40 of delta. Numbers,
+    or batches that broadcast and are solved together. Raises TypeError, ValueError.
 
     Guarantees: delta_mu(epsilon) + (1 + e^epsilon) variation <= delta, as in ``Guarantee.rounded``.
     Source: Balle, Wang (2018), Theorem 8.
     """
-    target = _kept(delta * ROUNDED if variation else delta)
+    return entrywise(
+        _epsilon,
+        mu=(mu, checks.non_negative),
+        delta=(delta, checks.fraction),
+        variation=(variation, checks.non_negative),
+    )
 
-    def excess(log_epsilon: float) -> float:
-        return gaussian_log_delta(1.0, math.exp(log_epsilon), mu) - target
 
-    if mu > 1e3:
-        return math.inf
-    epsilon = 0.0
-    if mu > 0 and gaussian_log_delta(1.0, 0.0, mu) > target:
-        epsilon = math.exp(root(excess, -1.0, 1.0))
-    paid = (1 + math.exp(min(epsilon, 700.0))) * variation <= delta * (1 - ROUNDED)
-    return epsilon if paid else math.inf
+def _epsilon(mu: Tensor, delta: Tensor, variation: Tensor) -> Tensor:
+    target = _kept(torch.where(variation > 0, delta * ROUNDED, delta))
+    ratio = mu.clamp(5e-324, 1e3)
+    free = log_delta(ratio, 0 * ratio) <= target
+    near = ratio * (-2 * target).sqrt() + ratio * ratio / 2  # there Phi(-a) is small enough by itself
+    for _ in range(STEPS):  # the slope of delta is -e^epsilon Phi(-b)
+        found = log_delta(ratio, near)
+        slope = (near + torch.special.log_ndtr(-near / ratio - ratio / 2) - found).exp()
+        near = (near + (found - target) / slope).clamp_min(1e-3 * near)
+    log = torch.where(free, 0.0, near.log())
+
+    def excess(log_epsilon: Tensor) -> Tensor:
+        return torch.where(free, -log_epsilon, log_delta(ratio, log_epsilon.exp()) - target)
+
+    found = root(excess, log - TOLERANCE / 2, log + TOLERANCE / 2, TOLERANCE)
+    epsilon = torch.where(free, 0.0, found.exp())
+    paid = (1 + epsilon.clamp_max(700.0).exp()) * variation <= delta * (1 - ROUNDED)
+    return torch.where((mu <= 1e3) & paid, epsilon, math.inf)
 
 
 def rounded_guarantee(

@@ -15,78 +15,101 @@ Where noise is calibrated to a usual delta, no h that is at all likely reaches x
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from scipy.special import erfcx, log_ndtr, ndtr
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.privacy.root import root
+from torchdp.batch import added, entrywise
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
+from torchdp.privacy.gaussian import log_delta
+from torchdp.privacy.root import Number, root
 from torchdp.sketching.sketch import Sketch
 
 Array = NDArray[np.float64]
 NEGLIGIBLE = -90.0  # log of the probability of a number of honest pairs that is counted as the worst number
 SAFE = 1e-10  # of a factor: an epsilon found from it, to rounding, is not above the one asked for
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(8)
+NEAR, TOLERANCE = 1e-3, 1e-12  # of the logarithm of a factor: of noise for the mean square; of what is found
+LOST = 1e-9  # of log delta: more than rounding takes away
+AT_ONCE = 2**16  # losses of a batch
+LEAST = math.exp(-30)  # epsilon that is no promise but delta
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Losses:
     """How mu^2 of a client is distributed.
 
-    squares, probability: (k,), mu^2 and how likely it is. convex: whether they are s x_c of single copies, to be
-    averaged under g instead of f. exact: whether an attacker attains all this.
+    squares, probability: (k,), float64, mu^2 and how likely it is. convex: whether they are s x_c of single copies, to
+    be averaged under g instead of f. exact: whether an attacker attains all this.
     """
 
-    squares: Array
-    probability: Array
+    squares: Tensor
+    probability: Tensor
     convex: bool
     exact: bool
 
-    def scaled(self, factor: float) -> "Losses":
-        """Of noise that is ``factor`` times as large."""
-        return replace(self, squares=self.squares / factor**2)
-
-    def log_delta(self, epsilon: float) -> float:
-        """log delta at epsilon.
+    def log_delta(self, epsilon: Number) -> Number:
+        """log delta at epsilon > 0, a number or a batch. Raises TypeError, ValueError.
 
         Guarantees: (epsilon, delta)-DP; exact where ``exact``.
         Source: Balle, Wang (2018), Theorem 8, and the argument above.
         """
-        delta = convex_delta if self.convex else gaussian_delta
-        average = float(self.probability @ delta(self.squares, epsilon))
-        return math.log(max(average, 5e-324)) + 1e-9  # on the safe side of rounding
+        return entrywise(self._log_delta, self._at_once, epsilon=(epsilon, checks.positive))
 
-    def factor(self, epsilon: float, delta: float) -> float:
-        """The least factor of the noise that makes it (epsilon, delta)-DP. Raises ValueError."""
-        epsilon, target = checks.squarable("epsilon", epsilon), math.log(checks.fraction("delta", delta))
+    def factor(self, epsilon: Number | float, delta: Number | float) -> Number:
+        """The least factor of the noise that makes it (epsilon, delta)-DP; numbers, or batches that broadcast.
 
-        def excess(log_factor: float) -> float:
-            return self.scaled(math.exp(log_factor)).log_delta(epsilon) - target
+        Raises TypeError, ValueError.
+        """
+        asked = {"epsilon": (epsilon, checks.squarable), "delta": (delta, checks.fraction)}
+        return entrywise(self._factor, self._at_once, **asked)
 
-        usual = math.log(float(self.probability @ self.squares)) / 2
-        return math.exp(root(excess, usual - 1, usual + 1) + SAFE)
+    def epsilon(self, delta: Number) -> Number:
+        """The least epsilon at delta, a number or a batch. Raises ValueError where each epsilon > 0 has less."""
+        return entrywise(self._epsilon, self._at_once, delta=(delta, checks.fraction))
 
     def guarantee(self, delta: float) -> Guarantee:
         """The least epsilon at this delta. Raises ValueError where the noise has this delta at every epsilon > 0."""
-        target = math.log(checks.fraction("delta", delta))
-
-        def excess(log_epsilon: float) -> float:
-            return self.log_delta(math.exp(log_epsilon)) - target
-
-        if excess(-30.0) < 0:
+        if self.log_delta(LEAST) < math.log(checks.fraction("delta", delta)):
             raise ValueError(f"this noise gives delta < {delta} at every epsilon > 0; state a smaller delta")
-        epsilon = math.exp(root(excess, -1.0, 1.0))
-        model, neighbours = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
-        return Guarantee(epsilon, delta, model, neighbours, self.exact, "Balle, Wang (2018), Theorem 8")
+        kind = (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
+        return Guarantee(self.epsilon(delta), delta, *kind, self.exact, "Balle, Wang (2018), Theorem 8")
+
+    @property
+    def _at_once(self) -> int:
+        return max(1, AT_ONCE // len(self.squares))
+
+    def _log_delta(self, epsilon: Tensor, factor: Tensor | float = 1.0) -> Tensor:
+        squares, probability = (each[:, None].to(epsilon.device) for each in (self.squares, self.probability))
+        delta = convex_delta if self.convex else gaussian_delta
+        average = added(probability * delta(squares / factor**2, epsilon))
+        return average.clamp_min(5e-324).log() + LOST
+
+    def _factor(self, epsilon: Tensor, delta: Tensor) -> Tensor:
+        target = delta.log()
+
+        def excess(log_factor: Tensor) -> Tensor:
+            return self._log_delta(epsilon, log_factor.exp()) - target
+
+        usual = gaussian_sigma(epsilon, delta, math.sqrt(float(self.probability @ self.squares))).log()
+        return (root(excess, usual - NEAR, usual + NEAR, TOLERANCE) + SAFE).exp()
+
+    def _epsilon(self, delta: Tensor) -> Tensor:
+        target = delta.log()
+
+        def excess(log_epsilon: Tensor) -> Tensor:
+            return self._log_delta(log_epsilon.exp()) - target
+
+        return root(excess, -torch.ones_like(target), torch.ones_like(target), TOLERANCE).exp()
 
 
 def worst_loss(square: float, exact: bool) -> Losses:
     """One mu^2 for certain."""
-    return Losses(np.array([square]), np.ones(1), False, exact)
+    squares, probability = torch.tensor([[square], [1.0]], dtype=torch.float64, device="cpu")
+    return Losses(squares, probability, False, exact)
 
 
 def copy_losses(sketch: Sketch, corrupt: int, key: Tensor, part: Callable[[Array, float], Array]) -> Losses:
@@ -113,26 +136,19 @@ def copy_losses(sketch: Sketch, corrupt: int, key: Tensor, part: Callable[[Array
         law = np.append(np.exp(log_law[likely]), (~likely).sum() * math.exp(NEGLIGIBLE))
         squares.append(s * part(held, float(value)))
         probability.append(size * count / (s * n) * law)
-    return Losses(np.concatenate(squares), np.concatenate(probability), s > 1, s == 1)
+    all_squares, chances = (torch.from_numpy(np.concatenate(parts)) for parts in (squares, probability))
+    return Losses(all_squares, chances, s > 1, s == 1)
 
 
-def gaussian_delta(squares: Array, epsilon: float) -> Array:
-    """f(x) = Phi(-a) - e^epsilon Phi(-a - mu), mu = sqrt(x), a = epsilon/mu - mu/2; (k,) -> (k,), to 10 digits.
-
-    For small mu as phi(a) times the integral from a to a + mu of 1 - t M(t), M the Mills ratio: nothing cancels.
-    """
-    mu = np.sqrt(squares)
-    a = epsilon / mu - mu / 2
-    plain = ndtr(-a) - np.exp(epsilon + log_ndtr(-a - mu))
-    t = np.maximum(a[:, None] + mu[:, None] * (_NODES + 1) / 2, -30.0)
-    integral = mu / 2 * ((1 - t * math.sqrt(math.pi / 2) * erfcx(t / math.sqrt(2))) @ _WEIGHTS)
-    small = np.exp(-(a**2) / 2) / math.sqrt(2 * math.pi) * integral
-    return np.maximum(np.where(mu < 0.5, small, plain), 0.0)
+def gaussian_delta(squares: Tensor, epsilon: Tensor) -> Tensor:
+    """f(x), entry by entry."""
+    return log_delta(squares.sqrt(), epsilon).exp()
 
 
-def convex_delta(squares: Array, epsilon: float) -> Array:
-    """g: f up to its inflection, its tangent from there on; (k,) -> (k,)."""
-    turn = 2 * epsilon**2 / (math.sqrt(1 + epsilon**2) + 1)  # 2 sqrt(1 + epsilon^2) - 2
-    low = gaussian_delta(np.minimum(squares, turn), epsilon)
-    slope = math.exp(-((math.sqrt(turn) / 2 - epsilon / math.sqrt(turn)) ** 2) / 2) / math.sqrt(8 * math.pi * turn)
-    return low + slope * np.maximum(squares - turn, 0.0)
+def convex_delta(squares: Tensor, epsilon: Tensor) -> Tensor:
+    """g: f up to its inflection, its tangent from there on, entry by entry."""
+    turn = 2 * epsilon**2 / ((1 + epsilon**2).sqrt() + 1)  # 2 sqrt(1 + epsilon^2) - 2
+    low = gaussian_delta(squares.minimum(turn), epsilon)
+    root = turn.sqrt()
+    slope = (-((root / 2 - epsilon / root) ** 2) / 2).exp() / (8 * math.pi * turn).sqrt()
+    return low + slope * (squares - turn).clamp_min(0.0)

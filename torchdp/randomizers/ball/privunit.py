@@ -9,19 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchdp import checks
+from torchdp.batch import entrywise
 from torchdp.draws import Draws
 from torchdp.kernels import privunit
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.pieces import portions
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
+from torchdp.privacy.root import Number
 from torchdp.randomizers.ball.axial_sums import AxialSums, directed
 from torchdp.randomizers.ball.ball import BallMoments
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
 from torchdp.randomizers.ball.privunitg import placed, sided
-from torchdp.randomizers.ball.sphere import CapLaw, uniform_coordinate
+from torchdp.randomizers.ball.sphere import CapLaw, rapidity, sinh, uniform_coordinate
 from torchdp.randomizers.ball.subgaussian import SubGaussian, constants
-from torchdp.randomizers.base import real_local
+from torchdp.randomizers.base import ball_epsilon, real_local
 
 USERS_AT_ONCE = 2**22  # whose T, sqrt(1 - T^2) and g0 a fused sum holds
 COORDINATE = 500  # units of 2^-53 in sqrt(dim + 1) T, and in sqrt(1 - T^2): measured, 34 and 20 at most
@@ -54,6 +57,11 @@ class PrivUnit(LatticeRandomizer):
     def guarantee(self) -> Guarantee:
         source = "Bhowmick et al. (2018), PrivUnit, rounded; density ratio c1/c0 = e^epsilon"
         return self.sent(real_local(self.epsilon, source))
+
+    @staticmethod
+    def unit_variance(dim: Number | float, epsilon: Number | float) -> Number:
+        """v at radius 1, of an entry before it is rounded; numbers, or batches that broadcast."""
+        return entrywise(_unit_variance, dim=(dim, checks.positive), epsilon=(epsilon, ball_epsilon))
 
     @property
     def blanket(self) -> Blanket:
@@ -150,3 +158,7 @@ class PrivUnit(LatticeRandomizer):
         sums = self._sum.sums(users.expand(*shape, *users.shape), lambda n: self.cap.draw((n,), draws), draws)
         height = (1 - points.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
         return directed(torch.cat([points, height], -1), sums, draws)[..., :-1] / self.cap.threshold
+
+
+def _unit_variance(dim: Tensor, epsilon: Tensor) -> Tensor:
+    return 1 / ((dim + 1) * sinh(rapidity(dim + 1, epsilon)).square())

@@ -9,23 +9,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import log_ndtr, ndtri
+from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.batch import entrywise
 from torchdp.draws import MOST, Draws
 from torchdp.kernels import privunitg
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.exact import arithmetic
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
+from torchdp.privacy.root import Number
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential
 from torchdp.randomizers.ball.ball import BallMoments, gaussian_sums
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
 from torchdp.randomizers.ball.logit_beta import panel_rule
 from torchdp.randomizers.ball.subgaussian import SubGaussian, constants
 from torchdp.randomizers.ball.truncated_sums import truncated_sums
-from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON, real_local
+from torchdp.randomizers.base import ball_epsilon, real_local
 
 TAU = 700  # units of 2^-53 in tau: 1.26 x 8 by its chance, 16 x 40 by the quantile, which errs by 7 |tau| at most
 
@@ -70,19 +72,12 @@ class TiltedNormal(Tilted):
     epsilon: float
 
     def __post_init__(self) -> None:
-        epsilon = checks.within("epsilon", self.epsilon, SMALLEST_EPSILON, LARGEST_EPSILON)
-        object.__setattr__(self, "epsilon", epsilon)
+        checks.keep(self, epsilon=ball_epsilon)
 
     @cached_property
     def threshold(self) -> float:
-        """k, the fixed point of k -> E tau (Newton's method on a concave function: monotone, quadratic)."""
-        k = 0.0
-        while True:
-            log_mean = _log_excess(self.epsilon) - k * k / 2 - math.log(2 * math.pi) / 2
-            mean = math.exp(log_mean - np.logaddexp(0.0, _log_excess(self.epsilon) + log_ndtr(-k)))
-            if mean <= k * (1 + 1e-15):
-                return k
-            k = mean
+        """k, the fixed point of k -> E tau."""
+        return threshold(self.epsilon)
 
     @cached_property
     def survival(self) -> float:
@@ -152,6 +147,11 @@ class PrivUnitG(LatticeRandomizer):
     def guarantee(self) -> Guarantee:
         source = "Asi, Feldman, Talwar (2022), PrivUnitG, rounded; density ratio c1/c0 = e^epsilon"
         return self.sent(real_local(self.epsilon, source))
+
+    @staticmethod
+    def unit_variance(epsilon: Number) -> Number:
+        """1/k^2, of an entry at radius 1 before it is rounded, in any dimension; a number or a batch of them."""
+        return entrywise(_unit_variance, epsilon=(epsilon, ball_epsilon))
 
     @property
     def blanket(self) -> Blanket:
@@ -256,8 +256,31 @@ def upper_quantile(context: Any, share: Any) -> Any:
     return z if small == share else -z
 
 
-def _log_excess(epsilon: float) -> float:
-    return epsilon + math.log(-math.expm1(-epsilon))  # log(e^epsilon - 1)
+def threshold(epsilon: Number) -> Number:
+    """k, the fixed point of k -> E tau, for a number in [1e-6, 50] or a batch of them. Raises TypeError, ValueError."""
+    return entrywise(_threshold, epsilon=(epsilon, ball_epsilon))
+
+
+def _threshold(epsilon: Tensor) -> Tensor:
+    """Newton's method on a concave function: monotone, quadratic."""
+    growth, k = log_excess(epsilon), torch.zeros_like(epsilon)
+    while True:
+        odds = growth + torch.special.log_ndtr(-k)
+        more = odds.clamp_min(0) + torch.log1p((-odds.abs()).exp())  # log(1 + e^odds)
+        mean = (growth - k * k / 2 - math.log(2 * math.pi) / 2 - more).exp()
+        rising = mean > k * (1 + 1e-15)
+        if not bool(rising.any()):
+            return k
+        k = torch.where(rising, mean, k)
+
+
+def _unit_variance(epsilon: Tensor) -> Tensor:
+    return threshold(epsilon).square().reciprocal()
+
+
+def log_excess(epsilon: Tensor) -> Tensor:
+    """log(e^epsilon - 1)."""
+    return epsilon + (-torch.expm1(-epsilon)).log()
 
 
 def sided(own: Tensor, threshold: float, chance: int, survival: float) -> tuple[Tensor, Tensor]:

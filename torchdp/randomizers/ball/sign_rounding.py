@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.batch import entrywise
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
+from torchdp.privacy.root import Number
 from torchdp.randomizers.alphabet.chances import at_least, exponential
 from torchdp.randomizers.ball.axial_sums import AxialSums, add, directed
 from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer, gaussian_sums
@@ -19,7 +21,7 @@ from torchdp.randomizers.ball.logit_beta import panel_rule
 from torchdp.randomizers.ball.sphere import coordinate_size, mean_coordinate, uniform_coordinate
 from torchdp.randomizers.ball.subgaussian import Law, SubGaussian, widest
 from torchdp.randomizers.ball.truncated_sums import truncated_sums
-from torchdp.randomizers.base import exact_local
+from torchdp.randomizers.base import ball_epsilon, exact_local
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,11 @@ class DuchiJordanWainwright(SignRounding):
     @property
     def _dimension(self) -> float:
         return self.dim
+
+    @staticmethod
+    def unit_variance(dim: Number | float, epsilon: Number | float) -> Number:
+        """B^2/dim at radius 1: of an entry for x = 0; numbers, or batches that broadcast."""
+        return entrywise(_unit_variance, dim=(dim, checks.positive), epsilon=(epsilon, ball_epsilon))
 
     @property
     def _half(self) -> Law:
@@ -236,3 +243,7 @@ def _axes(points: Tensor) -> Tensor:
     first = torch.eye(points.shape[-1], dtype=torch.float64, device=points.device)[0]
     points = torch.where(largest > 0, points / largest, first)  # first to size 1: squares must not underflow
     return points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+
+
+def _unit_variance(dim: Tensor, epsilon: Tensor) -> Tensor:
+    return 1 / (dim * (mean_coordinate(dim) * (epsilon / 2).tanh()).square())

@@ -11,11 +11,16 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
+from torchdp import checks
+from torchdp.batch import added, entrywise
 from torchdp.draws import Draws
-from torchdp.privacy.root import root
+from torchdp.privacy.root import Number, root
 from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
-from torchdp.randomizers.ball.privunitg import Tilted, cap_chance, tilted
+from torchdp.randomizers.ball.privunitg import Tilted, cap_chance, log_excess, threshold, tilted
+from torchdp.randomizers.base import ball_epsilon
 
+PANELS, AT_ONCE = 6, 2**14  # of the integral for a threshold; thresholds of a batch
+STEPS, TOLERANCE = 4, 2.0**-51  # of Newton's method; of the logarithm of a rapidity
 WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need them
 
 
@@ -28,9 +33,72 @@ def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
     return half.tanh(), half.cosh().reciprocal()
 
 
-def mean_coordinate(dim: int) -> float:
-    """E |T| = Gamma(dim/2) / (sqrt(pi) Gamma((dim + 1)/2)), to rounding in every dimension."""
-    return 1.0 if dim == 1 else 4 / ((dim - 1) * math.exp(LogitBeta((dim - 1) / 2).log_total))
+def mean_coordinate(dim: Number) -> Number:
+    """E |T| = Gamma(dim/2) / (sqrt(pi) Gamma((dim + 1)/2)), to rounding, for a number or a batch of dimensions."""
+    return entrywise(_mean_coordinate, dim=(dim, checks.positive))
+
+
+def _mean_coordinate(dim: Tensor) -> Tensor:
+    return torch.where(dim == 1, 1.0, (-log_half_gamma(dim / 2)).exp() / math.sqrt(math.pi))
+
+
+def log_half_gamma(p: Tensor) -> Tensor:
+    """log Gamma(p + 1/2)/Gamma(p), p > 0, to a few units in the last place: a series at p + 32, then down to p."""
+    shift = torch.ones_like(p)
+    for j in range(32):
+        shift = shift * ((p + j) / (p + j + 0.5))
+    v = 1 / (p + 32)
+    w = v * v
+    return shift.log() - v / 8 * (1 - w / 24 * (1 - 3 * w / 10 * (1 - 85 * w / 84))) + (p + 32).log() / 2
+
+
+def rapidity(dim: Number | float, epsilon: Number | float) -> Number:
+    """artanh of the fixed point gamma = E T of ``CapLaw``; it keeps all digits of small gamma, and of 1 - gamma.
+
+    dim >= 2, epsilon in [1e-6, 50]: numbers, or batches that broadcast. Raises TypeError, ValueError.
+    """
+    return entrywise(_rapidity, AT_ONCE, dim=(dim, _plane), epsilon=(epsilon, ball_epsilon))
+
+
+def _rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
+    """Where log(w/gamma - s), w = E[T; T >= gamma] for uniform V, is log 1/(e^epsilon - 1).
+
+    The difference would lose all digits near gamma = 1. As an integral it loses none: that of
+    sech(t)^(dim + 1)/tanh(t)^2 over t >= y, divided by (dim - 1) times that of sech^(dim - 1) over the line.
+    """
+    level = math.log(math.sqrt(math.pi)) - log_half_gamma((dim - 1) / 2) + (dim - 1).log() - log_excess(epsilon)
+    x = (threshold(epsilon) / dim.sqrt()).asinh().log()  # that of many dimensions
+
+    def excess(log_y: Tensor, integral: Tensor) -> Tensor:
+        return integral.log() - (dim + 1) / 2 * torch.log1p(sinh(log_y.exp()).square()) - level
+
+    for _ in range(STEPS):  # Newton's method
+        y = x.exp()
+        integral = _beyond(dim, y)
+        x = x + (excess(x, integral) * y.tanh().square() * integral / y).clamp(-1, 1)
+    found = root(lambda x: excess(x, _beyond(dim, x.exp())), x - TOLERANCE / 2, x + TOLERANCE / 2, TOLERANCE)
+    return found.exp()
+
+
+def _beyond(dim: Tensor, y: Tensor) -> Tensor:
+    """The integral of (cosh(y)/cosh(t))^(dim + 1)/tanh(t)^2 over t >= y: in log t, to where it has fallen by e^-CUT."""
+    grid, weights = (torch.from_numpy(each).to(y.device)[:, None] for each in panel_rule(PANELS))
+    # cosh far = cosh y e^c, and sinh^2(far/2) = (cosh y (e^c - 1) + 2 sinh^2(y/2))/2 loses no digit for small y
+    far = (y.exp() + (-y).exp()) * torch.expm1(CUT / (dim + 1)) / 4 + sinh(y / 2).square()
+    length = (2 * far.sqrt().asinh() / y).log()
+    t = y * (length * grid).exp()
+    fallen = (dim + 1) / 2 * (torch.log1p(sinh(y).square()) - torch.log1p(sinh(t).square()))
+    return length * added(weights * fallen.exp() * t / t.tanh().square())
+
+
+def sinh(x: Tensor) -> Tensor:
+    """By expm1: torch.sinh has other bits for an entry in a batch than for the same entry alone."""
+    e = torch.expm1(x)
+    return e / 2 * (1 + 1 / (1 + e))
+
+
+def _plane(name: str, value: float) -> float:
+    return checks.within(name, value, 2, checks.MOST)
 
 
 def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,23 +133,8 @@ class CapLaw(Tilted):
 
     @cached_property
     def rapidity(self) -> float:
-        """artanh(gamma); it keeps all digits of small gamma, and of 1 - gamma."""
-        excess = self.epsilon + math.log(-math.expm1(-self.epsilon))  # log(e^epsilon - 1)
-        return math.exp(root(lambda x: self._log_gain(math.exp(x)) + excess, -35.0, 4.0, 1e-15))
-
-    def _log_gain(self, y: float) -> float:
-        """log of w/gamma - s at gamma = tanh(y), w = E[T; T >= gamma] for uniform V: log 1/(e^epsilon - 1) in the end.
-
-        The difference would lose all digits near gamma = 1. As an integral it loses none: that of
-        sech(t)^(dim + 1)/tanh(t)^2 over t >= y, divided by (dim - 1) times that of sech^(dim - 1) over the line.
-        """
-        far = math.acosh(math.cosh(y) * math.exp(CUT / (self.dim + 1)))
-        grid, weights = panel_rule(24)
-        t = y * (far / y) ** grid
-        top = math.log1p(math.sinh(y) ** 2)
-        decay = np.exp((self.dim + 1) / 2 * (top - np.log1p(np.sinh(t) ** 2)))
-        integral = math.log(far / y) * float(weights @ (decay * t / np.tanh(t) ** 2))
-        return math.log(2 * integral / (self.dim - 1)) - (self.dim + 1) / 2 * top - self.uniform.log_total
+        """artanh(gamma)."""
+        return rapidity(self.dim, self.epsilon)
 
     @property
     def threshold(self) -> float:

@@ -1,0 +1,100 @@
+"""A batch of numbers is its loop: the same bits, a float for floats, refusals that name the entry."""
+
+import math
+
+import pytest
+import torch
+from laws import generator
+
+from torchdp import privacy
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
+from torchdp.sketching.losses import Losses
+
+SIZE = 24
+SQUARES = torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
+SHARES = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+LOSSES = [Losses(SQUARES, SHARES, convex, exact=False) for convex in (False, True)]
+# The call, and between which numbers each argument lies; the logarithm is drawn.
+CALLS = {
+    "gaussian_log_delta": (
+        privacy.gaussian_log_delta,
+        {"sigma": (1e-3, 1e3), "epsilon": (1e-9, 1e2), "sensitivity": (1e-2, 1e2)},
+    ),
+    "gaussian_sigma": (
+        privacy.gaussian_sigma,
+        {"epsilon": (1e-9, 1e6), "delta": (1e-30, 0.9999), "sensitivity": (1e-3, 1e3)},
+    ),
+    "Losses.factor": (LOSSES[0].factor, {"epsilon": (1e-3, 30), "delta": (1e-12, 0.5)}),
+    "Losses.factor, convex": (LOSSES[1].factor, {"epsilon": (1e-3, 30), "delta": (1e-12, 0.5)}),
+    "Losses.log_delta": (LOSSES[1].log_delta, {"epsilon": (1e-3, 30)}),
+    "Losses.epsilon": (LOSSES[0].epsilon, {"delta": (1e-12, 1e-3)}),
+    "PrivUnit.unit_variance": (PrivUnit.unit_variance, {"dim": (1, 1e6), "epsilon": (1e-6, 50)}),
+    "PrivUnitG.unit_variance": (PrivUnitG.unit_variance, {"epsilon": (1e-6, 50)}),
+    "DuchiJordanWainwright.unit_variance": (
+        DuchiJordanWainwright.unit_variance,
+        {"dim": (1, 1e6), "epsilon": (1e-6, 50)},
+    ),
+    "gaussian_epsilon": (privacy.gaussian_epsilon, {"mu": (1e-6, 2e3), "delta": (1e-30, 0.9999)}),
+}
+EACH = pytest.mark.parametrize("name", CALLS)
+
+
+def drawn(name, size=SIZE):
+    """The call, and a batch of each argument, both ends among them."""
+    call, ranges = CALLS[name]
+    batch = {}
+    for i, (argument, (low, high)) in enumerate(ranges.items()):
+        share = torch.rand(size, dtype=torch.float64, generator=generator(i))
+        share[2 * i], share[2 * i + 1] = 0.0, 1.0
+        logs = math.log(low) + share * math.log(high / low)
+        batch[argument] = logs.exp().clamp(low, high)
+    return call, batch
+
+
+@EACH
+def test_a_batch_is_its_loop(name):
+    call, batch = drawn(name)
+    rows = zip(*(each.tolist() for each in batch.values()), strict=True)
+    loop = [call(**dict(zip(batch, row, strict=True))) for row in rows]
+    assert all(type(one) is float for one in loop)
+    found = call(**batch)
+    assert found.dtype == torch.float64 and found.tolist() == loop
+    assert call(**{argument: each.numpy() for argument, each in batch.items()}).tolist() == loop
+    assert call(**{argument: each.tolist() for argument, each in batch.items()}).tolist() == loop
+
+
+@EACH
+def test_arguments_broadcast(name):
+    call, batch = drawn(name)
+    first, *others = batch
+    rows = {first: batch[first][:3, None], **{other: batch[other][:4] for other in others}}
+    spread = {first: rows[first].expand(3, 4), **{other: rows[other].expand(3, 4) for other in others}}
+    found = call(**rows)
+    assert found.shape == ((3, 4) if others else (3, 1))
+    assert torch.equal(found, call(**spread)[:, : found.shape[1]])
+    one = call(**{argument: each[0] for argument, each in batch.items()})
+    assert isinstance(one, torch.Tensor) and one.shape == ()
+    assert call(**{first: torch.zeros(0), **{other: float(batch[other][0]) for other in others}}).shape == (0,)
+
+
+@EACH
+def test_refusals_name_the_entry(name):
+    call, batch = drawn(name)
+    for argument in batch:
+        bad = batch[argument].clone()
+        bad[[5, 13]] = math.nan
+        with pytest.raises(ValueError, match=rf"^{argument}\[5\] must"):
+            call(**batch | {argument: bad})
+        with pytest.raises(ValueError, match=rf"^{argument}\[0, 5\] must"):
+            call(**batch | {argument: bad.view(1, SIZE).numpy()})
+
+
+@pytest.mark.parametrize("protocol", [PrivUnit, PrivUnitG, DuchiJordanWainwright])
+@pytest.mark.parametrize("dim", [1, 2, 30, 1000])
+def test_the_variance_of_many_is_that_of_each(protocol, dim):
+    """But for the grid of what is sent."""
+    for epsilon in (0.01, 1.0, 8.0, 50.0):
+        one = protocol(dim, epsilon, 3.0)
+        expected = one.moments.variance - getattr(one, "step", 0.0) ** 2 / 6
+        at = (epsilon,) if protocol is PrivUnitG else (dim, epsilon)
+        assert 9 * protocol.unit_variance(*at) == pytest.approx(expected, rel=1e-12)
