@@ -10,8 +10,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Limits, Tally
-from torchdp.regression.shared_sum import SharedSum, shared_noise
 from torchdp.secure.shared_noise import SharedNoise
+from torchdp.secure.shared_sum import SharedSum, shared_noise
 
 
 @dataclass(frozen=True)
