@@ -55,14 +55,14 @@ MAY_IMPORT = {
     "shuffle": FLOOR | {"privacy", "kernels", "protocol", "wire"},
     "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle"},
     "sketching": FLOOR | {"privacy", "kernels"},
-    "secure": FLOOR | {"privacy", "protocol", "kernels", "sketching"},
+    "secure": FLOOR | {"privacy", "protocol", "collection", "kernels", "sketching", "wire"},
     "regression": FLOOR | {"privacy", "protocol", "wire", "randomizers", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
     "training": FLOOR | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
     "cli": FLOOR
     | {"kernels", "privacy", "workloads", "factorization", "randomizers", "queries", "domains", "mean"}
-    | {"pairwise", "protocol", "collection", "simulate"},
+    | {"pairwise", "protocol", "collection", "simulate", "secure", "sketching", "regression"},
     "__main__": {"cli"},
 }
 

@@ -126,7 +126,7 @@ def kind_of(table: str) -> str:
 
 def servers(tables: Tables) -> Iterator[Finding]:
     row = tables["servers"][0]
-    at = "whether five processes' release is that of one, bit for bit"
+    at = "whether separate processes' release is that of one, bit for bit"
     yield Finding.equal(
         "Algorithm 1, Lemma 4.3",
         "the servers compute S (A + G)",

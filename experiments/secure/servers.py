@@ -1,35 +1,34 @@
-"""A private sketch by separate processes, three servers, the clients, the analyst: bit for bit what one process gives.
+"""Organisations, servers and analyst as processes, each with its own key file: bit for bit what one process gives.
 
 Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Differentially Private Data Analytics via Secure
-    Sketching", section 6.1: the servers' transform on additive shares.
-Command:  python experiments/secure/servers.py                                     all processes started here, or
-          torchrun --nproc-per-node 5 experiments/secure/servers.py --secret $(openssl rand -hex 32)
-Expected: "identical" is True; the words on the links take 8 S (s n d + m d) bytes, and the analyst gets m d words from
-    each server. Under torchrun everything secret is derived from one number, to be new in every run: for a
-    demonstration on one machine, not for a deployment, where each link and the clients have their own.
+    Sketching", section 6.1: the servers' transform on additive shares; Tables 3 to 5, bytes and seconds; Table 8,
+    regression.
+Command:  python experiments/secure/servers.py; --clients 1000000 for the paper's largest number.
+Expected: "identical" is True; words take 8 S (s n d + m d) bytes, the analyst gets m d words from each server; ridge
+    regression from what is released has at most 1.01 times the least loss, as a curator's has.
 Output: results/secure/servers/*.csv.
 Artifact: Burkhardt et al. (2025) | section 6.1
 Status: agrees, on one machine
-Time: half a minute on two cores, most of it starting the processes; --smoke (few clients, two servers) likewise.
-    On the CPU, whatever --device says.
+Time: a minute on two cores; a million clients three minutes, 2 GB on the disk. On the CPU, whatever --device says.
 """
 
-import hashlib
-import os
+import json
+import multiprocessing
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from torchdp import regression, secure
 from torchdp.noise import SeededNoise
-from torchdp.protocol import Estimate
+from torchdp.protocol import Estimate, Tally
 from torchdp.randomness import keyed_generator
-from torchdp.secure import SecureSketch, run_processes, take_part
-from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES, Kind, header_of
-from torchdp.secure.processes import links_of_all, parties
+from torchdp.secure import KeyFile, SecureSketch, Session, SharedSum
+from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES
 from torchdp.simulate import Experiment, Report
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap
 from torchdp.threads import on_host
@@ -39,80 +38,147 @@ from torchdp.threads import on_host
 class Config:
     clients: int = 200_000
     servers: int = 3
-    secret: str = ""  # 64 hexadecimal digits, the same for all processes of torchrun
+    organisations: int = 4
 
 
-FULL = Config()
-SMOKE = Config(2_000, 2)
-COLUMNS, HEIGHT, COPIES, EPSILON, DELTA = 10, 100, 2, 0.5, 1e-6
+FULL, SMOKE = Config(), Config(2_000, 2, 2)
+COLUMNS, HEIGHT, COPIES, EPSILON, DELTA, RIDGE = 10, 100, 2, 0.5, 1e-6, 10.0
+WAIT = 600.0
+Question = SecureSketch | SharedSum
 
 
-def setting(config: Config) -> tuple[SecureSketch, Tensor]:
-    """The public parameters, and rows of norm at most 1; a function of nothing secret, the same in every process."""
-    clients, servers = config.clients, config.servers
-    sketch = balanced_osnap(clients, HEIGHT, COPIES, generator=keyed_generator(b"sketch"))
-    protocol = SecureSketch(sketch, COLUMNS, 1.0, EPSILON, DELTA, servers=servers, coalition=AdaptiveCoalition(10))
-    A = torch.randn(clients, COLUMNS, dtype=torch.float64, generator=keyed_generator(b"data"))
-    return protocol, A / A.norm(dim=1, keepdim=True)
+def sketch(config: Config) -> tuple[Question, Tensor]:
+    """A sketch of rows of norm 1."""
+    osnap = balanced_osnap(config.clients, HEIGHT, COPIES, generator=keyed_generator(b"sketch"))
+    x = torch.randn(config.clients, COLUMNS, dtype=torch.float64, generator=keyed_generator(b"data"))
+    return SecureSketch(osnap, COLUMNS, 1.0, EPSILON, DELTA, coalition=AdaptiveCoalition(10)), x / x.norm(
+        dim=1, keepdim=True
+    )
 
 
-def compare(protocol: SecureSketch, A: Tensor, release: Estimate, seed: int, report: Report) -> None:
-    """Compare with the protocol in one process and with the noise that was predicted."""
-    here = protocol.estimate(A, noise=SeededNoise(seed))
-    z = (release.value - protocol.sketch.apply(A)) / release.standard_error
-    report.say(protocol.guarantee)
+def gram(config: Config) -> tuple[Question, Tensor]:
+    """Second moments of rows in [-1, 1]^10 and a label."""
+    generator = keyed_generator(b"gram")
+    rows = torch.rand(config.clients, COLUMNS, dtype=torch.float64, generator=generator) * 2 - 1
+    noise = 0.3 * torch.randn(config.clients, 1, dtype=torch.float64, generator=generator)
+    labels = (rows.sum(1, keepdim=True) / 5 + noise).clamp(-1, 1)
+    question = regression.GramRelease(config.clients, COLUMNS, COLUMNS**0.5, EPSILON, DELTA, label_bound=1.0)
+    return question, torch.cat([rows, labels], 1)
+
+
+def sizes(config: Config) -> dict[str, int]:
+    """Clients of each organisation, no two alike."""
+    whole = sum(range(1, config.organisations + 1))
+    found = [config.clients * i // whole for i in range(1, config.organisations)]
+    return {f"organisation-{i}": n for i, n in enumerate([*found, config.clients - sum(found)])}
+
+
+def play(name: str, folders: list[Path]) -> None:
+    """One party in a process of its own, in one session after another; writes down its CPU seconds in each."""
+    torch.set_num_threads(1)
+    for folder in folders:
+        key, at, start = KeyFile(folder / f"{name}.key"), folder / "session", time.process_time()
+        if name == "analyst":
+            found = secure.release(at, key, wait=WAIT)
+            torch.save((found.value, found.standard_error, found.n), folder / "release.pt")
+        elif name.startswith("server"):
+            secure.serve(at, key, wait=WAIT)
+        else:
+            secure.submit(at, key, torch.load(folder / f"{name}.pt"), noise=SeededNoise(int(name.split("-")[1])))
+        (folder / f"{name}.json").write_text(json.dumps(time.process_time() - start))
+
+
+def prepared(folder: Path, question: Question, x: Tensor, config: Config) -> Session:
+    """A session with everybody's key, and each organisation's rows."""
+    folder.mkdir()
+    clients, servers = sizes(config), [f"server-{k}" for k in range(config.servers)]
+    secure.new_keys(folder, *servers, *clients, "analyst")
+
+    def party(name: str) -> secure.Party:
+        return secure.Party(name, KeyFile(folder / f"{name}.key").public, clients.get(name, 0))
+
+    parties = [party(name) for name in servers], [party(name) for name in clients]
+    session = secure.new_session(question, *parties, party("analyst"))
+    secure.open_session(folder / "session", session)
+    for name, part in zip(clients, x.split(list(clients.values())), strict=True):
+        torch.save(part.clone(), folder / f"{name}.pt")
+    return session
+
+
+def played(config: Config, folders: list[Path]) -> None:
+    """All parties, each in its process."""
+    context = multiprocessing.get_context("spawn")
+    names = [*(f"server-{k}" for k in range(config.servers)), *sizes(config), "analyst"]
+    running = [context.Process(target=play, args=(name, folders)) for name in names]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join()
+        if process.exitcode:
+            raise SystemExit(f"a party ended with code {process.exitcode}")
+
+
+def alone(session: Session, x: Tensor) -> Estimate:
+    """The release by one process, from the same sources."""
+    sums, total = session.sums, torch.zeros(session.sums.layout["words"][0], dtype=torch.int64)
+    for i, party in enumerate(session.organisations):
+        first = session.first(party)
+        rows = session.question.rows(x[first : first + party.clients])
+        for words in sums.spoken(rows, SeededNoise(i), first):
+            total += sums.tally(words)["words"]
+    return session.question.released(sums.analyse(Tally(len(x), {"words": total})))
+
+
+def compare(kind: str, folder: Path, session: Session, x: Tensor, report: Report) -> Estimate:
+    """Report whether one process gives the same bits, and what every role sent and took; returns the release."""
+    value, error, n = torch.load(folder / "release.pt")
+    files = {tuple(path.name.split(".")): path.stat().st_size for path in (folder / "session").glob("*.*.*")}
+    for path in sorted(folder.glob("*.json")):
+        sent, read = (sum(size for ends, size in files.items() if ends[end] == path.stem) for end in (0, 1))
+        seconds = json.loads(path.read_text())
+        report.row("roles", question=kind, role=path.stem, cpu_seconds=seconds, sent=sent, read=read)
+    here, question = alone(session, x), session.question
+    report.say(session.sums.guarantee)
+    z = (value - question.exact(question.summary(x))) / error
     report.row(
         "servers",
-        identical=torch.equal(release.value, here.value),
+        question=kind,
+        identical=torch.equal(value, here.value) and n == len(x),
         measured_over_predicted_variance=z.square().mean(),
         standard_error=(2 / z.numel()) ** 0.5,
     )
+    words, formula = payload(folder / "session", session), session.sums.payload_bytes
+    report.row("bytes", question=kind, words=words, formula=formula, files=sum(files.values()))
+    return here
 
 
-def here(config: Config, report: Report) -> None:
-    """Start every party on this machine and read what they sent."""
-    protocol, A = setting(config)
-    seed = int.from_bytes(os.urandom(32), "little")  # known here, so that the bits can be compared
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        release = run_processes(protocol, A, seed=seed, record=Path(folder))
-        report.say(f"{', '.join(parties(protocol))}: {time.perf_counter() - start:.1f} seconds with their start")
-        sent = [item for path in sorted(Path(folder).iterdir()) for item in torch.load(path)]
-    words = [(to, header_of(frame).kind, len(frame) - HEADER_BYTES - TAG_BYTES) for to, frame in sent]
-    payload = sum(length for _, kind, length in words if kind is not Kind.ROLL)
-    report.row(
-        "bytes",
-        words=payload,
-        formula=protocol.payload_bytes,
-        headers_tags_and_rolls=sum(len(frame) for _, frame in sent) - payload,
-        words_to_the_analyst=sum(length for to, _, length in words if to == "analyst"),
-    )
-    compare(protocol, A, release, seed, report)
+def payload(folder: Path, session: Session) -> int:
+    """Bytes of the words in all frames with shares and sums."""
+    parts = sum(len(list(session.sums.parts(party.clients))) for party in session.organisations)
+    frames = (parts + 1) * len(session.servers)
+    files = [*folder.glob("*.frames"), *folder.glob("*.sum")]
+    return sum(path.stat().st_size for path in files) - frames * (HEADER_BYTES + TAG_BYTES)
 
 
-def under_torchrun(config: Config, secret: bytes, report: Report) -> None:
-    """Be the party of this process's rank."""
-    protocol, A = setting(config)
-    rank, seed = int(os.environ["RANK"]), int.from_bytes(hashlib.sha256(b"noise" + secret).digest(), "little")
-    nonce, name = hashlib.sha256(b"nonce" + secret).digest(), parties(protocol)[rank]
-    links, clients = links_of_all(protocol, nonce, secret)[name], name == "clients"
-    release = take_part(
-        protocol, nonce, rank, links, x=A if clients else None, noise=SeededNoise(seed) if clients else None
-    )
-    if release is not None:
-        compare(protocol, A, release, seed, report)
+def loss(question: regression.GramRelease, found: Estimate, x: Tensor, report: Report) -> None:
+    """Regression from the roles' release beside that from a curator's."""
+    moments = regression.SecondMoments.of(x)
+    curator = question.sample_estimate(moments, generator=keyed_generator(b"curator"))
+    ratio = partial(regression.phi, moments, ridge=RIDGE)
+    solve = partial(regression.adaptive_ridge, ridge=RIDGE)
+    report.row("regression", clients=len(x), roles=ratio(solve(found)), curator=ratio(solve(curator)))
 
 
 @on_host
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
-    secret = bytes.fromhex(config.secret)
-    if "RANK" not in os.environ:
-        here(config, report)
-    elif len(secret) < 32:
-        raise SystemExit("--secret must be given under torchrun, 64 hexadecimal digits")
-    else:
-        under_torchrun(config, secret, report)
+    asked = {"sketch": sketch(config), "gram": gram(config)}
+    with tempfile.TemporaryDirectory() as made:
+        folders = {kind: Path(made, kind) for kind in asked}
+        sessions = {kind: prepared(folders[kind], *asked[kind], config) for kind in asked}
+        played(config, list(folders.values()))
+        found = {kind: compare(kind, folders[kind], sessions[kind], asked[kind][1], report) for kind in asked}
+    loss(asked["gram"][0], found["gram"], asked["gram"][1], report)
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)

@@ -1,11 +1,11 @@
 """One call for each public way in, small enough to be made hundreds of times. Names: see :func:`names`."""
 
+import contextlib
 import importlib
 import tempfile
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import torch
 
@@ -103,20 +103,28 @@ class Fresh:
             each.agree(call)
         return [each.publish() for each in pair]
 
-    def alone(self, *given, **more):
-        """``take_part`` where nobody else comes."""
-        try:
-            return self.found["secure"].take_part(*given, **more)
-        except ConnectionError:
-            return None
+    def at(self, role):
+        """A session's folder, as this role finds it when it is its turn; its keys lie in it."""
+        secure, folder = self.found["secure"], self.folder
+        folder.mkdir()
+        secure.new_keys(folder.parent, "north", "first", "second", "analyst")
+        key = {
+            name: secure.KeyFile(folder.parent / f"{name}.key") for name in ("north", "first", "second", "analyst")
+        }
+        party = [secure.Party(name, key[name].public, 5 * (name == "north")) for name in key]
+        secure.open_session(folder, secure.new_session(self.found["sum_of_five"], party[1:3], party[:1], party[3]))
+        if role != "north":
+            secure.submit(folder, key["north"], self.found["rows"])
+        for name in ("second", "first", "second") if role == "analyst" else ("second",) * (role == "first"):
+            with contextlib.suppress(TimeoutError):
+                secure.serve(folder, key[name])
+        return folder
 
-    def until_started(self, *given, **more):
-        """``run_processes`` until it starts the first."""
-        with mock.patch("torch.multiprocessing.start_processes", side_effect=ConnectionError):
-            try:
-                return self.found["secure"].run_processes(*given, **more)
-            except ConnectionError:
-                return None
+    def key(self, name):
+        """The key of a party of ``at``."""
+        if not self.folder.exists():
+            self.at(name)
+        return self.found["secure"].KeyFile(self.folder.parent / f"{name}.key")
 
 
 @cache

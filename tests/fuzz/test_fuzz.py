@@ -22,7 +22,7 @@ CALLS = [(room, recipe) for room, lines in recipes.ALL.items() for recipe in lin
 
 @pytest.mark.parametrize(
     "recipe",
-    [pytest.param(recipe, marks=slow if "fresh.alone" in recipe else ()) for _, recipe in CALLS],
+    [pytest.param(recipe, marks=slow if "fresh.at" in recipe else ()) for _, recipe in CALLS],
     ids=[f"{r}-{i}" for i, (r, _) in enumerate(CALLS)],
 )
 def test_bad_input_gets_a_clear_error(recipe, tmp_path, monkeypatch):

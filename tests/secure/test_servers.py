@@ -11,6 +11,7 @@ import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from laws import generator
+from parties import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, changed, opened
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp.noise import SeededNoise
@@ -30,20 +31,12 @@ from torchdp.secure.frames import pack_set, set_digest, unpack_set
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
 
 SECRET, SESSION_NONCE = bytes(range(32)), bytes(32)
-HEADER_BYTES, NONCE_BYTES, TAG_BYTES = 62, 12, 28  # of a frame, the tag with its nonce: anybody can count them
 
 
 def protocol(n=24, absent=3, **settings):
     sketch = balanced_osnap(n, 4, 2, generator=generator())
     settings = {"servers": 3, "coalition": AdaptiveCoalition(absent=absent), **settings}
     return SecureSketch(sketch, 3, 1.0, 1.0, 1e-5, **settings)
-
-
-def opened(key, frame):
-    """The words of a frame by code of its own, for whoever has the key. Raises InvalidTag."""
-    front, body, nonce = frame[:HEADER_BYTES], frame[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
-    cipher = ChaCha20Poly1305(hmac.digest(key, b"frame", "sha256"))
-    return torch.frombuffer(bytearray(cipher.decrypt(nonce, body, front)), dtype=torch.int64)
 
 
 def forged(key, front, words):
@@ -118,19 +111,6 @@ def test_words_on_the_links_are_as_many_as_the_formula_says():
         down = sum(len(frame) - overhead for frame in agreed(run.fed()))
         assert up == 3 * 2 * 24 * 3 * bits // 8 and down == 3 * 4 * 3 * bits // 8
         assert up + down == run.protocol.payload_bytes
-
-
-def changed(frame, chance):
-    """The frame with one to three bits flipped, or shortened, or lengthened."""
-    kind = chance.randrange(5)
-    if kind == 0:
-        return frame[: chance.randrange(len(frame))]
-    if kind == 1:
-        return frame + bytes(chance.randrange(1, 9))
-    out = bytearray(frame)
-    for bit in chance.sample(range(8 * len(frame)), chance.randrange(1, 4)):
-        out[bit // 8] ^= 1 << (bit % 8)
-    return bytes(out)
 
 
 def test_three_thousand_attacks_in_transit_are_all_found():

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Sequence
 from importlib import import_module
 
+from torchdp.cli.secure_parser import add_secure
 from torchdp.text import integer, number, say, until_closed
 
 STATISTICS = {
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     _scripts(commands)
     _paper(commands)
     _status(commands)
+    add_secure(commands)
     _doctor(commands)
     return top
 

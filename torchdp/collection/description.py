@@ -68,7 +68,10 @@ def made(tree: Any, classes: Mapping[str, type], device: torch.device | str = "c
         return _class(tree["enum"], classes)[tree["name"]]
     if "class" in tree:
         return _class(tree["class"], classes)
-    return _class(tree["made"], classes)(**{key: made(item, classes, device) for key, item in tree["of"].items()})
+    kind = _class(tree["made"], classes)
+    if "__dataclass_fields__" not in vars(kind):  # others may do more than hold what they are made from
+        raise ValueError(f"{tree['made']} is no dataclass")
+    return kind(**{key: made(item, classes, device) for key, item in tree["of"].items()})
 
 
 def difference(one: Any, other: Any, name: str = "protocol") -> str | None:

@@ -18,8 +18,8 @@ from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol
 from torchdp.regression.second_moment_noise import NoisyMoments, triangular, vectorized
 from torchdp.regression.sensitivity import gram_sensitivity, joint_sensitivity
-from torchdp.regression.shared_sum import SharedSum
 from torchdp.secure.shared_noise import SharedGaussian
+from torchdp.secure.shared_sum import SharedSum
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Limits, Tally, Users
 from torchdp.protocol.records import single, users_of
-from torchdp.regression.shared_sum import SharedSum, shared_noise
 from torchdp.secure.shared_noise import SharedNoise
+from torchdp.secure.shared_sum import SharedSum, shared_noise
 
 
 @dataclass(frozen=True)

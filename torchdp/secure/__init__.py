@@ -9,9 +9,9 @@
 
 A client rounds its row to integers modulo 2^bits, adds its part of the noise (``randomize``) and splits the words into
 one share for each server (``share``). Servers add, anyone adds up what they publish (``reconstruct``), ``analyse``
-reads it. Who plays which role where: ``Server`` issues each client's keys, ``client_frames``, ``Server``,
-``reveal_frames`` pass authenticated frames; ``take_part`` runs a server, the analyst or all clients in its own process,
-``run_processes`` all of them on one machine.
+reads it. Who plays which role where: ``client_frames``, ``Server``, ``reveal_frames`` pass authenticated frames in one
+process. Organisations, servers and analyst that are processes of their own agree on a ``Session``, each with the key of
+its ``KeyFile``, and ``submit``, ``serve``, ``release`` files in a folder: ``torchdp secure``.
 
 | class | noise | words of a client, to each server |
 |---|---|---|
@@ -23,24 +23,36 @@ Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4;
 """
 
 from torchdp.secure.frames import FrameError
-from torchdp.secure.processes import run_processes, take_part
+from torchdp.secure.keys import KeyFile, new_keys
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.ring import reconstruct, share
+from torchdp.secure.roles import open_session, read_session, release, serve, submit
 from torchdp.secure.servers import Links, Server, client_frames, reveal_frames
+from torchdp.secure.session import Party, Session, new_session
+from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import Words
 
 __all__ = [
     "FrameError",
+    "KeyFile",
     "Links",
+    "Party",
     "PureSecureSketch",
     "SecureSketch",
     "Server",
+    "Session",
+    "SharedSum",
     "Words",
     "client_frames",
+    "new_keys",
+    "new_session",
+    "open_session",
+    "read_session",
     "reconstruct",
+    "release",
     "reveal_frames",
-    "run_processes",
+    "serve",
     "share",
-    "take_part",
+    "submit",
 ]

@@ -167,10 +167,10 @@ class SecureSketch(SecureSums):
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         return self.keyed(x, first, one_key(draws))
 
-    def spoken(self, x: Tensor, draws: Draws) -> Iterator[Words]:
-        key = one_key(draws)  # of all clients' noise, as ``collect_unchecked`` draws it
-        for part in self.parts():
-            yield self.keyed(x[part], part.start, key)
+    def spoken(self, x: Tensor, draws: Draws, first: int = 0) -> Iterator[Words]:
+        key = one_key(draws)  # of all these clients' noise, as ``collect_unchecked`` draws it
+        for part in self.parts(len(x)):
+            yield self.keyed(x[part], first + part.start, key)
 
     def keyed(self, x: Tensor, first: int, key: Tensor) -> Words:
         """Words sign (q + round(g)) from a key that all clients may share, whatever their parts; unchecked."""

@@ -29,17 +29,23 @@ SESSION_BYTES = 16
 MOST_SERVERS = 2**15  # a frame holds 16 bits of a server's number
 
 
+def checked_key(name: str, key: bytes) -> bytes:
+    """``key``, if it is long enough. Raises ValueError."""
+    if not isinstance(key, bytes) or len(key) < 16:
+        raise ValueError(f"{name} must be at least 16 random bytes, such as os.urandom(32)")
+    return key
+
+
 class Links:
     """The keys of one party, by the other end's name: "clients", "server 0", ..., "analyst".
 
     A server's "clients" is a secret of its own, from which ``Server.issue`` makes the clients' keys; a client holds
-    what each server issued to it. Every other key comes from a key exchange of its two ends, outside torchdp.
+    what each server issued to it. Every other key comes from a key exchange of its two ends: ``Session`` has one.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         for name, key in checks.instance("keys", keys, Mapping).items():
-            if not isinstance(key, bytes) or len(key) < 16:
-                raise ValueError(f"keys[{name!r}] must be at least 16 random bytes, such as os.urandom(32)")
+            checked_key(f"keys[{name!r}]", key)
         self._keys = dict(keys)
 
     @property
@@ -59,8 +65,7 @@ class Links:
         Whoever holds this secret plays every server. Raises TypeError, ValueError.
         """
         servers = checks.integer("servers", servers, 2, MOST_SERVERS)
-        if not isinstance(secret, bytes) or len(secret) < 16:
-            raise ValueError("secret must be at least 16 random bytes, such as os.urandom(32)")
+        checked_key("secret", secret)
         names = ["analyst", *(f"server {k}" for k in range(servers))]
         if party not in names:
             known = f"party must be analyst, server 0, ... or server {servers - 1}, not {party!r}"
@@ -73,11 +78,11 @@ class Server:
     """One of the servers of ``SecureSums``: adds up the shares it is sent, and publishes their sums once.
 
     protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S). links: its keys. It
-    opens frames of the clients it issued a key to, and of nobody else. Every frame is verified before it changes
-    anything; a frame that was changed, repeated, or meant for another place raises FrameError. That it publishes once
-    is kept by this object alone: a server that starts again must refuse the sessions it had before. Memory: the sums,
-    (m, d), and 17 bytes a client where nobody may drop out (``coalition.absent`` = 0); elsewhere also each word that
-    arrives, because one who did not reach another server has to be taken out again.
+    opens frames of the clients it issued a key to, or enrolled, and of nobody else. Every frame is verified before it
+    changes anything; a frame that was changed, repeated, or meant for another place raises FrameError. That it
+    publishes once is kept by this object alone; ``serve`` keeps it on the disk. Memory: the sums, (m, d), and 17 bytes
+    a client where nobody may drop out (``coalition.absent`` = 0); elsewhere also each word that arrives, because one
+    who did not reach another server has to be taken out again.
     """
 
     def __init__(self, protocol: SecureSums, session: bytes, number: int, links: Links) -> None:
@@ -92,6 +97,7 @@ class Server:
         self._words = torch.empty(protocol.sketch.copies, kept, protocol.columns, dtype=dtype)
         self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
         self._issued = np.zeros((sketch.clients, 2), np.int64)  # first and count of those who share a client's key
+        self._enrolled: dict[int, bytes] = {}  # keys that were agreed upon, by their first client
         self._rolls: dict[int, Tensor] = {}
         self._closed = self._published = False
 
@@ -109,13 +115,26 @@ class Server:
         first = checks.integer("first", first, 0, len(self._issued) - 1)
         count = checks.integer("count", count, 1, len(self._issued) - first)
         held = self._issued[first : first + count]
-        if held[:, 1].any() and (held != (first, count)).any():
+        if first in self._enrolled or (held[:, 1].any() and (held != (first, count)).any()):
             raise ValueError(
                 f"first = {first}, count = {count}: one of these clients holds a key of other clients too; "
                 "issue one key to each group, once"
             )
+        key = client_key(self._links["clients"], self.session, self.number, first, count)
         held[:] = first, count
-        return client_key(self._links["clients"], self.session, self.number, first, count)
+        return key
+
+    def enrol(self, first: int, count: int, key: bytes) -> None:
+        """Let clients first, ..., first + count - 1 speak by a key that they and this server agreed upon, once.
+
+        Raises TypeError, ValueError; ValueError too where one of them has a key.
+        """
+        first = checks.integer("first", first, 0, len(self._issued) - 1)
+        count = checks.integer("count", count, 1, len(self._issued) - first)
+        if self._issued[first : first + count, 1].any():
+            raise ValueError(f"first = {first}, count = {count}: one of these clients has a key already")
+        self._enrolled[first] = checked_key("key", key)
+        self._issued[first : first + count] = first, count
 
     def receive(self, frame: bytes) -> None:
         """Add the shares of one client, or of several who hold one key. Raises FrameError."""
@@ -126,7 +145,9 @@ class Server:
         first, count = self._issued[claim.first].tolist()
         if claim.first + claim.count > first + count:
             raise FrameError("a frame is of clients to whom this server issued no key, or not the same one")
-        key = client_key(self._links["clients"], self.session, self.number, first, count)
+        key = self._enrolled.get(first)
+        if key is None:
+            key = client_key(self._links["clients"], self.session, self.number, first, count)
         words = unseal(key, expected, frame)
         part = slice(claim.first, claim.first + claim.count)
         if self._closed:

@@ -177,11 +177,12 @@ class Settings(Brief, ABC):
             raise ValueError("nonce must be at least 16 bytes, such as os.urandom(32)")
         return hashlib.sha256(self.digest + nonce).digest()[:16]
 
-    def parts(self) -> Iterator[slice]:
-        """The clients in parts whose words stay in the cache."""
+    def parts(self, clients: int | None = None) -> Iterator[slice]:
+        """So many clients, all where None, in parts whose words stay in the cache."""
+        clients = self.sketch.clients if clients is None else clients
         step = max(1, WORDS_AT_ONCE // (self.sketch.copies * self.columns))
-        for start in range(0, self.sketch.clients, step):
-            yield slice(start, min(start + step, self.sketch.clients))
+        for start in range(0, clients, step):
+            yield slice(start, min(start + step, clients))
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:

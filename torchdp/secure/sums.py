@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -123,10 +123,22 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         """``randomize``, unchecked, by any draws."""
 
-    def spoken(self, x: Tensor, draws: Draws) -> Iterator[Words]:
-        """What all clients share out, part by part, as ``collect`` draws it; unchecked."""
-        for part in self.parts():
-            yield self.randomize_unchecked(x[part], draws, part.start)
+    def spoken(self, x: Tensor, draws: Draws, first: int = 0) -> Iterator[Words]:
+        """What clients first, ... share out, part by part; all of them as ``collect`` draws it; unchecked."""
+        for part in self.parts(len(x)):
+            yield self.randomize_unchecked(x[part], draws, first + part.start)
+
+    def secure_sum(self, servers: int = 2) -> "SecureSums":
+        """This protocol by so many servers. Raises TypeError, ValueError."""
+        return self if servers == self.servers else replace(self, servers=servers)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """x, the rows of some clients, if they keep within the stated bounds. Raises TypeError, ValueError."""
+        return self.within(x)
+
+    def released(self, found: Estimate) -> Estimate:
+        """The estimate of ``secure_sum`` is this protocol's."""
+        return found
 
     def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
         """Add these clients' words, or shares of them, (s, k, d), into a server's sums (m, d), in place."""

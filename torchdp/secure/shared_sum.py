@@ -113,6 +113,14 @@ class SharedSum(MessageProtocol[S, Tensor]):
         longest = min(self.words * entry, math.sqrt(self.words) * norm)
         return PureSecureSketch(ones(self.clients), self.words, longest, noise.epsilon, **given)
 
+    def rows(self, x: Tensor) -> Tensor:
+        """What some clients, who hold x, bring into ``secure_sum``: (k, words). Raises TypeError, ValueError."""
+        return self.contribution(self.validate(x))
+
+    def released(self, found: Estimate) -> Estimate:
+        """This protocol's estimate from that of its ``secure_sum``, whose variance has a ``grid_factor`` more."""
+        return self.analyse(Tally(found.n, {"sum": found.value[0]}))
+
     def few(self, x: Tensor) -> Tensor:
         """x, if it is of at most as many clients as there are. Raises ValueError."""
         if len(x) > self.clients:

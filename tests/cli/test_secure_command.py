@@ -1,0 +1,156 @@
+"""``torchdp secure``: the guide's terminals from an empty folder, every question, and what is refused."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchdp import cli
+
+PAGE = Path(__file__).parents[2] / "docs" / "sums.md"
+TERMINALS = [
+    [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
+    for name, block in re.findall(r"^```(\w*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    if not name
+]
+PEOPLE = [
+    (h, w, 0.8 * h - 0.4 * w)
+    for h in (-0.6, -0.2, 0.1, 0.3, 0.7)
+    for w in (-0.5, -0.4, -0.3, -0.1, 0, 0.2, 0.4, 0.6)
+]
+
+
+def table(name, people):
+    rows = [",".join(f"{number:.4f}" for number in person) + f",{'ab'[k % 2]}" for k, person in enumerate(people)]
+    Path(f"{name}.csv").write_text("\n".join(["height,weight,strength,town", *rows]) + "\n")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """A command's exit code and output, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = cli.main(["secure", *map(str, arguments)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def opened(run, *asked, sizes=(24, 16)):
+    """Keys, tables and a session of two organisations and two servers, in ``study``."""
+    run("keys", "north", "south", "server-0", "server-1", "analyst")
+    table("north", PEOPLE[: sizes[0]]), table("south", PEOPLE[sizes[0] :])
+    parties = ["--servers", "server-0.pub", "server-1.pub", "--analyst", "analyst.pub"]
+    organisations = [f"north.pub={sizes[0]}", f"south.pub={sizes[1]}"]
+    return run("open", "study", *asked, "--epsilon", "1", *parties, "--organisations", *organisations)
+
+
+def test_the_guide_is_three_terminals_and_ten_commands(run):
+    """A terminal goes on where its command succeeded; each waits for the others as ``--wait`` does."""
+    assert len(TERMINALS) == 3 and sum(map(len, TERMINALS)) == 10
+    table("north", PEOPLE * 75), table("south", PEOPLE * 50)
+    left, said = [list(terminal) for terminal in TERMINALS], []
+    for _ in range(8):
+        for terminal in left:
+            while terminal:
+                code, out, _ = run(*[word for word in terminal[0][2:] if word not in ("--wait", "600")])
+                if code:
+                    break
+                terminal.pop(0), said.append(out)
+    assert left == [[], [], []]
+    found = dict(re.findall(r"^coefficient of (\w+) +(\S+)$", said[-1], re.MULTILINE))
+    assert abs(float(found["height"]) - 0.8) < 0.4 and "5000 clients; linear-transform" in said[-1]
+    fingerprints = re.findall(r"(?:fingerprint|session) ([0-9a-f-]{79})", "".join(said))
+    assert (
+        len(fingerprints) == 6
+        and len(set(fingerprints)) == 1
+        and "GramRelease of height, weight, strength" in "".join(said)
+    )
+
+
+@pytest.mark.slow
+def test_the_guide_as_three_processes_from_an_empty_folder(tmp_path):
+    python = f"{sys.executable} -m torchdp"
+    for name, count in (("north", 75), ("south", 50)):
+        os.chdir(tmp_path)
+        table(name, PEOPLE * count)
+    running = []
+    for terminal in TERMINALS:
+        commands = [shlex.join(words[1:]) for words in terminal]
+        lines = [f"until {python} {command}; do sleep 1; done" for command in commands]
+        lines[0] = f"{python} {commands[0]}"
+        running.append(subprocess.Popen(["bash", "-ec", "\n".join(lines)], stdout=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=500)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0] and "coefficient of height" in said[2]
+
+
+QUESTIONS = {
+    "sum": (["--columns", "height", "weight", "--bound", "1", "--delta", "1e-6"], 2),
+    "sum of Laplace noise": (["--columns", "height", "--bound", "1"], 1),
+    "gram": (["--columns", "height", "weight", "--bound", "1", "--delta", "1e-6"], 3),
+    "moments": (["--columns", "strength", "--bound", "1", "--orders", "1", "2"], 2),
+    "histogram": (["--columns", "town", "--categories", "a,b"], 2),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_question(run, name):
+    asked, numbers = QUESTIONS[name]
+    code, out, _ = opened(run, "--question", name.split()[0], *asked)
+    assert code == 0 and run("show", "study")[1] == out and "fingerprint" in out
+    for who in ("north", "south"):
+        assert run("submit", "study", f"{who}.key", f"{who}.csv", "--seed", 1)[2].endswith("for trying out only\n")
+    assert run("release", "study", "analyst.key")[0] == 2
+    for server in (0, 1, 0):
+        code, _, error = run("serve", "study", f"server-{server}.key")
+        assert code == 0 or "server-1.server-0.roll is not there yet" in error
+    code, out, _ = run("release", "study", "analyst.key", "--json")
+    found = json.loads(out)
+    assert found["n"] == 40 and len(found["names"]) == len(found["value"]) == numbers
+    people = torch.tensor(PEOPLE, dtype=torch.float64)
+    h, w, s = people.T
+    truth = {
+        "sum": [h.sum(), w.sum()], "sum of Laplace noise": [h.sum()], "histogram": [20, 20],
+        "gram": [(h * h).sum(), (h * w).sum(), (w * w).sum()], "moments": [s.sum(), (s * s).sum()],
+    }[name]  # fmt: skip
+    for value, error, true in zip(found["value"], found["standard_error"], truth, strict=True):
+        assert abs(value - float(true)) < 12 * error
+    lines = run("release", "study", "analyst.key")[1]
+    assert all(each in lines for each in found["names"])
+
+
+REFUSED = [
+    (["--question", "sum", "--columns", "height", "--delta", "1e-6"], "--bound is needed"),
+    (["--question", "histogram", "--columns", "town"], "--categories"),
+    (["--question", "moments", "--columns", "height", "weight", "--bound", "1"], "one column"),
+    (["--question", "gram", "--columns", "height", "--bound", "1", "--label", "weight"], "come together"),
+    (["--question", "sum", "--columns", "height", "--bound", "1e-300"], "bound"),
+]
+
+
+@pytest.mark.parametrize(("asked", "said"), REFUSED)
+def test_what_is_missing_is_named(run, asked, said):
+    code, _, error = opened(run, *asked)
+    assert code == 2 and said in error and not Path("study", "session.json").exists()
+
+
+def test_tables_and_keys_of_others_are_refused_and_no_value_is_shown(run):
+    opened(run, "--question", "sum", "--columns", "height", "--bound", "1")
+    table("north", [*PEOPLE[:23], (123.456, 0, 0)])
+    for words, said in (
+        (["north.key", "south.csv"], "x must hold the 24 clients of north, a row each, not 16"),
+        (["north.key", "north.csv"], "l_1 norm above bound"),
+        (["server-0.key", "north.csv"], "not the key of north, south"),
+        (["none.key", "north.csv"], "none.key"),
+    ):
+        code, out, error = run("submit", "study", *words)
+        assert code == 2 and said in error and out == "" and "123.4" not in error
+    assert run("keys", "north")[0] == 2  # a key is never written over

@@ -1,0 +1,291 @@
+"""Organisations, servers and analyst, each with its own key file, over files in a folder."""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import sqlite3
+import stat
+import threading
+import warnings
+
+import pytest
+import torch
+from cryptography.exceptions import InvalidTag
+from laws import generator
+from parties import HEADER_BYTES, SIZES, Parties, changed, hkdf, ladder, opened, rows
+
+from torchdp import secure
+from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram
+from torchdp.secure import FrameError, KeyFile, PureSecureSketch, SecureSketch
+from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
+
+SKETCH = balanced_osnap(20, 4, 2, generator=generator())
+QUESTIONS = {
+    "sketch": (SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-5), rows(20, 3)),
+    "pure": (PureSecureSketch(SKETCH, 2, 1.0, 1.0), rows(20, 2, 0.5)),
+    "gram": (GramRelease(20, 2, 1.0, 1.0, 1e-5, label_bound=1.0), rows(20, 3)),
+    "moments": (FrequencyMoments(20, 2.0, (1.0, 2.0), 1.0, 1e-5), rows(20, 1)[:, 0]),
+    "histogram": (SecureHistogram(20, 4, 1.0), torch.arange(20) % 4),
+}
+
+
+@pytest.fixture
+def parties(tmp_path):
+    """Makes a session; a wide one may lose the organisation of most clients."""
+
+    def parties(name="sketch", folder="one", absent=0):
+        question, x = QUESTIONS[name]
+        if absent:
+            question, x = SecureSketch(ones(20), 3, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(absent=absent)), x
+        return Parties(question, x, tmp_path / folder)
+
+    return parties
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_parties_with_their_own_rows_and_keys_give_the_bits_of_one_process(parties, name):
+    found = parties(name)
+    found.submit()
+    found.serve()
+    released, alone = found.release(), found.alone()
+    assert torch.equal(released.value, alone.value) and type(released) is type(alone) and released.n == 20
+    assert torch.equal(released.standard_error, alone.standard_error)
+    found.serve(1)  # all over again: nothing changes
+    assert torch.equal(found.release().value, alone.value)
+
+
+def test_keys_are_those_of_the_rfcs_and_fit_one_link_in_one_session(parties):
+    found, base = parties(), (9).to_bytes(32, "little")
+    digest, north, server = found.session.digest, found.key("north"), found.key("server-1")
+    mine = north.key(digest, "server-1", server.public)
+    assert mine == server.key(digest, "north", north.public)
+    with contextlib.closing(sqlite3.connect(north.path)) as db:
+        ((secret,),) = db.execute("SELECT secret FROM party")
+    assert north.public == ladder(secret, base)
+    assert mine == hkdf(digest, ladder(secret, server.public), b"torchdp secure link: north and server-1")
+    assert mine != north.key(digest, "server-2", server.public)  # the same two keys under another name
+    with pytest.raises(ValueError, match="none of X25519"):
+        north.key(digest, "server-1", bytes(32))  # of small order
+
+
+def test_a_key_file_is_its_owners_and_serves_one_session(parties, tmp_path):
+    found, other = parties(), parties(folder="other")
+    path = found.folder / "keys" / "north.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        KeyFile.made(path, "north")
+    with pytest.raises(ValueError, match="not the key of north, south, east, west"):
+        secure.submit(found.at, other.key("north"), found.part("north"))
+    found.submit("north")
+    again = found.opened(found.question)  # the same parties and keys, another nonce
+    secure.open_session(tmp_path / "again", again)
+    assert again.digest != found.session.digest
+    with pytest.raises(ValueError, match="served another session"):
+        secure.submit(tmp_path / "again", found.key("north"), found.part("north"))
+    path.chmod(0o640)
+    with pytest.raises(ValueError, match="may be read by others"):
+        found.key("north")
+    (tmp_path / "none").touch(0o600)
+    with pytest.raises(OSError, match="no such table"):
+        KeyFile(tmp_path / "none")
+    (tmp_path / "none").write_bytes(bytes(range(256)) * 4)
+    with pytest.raises(ValueError, match="no key file, or damaged"):
+        KeyFile(tmp_path / "none")
+
+
+def test_no_partys_files_open_anothers_frames(parties):
+    """Every key file tried on every frame, by public calls and an own cipher: its two ends alone open it."""
+    found = parties()
+    found.submit()
+    found.serve()
+    public = {party.name: party.public for party in (*found.session.servers, *found.session.organisations)}
+    public["analyst"] = found.session.analyst.public
+    for path in found.at.glob("*.*.*"):
+        sender, receiver, _ = path.name.split(".")
+        for holder in public:
+            key, opens = found.key(holder), 0
+            for other in set(public) - {holder}:
+                link = key.key(found.session.digest, other, public[other])
+                try:
+                    opens += bool(len(opened(link, path.read_bytes())))
+                except InvalidTag:
+                    continue
+            assert opens == (holder in (sender, receiver)), (path, holder)
+    travelled = b"".join(
+        path.read_bytes() for path in [*found.at.iterdir(), *(found.folder / "keys").glob("*.pub")]
+    )
+    with contextlib.closing(sqlite3.connect(found.key("north").path)) as db:
+        ((secret,),) = db.execute("SELECT secret FROM party")
+    assert public["north"].hex().encode() in travelled
+    assert secret not in travelled and secret.hex().encode() not in travelled
+
+
+def broken(kind, found, other, chance):
+    """Spoil what west sent to server-1; returns the true bytes."""
+    path = found.at / "west.server-1.frames"
+    true = path.read_bytes()
+    wrong = {
+        "truncated": lambda: true[: chance.randrange(1, len(true))],
+        "changed": lambda: next(
+            filter(lambda wrong: len(wrong) <= len(true), iter(lambda: changed(true, chance), None))
+        ),
+        "another server's": lambda: (found.at / "west.server-0.frames").read_bytes(),
+        "another organisation's": lambda: (found.at / "south.server-1.frames").read_bytes(),
+        "another session's": lambda: (other.at / "west.server-1.frames").read_bytes(),
+        "a stranger's header": lambda: true[:HEADER_BYTES] + os.urandom(len(true) - HEADER_BYTES),
+        "twice": lambda: true + true,
+        "followed by others": lambda: true + (found.at / "south.server-1.frames").read_bytes(),
+    }
+    path.write_bytes(wrong[kind]())
+    return path, true, wrong
+
+
+KINDS = ("truncated", "changed", "another server's", "another organisation's", "another session's",
+         "a stranger's header")  # fmt: skip
+
+
+def test_spoiled_files_are_named_and_count_nothing_and_the_true_one_then_does(parties):
+    found, other, chance = parties(), parties(folder="other"), random.Random(0)
+    found.submit(), other.submit()
+    for kind, _ in itertools.product(KINDS, range(2)):
+        path, true, _ = broken(kind, found, other, chance)
+        with (
+            warnings.catch_warnings(record=True) as told,
+            pytest.raises(TimeoutError, match="6 clients of west are"),
+        ):
+            warnings.simplefilter("always")
+            secure.serve(found.at, found.key("server-1"))
+        assert "west.server-1.frames is refused" in str(told[0].message), kind
+        path.write_bytes(true)
+    for kind in ("twice", "followed by others"):  # what is behind a true frame
+        path, true, _ = broken(kind, found, other, chance)
+        with pytest.warns(UserWarning, match=r"west.server-1.frames is refused from byte \d+ on"):
+            found.serve(1)
+        path.write_bytes(true)
+        found = parties(folder=kind)
+        found.submit()
+    found.serve()
+    assert torch.equal(found.release().value, found.alone().value)
+
+
+def test_ten_thousand_frames_that_were_not_sent_here_are_refused(parties):
+    found, other, chance, refused = parties(), parties(folder="other"), random.Random(1), 0
+    found.submit(), other.submit()
+    server = found.session.server(found.key("server-1"))
+    true = [(found.at / f"{name}.server-1.frames").read_bytes() for name in SIZES]
+    foreign = [path.read_bytes() for path in found.at.glob("*.server-[02].frames")]
+    foreign += [path.read_bytes() for path in other.at.glob("*.frames")]
+    swapped = [one[:HEADER_BYTES] + two[HEADER_BYTES:] for one, two in itertools.permutations(true, 2)]
+    for k in range(10_000):
+        frame = changed(chance.choice(true), chance) if k % 2 else chance.choice(foreign + swapped)
+        with pytest.raises(FrameError):
+            server.receive(frame)
+        refused += 1
+    assert refused == 10_000 and not server.seen.any()
+    for frame in true:
+        server.receive(frame)
+        with pytest.raises(FrameError, match="repeats"):
+            server.receive(frame)
+    server.roll_call(0)
+    assert server.seen.all()
+
+
+@pytest.mark.parametrize("absent", [0, 9, 10])
+def test_who_is_absent_is_agreed_before_anything_opens(parties, absent):
+    found = parties(absent=absent)
+    found.submit("north", "east", "west")  # south, with ten clients, does not come
+    if absent < 10:
+        with pytest.raises(TimeoutError, match=f"10 clients of south are missing, absent = {absent} may be"):
+            found.serve(1)
+        found.submit("south")
+        found.serve()
+        assert torch.equal(found.release().value, found.alone().value)
+        return
+    for name in found.servers[:2]:
+        with pytest.raises(TimeoutError, match="roll is not there yet"):
+            secure.serve(found.at, found.key(name))
+    found.submit("south")  # too late for two servers; the third hears it, and the roll calls leave it out
+    with pytest.warns(UserWarning, match=r"south.server-[01].frames is refused: it came after"):
+        found.serve()
+    released = found.release()
+    assert released.n == 10 and torch.equal(released.value, found.alone("north", "east", "west").value)
+
+
+def test_a_server_that_was_closed_counts_the_same_frames_or_none(parties):
+    found = parties()
+    found.submit()
+    with pytest.raises(TimeoutError):
+        secure.serve(found.at, found.key("server-0"))
+    path = found.at / "east.server-0.frames"
+    true = path.read_bytes()
+    for wrong in (None, true[:-1], changed(true, random.Random(2))):
+        path.unlink(missing_ok=True)
+        if wrong is not None:
+            path.write_bytes(wrong)
+        with pytest.raises(FrameError, match=r"east\.server-0\.frames was counted and is gone or changed"):
+            secure.serve(found.at, found.key("server-0"))
+    path.write_bytes(true)
+    found.serve()
+    (found.at / "north.server-0.frames").unlink()
+    with pytest.raises(FrameError, match="was sent before and is gone or changed; nothing is drawn twice"):
+        found.submit("north")
+    assert torch.equal(found.release().value, found.alone().value)
+
+
+def test_servers_that_heard_others_release_nothing(parties):
+    """Two servers miss clients of their own: each is within ``absent``, together they are not."""
+    found = parties(absent=3)
+    found.submit()
+    for name, lost in (("server-0", "north"), ("server-1", "east"), ("server-2", "none")):
+        (found.at / f"{lost}.{name}.frames").unlink(missing_ok=True)
+        with pytest.raises((TimeoutError, FrameError)):
+            secure.serve(found.at, found.key(name))
+    for name in found.servers:
+        with pytest.raises(FrameError, match="4 of 20 clients did not reach every server"):
+            secure.serve(found.at, found.key(name))
+    assert not list(found.at.glob("*.sum"))
+
+
+def test_what_is_done_once_is_done_once_by_any_number_of_threads(tmp_path):
+    KeyFile.made(tmp_path / "key", "north")
+    made, results = [], []
+
+    def make():
+        made.append(None)
+        return os.urandom(16)
+
+    threads = [
+        threading.Thread(target=lambda: results.append(KeyFile(tmp_path / "key").once("it", make)))
+        for _ in range(8)
+    ]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    assert len(made) == 1 and len(results) == 8 and set(results) == {KeyFile(tmp_path / "key").done("it")}
+    with pytest.raises(ZeroDivisionError):
+        KeyFile(tmp_path / "key").once("more", lambda: bytes(1 // 0))
+    assert KeyFile(tmp_path / "key").done("more") is None
+
+
+def test_a_session_says_all_that_is_public_and_nothing_else_is_read(parties, tmp_path):
+    found = parties("gram")
+    data = found.session.to_bytes()
+    read = secure.read_session(found.at)
+    assert read.to_bytes() == data and read.fingerprint == found.session.fingerprint
+    assert read.question == found.question
+    for old, new in ((b'"north"', b'"nord"'), (b"1.0", b"2.0"), (b"{", b"[")):
+        text = data.replace(old, new, 1)
+        if text != data and json.loads(data) is not None:
+            try:
+                assert secure.Session.from_bytes(text).digest != found.session.digest
+            except FrameError:
+                continue
+    tree = json.loads(data)
+    tree["question"] = {"made": "torchdp.collection.journal:Journal", "of": {"path": str(tmp_path / "made")}}
+    with pytest.raises(FrameError, match="no dataclass"):
+        secure.Session.from_bytes(json.dumps(tree).encode())
+    assert not (tmp_path / "made").exists()
+    with pytest.raises(FrameError, match="was changed"):
+        secure.Session.from_bytes(data + b"\n")
+    with pytest.raises(ValueError, match="must be empty"):
+        secure.open_session(found.at, found.session)

@@ -1,0 +1,168 @@
+"""``torchdp secure``: the roles of a secure sum over several organisations' tables."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.cli.table import read_users
+from torchdp.noise import SeededNoise
+from torchdp.protocol import Estimate
+from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram, adaptive_ridge
+from torchdp.regression.second_moment_noise import NoisyMoments
+from torchdp.secure import (
+    KeyFile,
+    Party,
+    PureSecureSketch,
+    SecureSketch,
+    Session,
+    SharedSum,
+    new_keys,
+    new_session,
+    open_session,
+    read_session,
+    release,
+    serve,
+    submit,
+)
+from torchdp.secure.sums import SecureSums
+from torchdp.sketching import AdaptiveCoalition, ones
+from torchdp.text import aligned, integer, say
+
+
+def secure(options: argparse.Namespace) -> int:
+    """Plays one role; prints what it did."""
+    if options.role == "keys":
+        for path in new_keys(options.into, *options.names):
+            say(f"{path.with_suffix('.key')} stays here, as secret as the data; {path} goes to everybody")
+        return 0
+    if options.role == "open":
+        open_session(options.folder, _session(options))
+    if options.role in ("open", "show"):
+        _show(read_session(options.folder))
+        return 0
+    key = KeyFile(options.key)
+    if options.role == "submit":
+        session, noise = read_session(options.folder), None
+        if options.seed is not None:
+            noise = SeededNoise(checks.integer("--seed", options.seed, 0))
+            say("torchdp secure: noise from a stated seed can be removed: for trying out only", error=True)
+        submit(options.folder, key, _table(options.csv, session), noise=noise)
+    elif options.role == "serve":
+        session = serve(options.folder, key, wait=options.wait)
+    else:
+        session = read_session(options.folder)
+        _answer(session, release(options.folder, key, wait=options.wait), options)
+        return 0
+    say(f"{key.name} is done with session {session.fingerprint}")
+    return 0
+
+
+def _session(options: argparse.Namespace) -> Session:
+    """What the options ask, of whom. Raises ValueError, OSError."""
+    organisations = []
+    for text in options.organisations:
+        path, _, clients = text.rpartition("=")
+        try:
+            organisations.append(_party(path, integer(clients)))
+        except (FileNotFoundError, ValueError) as error:
+            raise ValueError(f"--organisations {text!r} must read NAME.pub=CLIENTS: {error}") from None
+    question = _question(options, sum(party.clients for party in organisations))
+    names = [*options.columns, *([] if options.label is None else [options.label])]
+    names += options.categories.split(",") if options.question == "histogram" else []
+    servers = [_party(path) for path in options.servers]
+    return new_session(question, servers, organisations, _party(options.analyst), tuple(names))
+
+
+def _party(path: str, clients: int = 0) -> Party:
+    try:
+        name, public = Path(path).read_text().split()
+        return Party(name, bytes.fromhex(public), clients)
+    except ValueError as error:
+        raise ValueError(f"{path} is no public key of torchdp secure keys: {error}") from None
+
+
+def _question(options: argparse.Namespace, n: int) -> SecureSums | SharedSum[Any]:
+    """The protocol, of n clients. Raises ValueError naming the option that is missing."""
+    kind, columns, budget = options.question, options.columns, (options.epsilon, options.delta)
+    gone = {"corrupt": options.corrupt, "absent": options.absent}
+    if kind != "histogram" and options.bound is None:
+        raise ValueError(f"--bound is needed for {kind}: state it without looking at the data")
+    if kind in ("moments", "histogram") and len(columns) != 1:
+        raise ValueError(f"--columns must name one column for {kind}, not {len(columns)}")
+    if kind == "histogram":
+        if options.categories is None:
+            raise ValueError("--categories A,B,... is needed for a histogram: its public list")
+        return SecureHistogram(n, len(options.categories.split(",")), *budget, **gone)
+    if kind == "moments":
+        return FrequencyMoments(n, options.bound, tuple(options.orders), *budget, **gone)
+    if kind == "gram":
+        if (options.label is None) != (options.label_bound is None):
+            raise ValueError("--label and --label-bound come together")
+        return GramRelease(n, len(columns), options.bound, *budget, options.label_bound, **gone)
+    coalition = AdaptiveCoalition(**gone)
+    if options.delta == 0:
+        return PureSecureSketch(ones(n), len(columns), options.bound, options.epsilon, coalition=coalition)
+    return SecureSketch(ones(n), len(columns), options.bound, *budget, coalition=coalition)
+
+
+def _table(path: str, session: Session) -> Tensor:
+    """An organisation's rows, as the question takes them. Raises ValueError, OSError."""
+    columns, labels = list(session.columns), {}
+    if isinstance(session.question, SecureHistogram):
+        columns, labels = columns[:1], {columns[0]: columns[1:]}
+    how = {"delimiter": ",", "decimal": ".", "encoding": "utf-8-sig", "missing": "refuse", "group": None}
+    users = read_users(argparse.Namespace(csv=path, columns=columns, **how), labels, [])
+    values = torch.from_numpy(users.to_numpy(dtype="float64", copy=True))
+    if labels:
+        return values[:, 0].long()
+    return values[:, 0] if isinstance(session.question, FrequencyMoments) else values
+
+
+def _show(session: Session) -> None:
+    guarantee = session.sums.guarantee
+    rows = [(party.name, f"{party.clients} clients") for party in session.organisations]
+    rows += [(party.name, "server") for party in session.servers]
+    say(
+        *aligned([*rows, (session.analyst.name, "analyst")]),
+        f"{type(session.question).__name__} of {', '.join(session.columns)}: {guarantee}",
+        f"fingerprint {session.fingerprint}: compare it with the others' by another channel",
+    )
+
+
+def _answer(session: Session, found: Estimate, options: argparse.Namespace) -> None:
+    names, value, error = _named(session, found)
+    result: dict[str, Any] = {"n": found.n, "guarantee": str(session.sums.guarantee), "names": names}
+    result |= {"value": value.tolist(), "standard_error": error.tolist()}
+    lines = [(name, f"{v:.6g} +- {e:.3g}") for name, v, e in zip(names, value, error, strict=True)]
+    if isinstance(found, NoisyMoments) and found.cross is not None:
+        weights = adaptive_ridge(found, ridge=options.ridge).tolist()
+        result["coefficients"] = weights
+        lines += [
+            (f"coefficient of {name}", f"{w:.6g}") for name, w in zip(session.columns, weights, strict=False)
+        ]
+    if options.json:
+        say(json.dumps(result))
+    else:
+        say(*aligned(lines), f"{found.n} clients; {result['guarantee']}")
+
+
+def _named(session: Session, found: Estimate) -> tuple[list[str], Tensor, Tensor]:
+    """What each number of the answer is called, with numbers in the question's own unit, and their errors."""
+    question, columns = session.question, list(session.columns)
+    value, error = found.value.flatten(), found.standard_error.flatten()
+    if isinstance(question, GramRelease):
+        d = question.columns
+        pairs = [(i, j) for i in range(d) for j in range(i, d)]
+        scale = [1.0 if i == j else math.sqrt(0.5) for i, j in pairs]  # of svec
+        pairs += [(i, d) for i in range(d) if question.labelled]
+        scales = torch.tensor(scale + [1.0] * (len(pairs) - len(scale)), dtype=torch.float64)
+        return [f"{columns[i]} * {columns[j]}" for i, j in pairs], value * scales, error * scales
+    if isinstance(question, FrequencyMoments):
+        return [f"{columns[0]} ^ {order:g}" for order in question.orders], value, error
+    return columns[1:] if isinstance(question, SecureHistogram) else columns, value, error

@@ -1,0 +1,159 @@
+"""A party's secret key, and what it did with it: one file that serves one session and survives being killed.
+
+Every party has an X25519 pair, and its public key stands in the session's file. The key of a link is HKDF-SHA256 of
+what X25519 makes of one end's secret key and the other's public key, with the session's digest as salt and both ends'
+names as info: no secret travels, and a key fits one pair of parties in one session.
+
+What is assumed: the Diffie-Hellman problem on Curve25519 is hard and HKDF's output looks random; secret keys stay where
+they were made; and everybody holds the same session file with everybody's true public key (``Session.fingerprint``,
+compared by telephone). Who steals a key file reads that session's frames to and from its owner, those recorded before
+too, and speaks for the owner and to the owner. So a key serves one session; delete the file when the session is over.
+A copy of the file, or one restored from a backup, is a second party of the same name: it may do once more what is done
+once.
+
+Source: Langley, Hamburg, Turner (2016), RFC 7748, section 6.1; Krawczyk, Eronen (2010), RFC 5869.
+"""
+
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from torchdp import checks
+
+KEY_BYTES = 32
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+PATIENCE = 60.0  # seconds to wait for another process of the same party
+OWNER_ONLY = 0o600
+TABLES = [
+    "CREATE TABLE party (name TEXT NOT NULL, secret BLOB NOT NULL, session BLOB)",
+    "CREATE TABLE done (what TEXT PRIMARY KEY, data BLOB NOT NULL)",
+]
+
+
+def agreed_key(secret: bytes, public: bytes, session: bytes, one: str, other: str) -> bytes:
+    """The 32 bytes that both ends of a link derive, each from its secret key and the other's public one.
+
+    session: 32 bytes that name the session and all that is public of it. one, other: the ends' names, in any order.
+    Raises ValueError for a public key that no honest party has.
+    """
+    try:
+        shared = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise ValueError(f"the public key of {one} or {other} is none of X25519: {error}") from None
+    info = f"torchdp secure link: {' and '.join(sorted((one, other)))}".encode()
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=session, info=info).derive(shared)
+
+
+def party_name(name: str) -> str:
+    """``name``, if files can be called so. Raises TypeError, ValueError."""
+    if not NAME.fullmatch(checks.instance("name", name, str)):
+        raise ValueError(f"name must be at most 64 small letters, digits and hyphens, such as north, not {name!r}")
+    return name
+
+
+class KeyFile:
+    """The secret key of one party and all that it did once, in an SQLite file that its owner alone may read.
+
+    path: of a file that ``KeyFile.made`` made. Raises OSError; ValueError where others may read it, or it is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = checks.path("path", path).absolute()
+        if os.name == "posix" and self.path.stat().st_mode & 0o077:
+            raise ValueError(
+                f"{self.path} may be read by others than its owner: make a new key, whose file has mode 600"
+            )
+        with self._transaction("DEFERRED") as db:
+            rows = db.execute("SELECT name, secret FROM party").fetchall()
+        if len(rows) != 1 or len(rows[0][1]) != KEY_BYTES:
+            raise ValueError(f"{self.path} holds no key")
+        self.name, self._secret = rows[0]
+
+    @staticmethod
+    def made(path: str | os.PathLike[str], name: str) -> "KeyFile":
+        """A new file, which must not be there, with a new key from the system. Raises OSError, ValueError."""
+        party_name(name)
+        os.close(os.open(checks.path("path", path), os.O_CREAT | os.O_EXCL | os.O_RDWR, OWNER_ONLY))
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("BEGIN IMMEDIATE")
+            for table in TABLES:
+                db.execute(table)
+            secret = X25519PrivateKey.generate().private_bytes_raw()
+            db.execute("INSERT INTO party VALUES (?, ?, NULL)", (name, secret))
+            db.execute("COMMIT")
+        return KeyFile(path)
+
+    @property
+    def public(self) -> bytes:
+        """The public key, 32 bytes, for the session's file."""
+        return X25519PrivateKey.from_private_bytes(self._secret).public_key().public_bytes_raw()
+
+    def key(self, session: bytes, other: str, public: bytes) -> bytes:
+        """The key of the link with another party in this session, the only one that this file will serve.
+
+        Raises ValueError where the file served another session.
+        """
+        with self._transaction("IMMEDIATE") as db:
+            served = db.execute("SELECT session FROM party").fetchone()[0]
+            if served not in (None, session):
+                raise ValueError(
+                    f"{self.path} served another session; every session needs new keys of all parties"
+                )
+            if served is None:
+                db.execute("UPDATE party SET session = ?", (session,))
+        return agreed_key(self._secret, public, session, self.name, other)
+
+    def done(self, what: str) -> bytes | None:
+        """What ``once`` kept under this name."""
+        with self._transaction("DEFERRED") as db:
+            found = db.execute("SELECT data FROM done WHERE what = ?", (what,)).fetchone()
+        return found[0] if found else None
+
+    def once(self, what: str, make: Callable[[], bytes]) -> bytes:
+        """What ``make`` returns, on the disk before it is returned; ever after the same bytes, without ``make``.
+
+        Whoever is killed inside has done nothing; two processes wait for each other, and do it once.
+        """
+        with self._transaction("IMMEDIATE") as db:
+            found = db.execute("SELECT data FROM done WHERE what = ?", (what,)).fetchone()
+            if found:
+                return bytes(found[0])
+            data = make()
+            db.execute("INSERT INTO done VALUES (?, ?)", (what, data))
+        return data
+
+    @contextmanager
+    def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
+        """What is not committed at the end is rolled back. Raises OSError, ValueError naming the file."""
+        try:
+            uri = f"{self.path.as_uri()}?mode=rw"
+            with closing(sqlite3.connect(uri, timeout=PATIENCE, isolation_level=None, uri=True)) as db:
+                db.execute("PRAGMA synchronous = FULL")
+                db.execute(f"BEGIN {kind}")
+                yield db
+                db.execute("COMMIT")
+        except sqlite3.OperationalError as error:
+            raise OSError(f"{self.path} can not be used now: {error}") from error
+        except sqlite3.Error as error:
+            raise ValueError(f"{self.path} is no key file, or damaged: {error}") from error
+
+
+def new_keys(folder: str | os.PathLike[str], *names: str) -> list[Path]:
+    """A new key file ``NAME.key`` and, to be sent to everybody, ``NAME.pub`` for each name; returns the latter.
+
+    Raises OSError, ValueError; FileExistsError where a key is there already.
+    """
+    folder, made = checks.path("folder", folder), []
+    for name in names:
+        key = KeyFile.made(folder / f"{party_name(name)}.key", name)
+        public = folder / f"{name}.pub"
+        public.write_text(f"{name} {key.public.hex()}\n")
+        made.append(public)
+    return made

@@ -1,0 +1,262 @@
+"""The roles of a secure sum, each its own process with its own key, over files in a folder.
+
+The folder is the transport and needs no protection but against loss: what is in it is public, or frames that only the
+two ends of a link read and make. It may be shared by the parties' machines, or each have one of its own and files be
+carried between them by any means.
+
+| file | written by | read by |
+|---|---|---|
+| ``session.json`` | whoever opens the session | everybody |
+| ``ORGANISATION.SERVER.frames`` | ``submit`` | that server |
+| ``SERVER.SERVER.roll`` | ``serve`` | the second server |
+| ``SERVER.analyst.sum`` | ``serve`` | ``release`` |
+
+A party may be killed anywhere and started again. What must not happen twice, drawing an organisation's noise, closing
+a server's doors, publishing its sum, is committed in the party's ``KeyFile`` before it leaves (``KeyFile.once``): after
+that the same bytes leave again, before it nothing has left. So of a session one sum of one set of clients leaves each
+server, and of two sessions with common clients each is a release of its own, with noise of its own.
+"""
+
+import hashlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.noise import Noise, source
+from torchdp.protocol import Estimate
+from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES, FrameError, header_of
+from torchdp.secure.keys import KeyFile
+from torchdp.secure.ring import share
+from torchdp.secure.servers import Server, client_frames, reveal_frames
+from torchdp.secure.session import ANALYST, Party, Session
+
+SESSION_FILE = "session.json"
+LONGEST = 1e7  # seconds to wait
+PAUSE = 0.1  # seconds between two looks at the folder
+
+
+def open_session(folder: str | os.PathLike[str], session: Session) -> None:
+    """Write the session's file into an empty folder, which is made. Raises OSError, ValueError."""
+    folder = checks.path("folder", folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ValueError(f"folder must be empty, or new: {folder} holds files, perhaps of another session")
+    put(folder / SESSION_FILE, checks.instance("session", session, Session).to_bytes())
+
+
+def read_session(folder: str | os.PathLike[str]) -> Session:
+    """The session of a folder. Raises OSError, FrameError."""
+    return Session.from_bytes((checks.path("folder", folder) / SESSION_FILE).read_bytes())
+
+
+def _joined(folder: str | os.PathLike[str], key: KeyFile) -> tuple[Path, Session]:
+    checks.instance("key", key, KeyFile)
+    return checks.path("folder", folder), read_session(folder)
+
+
+def submit(folder: str | os.PathLike[str], key: KeyFile, x: Tensor, *, noise: Noise | None = None) -> Session:
+    """An organisation's part: round its clients' rows, add their noise, share out, one file of frames a server.
+
+    x: what the question takes, of this organisation's clients in their order. noise: None takes the system's. Called
+    again, as after a kill, it sends the same frames again. Raises ValueError, TypeError before anything is drawn,
+    OSError; FrameError where frames that left already are not there any more: nothing is drawn twice.
+    """
+    folder, session = _joined(folder, key)
+    own = session.party(key, session.organisations)
+    rows = session.sums.within(session.question.rows(x))
+    if len(rows) != own.clients:
+        raise ValueError(f"x must hold the {own.clients} clients of {own.name}, a row each, not {len(rows)}")
+    keys, names = session.client_keys(key), [f"{own.name}.{server.name}.frames" for server in session.servers]
+
+    def make() -> bytes:
+        files = _write_frames(session, own, keys, rows, noise, [_partial(folder / name) for name in names])
+        return json.dumps(files).encode()
+
+    for name, digest in zip(names, json.loads(key.once("frames", make)), strict=True):
+        _deliver(folder / name, digest)
+    return session
+
+
+def _write_frames(
+    session: Session, own: Party, keys: list[bytes], rows: Tensor, noise: Noise | None, paths: list[Path]
+) -> list[str]:
+    """All frames of an organisation, one file for each server; returns the files' digests."""
+    sums, name, first = session.sums, session.name, session.first(own)
+    draws, digests = source(noise, rows.device), [hashlib.sha256() for _ in paths]
+    for path in paths:
+        path.write_bytes(b"")
+    for words in sums.spoken(rows, draws, first):
+        shares = share(words.values, sums.servers, noise=draws)
+        frames = client_frames(sums, name, shares, words.first, keys)
+        for path, frame, digest in zip(paths, frames, digests, strict=True):
+            with path.open("ab") as file:
+                file.write(frame)
+            digest.update(frame)
+    for path in paths:
+        _to_disk(path)
+    return [digest.hexdigest() for digest in digests]
+
+
+def _deliver(path: Path, digest: str) -> None:
+    """Give a finished file its name, once. Raises FrameError where it is neither here nor there."""
+    for found in (_partial(path), path):
+        if found.exists() and _digest(found) == digest:
+            os.replace(found, path)
+            _to_disk(path.parent)
+            return
+    raise FrameError(
+        f"{path.name} was sent before and is gone or changed; nothing is drawn twice: start a new session"
+    )
+
+
+def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Session:
+    """A server's part: hear organisations, close the doors, agree with the others on who was heard, publish the sum.
+
+    The doors close when all clients were heard, or after ``wait`` seconds if no more are missing than
+    ``coalition.absent``. A file that is damaged, late or of somebody else is named in a warning and changes nothing.
+    Returns when the sum is out. Raises TimeoutError where it waits in vain, and may be called again; FrameError where
+    this session can not end: another server heard other clients, or frames that were counted are gone; OSError,
+    ValueError.
+    """
+    folder, session = _joined(folder, key)
+    until = time.monotonic() + checks.within("wait", wait, 0, LONGEST)
+    server, own = session.server(key), session.party(key, session.servers)
+    sum_file = folder / f"{own.name}.{ANALYST}.sum"
+    out = key.done("sum")
+    if out is None:
+        _close(folder, session, server, own, key, until)
+        for k, other in enumerate(session.servers):
+            if other != own:
+                put(folder / f"{own.name}.{other.name}.roll", server.roll_call(k))
+        rolls = [folder / f"{other.name}.{own.name}.roll" for other in session.servers if other != own]
+        for data in _arrived(rolls, until):
+            server.agree(data)
+        out = key.once("sum", server.publish)
+    put(sum_file, out)
+    return session
+
+
+def _close(folder: Path, session: Session, server: Server, own: Party, key: KeyFile, until: float) -> None:
+    """Hear the organisations; whom, is committed. Raises TimeoutError, FrameError."""
+    files = {party: folder / f"{party.name}.{own.name}.frames" for party in session.organisations}
+    for path in folder.glob(f"*.{own.name}.frames"):
+        if path not in files.values():
+            warnings.warn(f"{path.name} is refused: no organisation of this session has this name", stacklevel=3)
+    closed, heard = key.done("heard"), {party.name: 0 for party in files}
+    while closed is None:
+        for party, path in files.items():
+            heard[party.name] = _hear(path, server, heard[party.name])
+        missing = [party.name for party in files if not _whole(session, server, party)]
+        if missing and time.monotonic() < until:
+            time.sleep(PAUSE)
+            continue
+        gone = int((~server.seen).sum())
+        if gone > session.sums.coalition.absent:
+            raise TimeoutError(
+                f"{gone} clients of {', '.join(missing)} are missing, absent = {session.sums.coalition.absent} may be; "
+                "nothing was closed: call again when their files are there"
+            )
+        counted = {path.name: [heard[p.name], _digest(path, heard[p.name])] for p, path in files.items()}
+        closed = key.once("heard", json.dumps(counted).encode)
+        if closed == json.dumps(counted).encode():
+            return
+        raise FrameError("another process of this server closed its doors meanwhile; call again")
+    for name, (size, digest) in json.loads(closed).items():  # closed by a process before this one
+        path = folder / name
+        if size and (not path.exists() or _digest(path, size) != digest):
+            raise FrameError(f"{name} was counted and is gone or changed: start a new session")
+        if path.exists() and path.stat().st_size > size:
+            warnings.warn(f"{name} is refused: it came after the doors were closed", stacklevel=3)
+        for frame in _frames(path, 0, size) if size else ():
+            server.receive(frame)
+
+
+def _hear(path: Path, server: Server, start: int) -> int:
+    """Count the frames of a file from there on; returns where the first that is not counted begins."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        for frame in _frames(path, start, size):
+            server.receive(frame)
+            start += len(frame)
+    except FrameError as error:
+        warnings.warn(f"{path.name} is refused from byte {start} on: {error}", stacklevel=4)
+    return start
+
+
+def _whole(session: Session, server: Server, party: Party) -> bool:
+    first = session.first(party)
+    return bool(server.seen[first : first + party.clients].all())
+
+
+def _frames(path: Path, start: int, end: int) -> Iterator[bytes]:
+    """The frames in a part of a file, one at a time. Raises FrameError."""
+    with path.open("rb") if start < end else open(os.devnull, "rb") as file:
+        file.seek(start)
+        while start < end:
+            front = file.read(HEADER_BYTES + TAG_BYTES)
+            length = header_of(front).frame_bytes
+            if length > end - start:
+                raise FrameError("it ends before its last frame does")
+            yield front + file.read(length - len(front))
+            start += length
+
+
+def release(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Estimate:
+    """The analyst's part: the question's estimate from the sums of all servers.
+
+    Raises TimeoutError where a server's sum is not there after ``wait`` seconds, FrameError, OSError, ValueError.
+    """
+    folder, session = _joined(folder, key)
+    until = time.monotonic() + checks.within("wait", wait, 0, LONGEST)
+    links = session.analyst_links(key)
+    files = [folder / f"{server.name}.{ANALYST}.sum" for server in session.servers]
+    found = reveal_frames(session.sums, session.name, list(_arrived(files, until)), links)
+    return session.question.released(found)
+
+
+def _arrived(paths: list[Path], until: float) -> Iterator[bytes]:
+    """What these files hold, when they are there. Raises TimeoutError."""
+    for path in paths:
+        while not path.exists():
+            if time.monotonic() >= until:
+                raise TimeoutError(f"{path.name} is not there yet: call again when it is")
+            time.sleep(PAUSE)
+        yield path.read_bytes()
+
+
+def put(path: Path, data: bytes) -> None:
+    """Write a file that is seen whole or not at all, and is on the disk. Raises OSError."""
+    _partial(path).write_bytes(data)
+    _to_disk(_partial(path))
+    os.replace(_partial(path), path)
+    _to_disk(path.parent)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _to_disk(path: Path) -> None:
+    if path.is_dir() and os.name != "posix":
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path, size: int | None = None) -> str:
+    """SHA-256 of a file, or of so many bytes of it."""
+    digest, left = hashlib.sha256(), 2**62 if size is None else size
+    with path.open("rb") if left else open(os.devnull, "rb") as file:
+        while left and (part := file.read(min(left, 2**20))):
+            digest.update(part)
+            left -= len(part)
+    return digest.hexdigest()
