@@ -52,8 +52,8 @@ from torchdp.factorization.certificates.certificate import Certificate, certify
 from torchdp.factorization.dual import gamma2_dual
 from torchdp.factorization.epochs import factorize_epochs, factorize_separated
 from torchdp.factorization.factorize import Factorization, factorize, signature_form
-from torchdp.factorization.gradient import gradient, low_rank
 from torchdp.factorization.hard import hard_instance
+from torchdp.factorization.low_rank import low_rank
 from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
@@ -67,6 +67,7 @@ from torchdp.factorization.streams.strategy import StreamStrategy
 from torchdp.factorization.structure.closed_forms import gamma_box, gamma_ellipsoid
 from torchdp.factorization.structure.constructive import binary_tree, lipschitz_tree, square_root
 from torchdp.factorization.structure.product import factorize_blocks, factorize_product
+from torchdp.factorization.train import train
 
 __all__ = [
     "BandedStrategy",
@@ -95,7 +96,6 @@ __all__ = [
     "gamma_F",
     "gamma_box",
     "gamma_ellipsoid",
-    "gradient",
     "hard_instance",
     "jl_rank",
     "johnson_lindenstrauss",
@@ -105,6 +105,7 @@ __all__ = [
     "reference",
     "signature_form",
     "square_root",
+    "train",
     "truncate",
     "zeta",
 ]
