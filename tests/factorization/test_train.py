@@ -1,7 +1,11 @@
 """Training on the relaxation: held against the semidefinite program, and sound wherever it stops."""
 
+import importlib.util
 import math
+import sys
 import warnings
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,30 +16,23 @@ from torchdp import workloads
 from torchdp.factorization import Relaxation, approximate, certify, factorize, reference, train
 from torchdp.factorization.certificates.approximate_certificate import certify_approximate
 
-KINDS = ("square", "wide", "tall", "rank", "sparse", "signs", "row", "doubled", "graded", "column")
-
 
 def instance(seed):
-    """One of a hundred matrices: ten kinds, ten sizes and ten scales from 1e-12 to 1e12."""
-    kind, size = KINDS[seed % 10], seed // 10
-    m, n = {"wide": (3 + size, 8 + 2 * size), "tall": (8 + 2 * size, 3 + size)}.get(kind, (3 + size, 3 + size))
-    W = normal(m, n, seed=seed)
-    match kind:
-        case "rank":
-            W = W[:, :2] @ normal(2, n, seed=seed, name=b"rank")
-        case "sparse":
-            W = W * (normal(m, n, seed=seed, name=b"sparse") > 0.5)
-        case "signs":
-            W = W.sign()
-        case "row":
-            W = W[:1]
-        case "doubled":
-            W[1], W[:, 1], W[2] = W[0], -W[:, 0], 0.0
-        case "graded":
-            W = W * torch.logspace(0, -4, n, dtype=torch.float64)
-        case "column":
-            W = W[:, :1]
-    return W * 10.0 ** (24 * size / 9 - 12)
+    """One of the hundred matrices of experiments/factorization/relaxation.py."""
+    return script().instance(seed)
+
+
+@cache
+def script():
+    path = Path(__file__).parents[2] / "experiments" / "factorization" / "relaxation.py"
+    spec = importlib.util.spec_from_file_location("relaxation_script", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # it imports its neighbour
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(path.parent))
+    return module
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
