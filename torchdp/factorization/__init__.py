@@ -11,6 +11,7 @@
 | question | function |
 |---|---|
 | W exactly; rows or columns that count unequally; a free shift | :func:`factorize`, :func:`signature_form` |
+| any error, any structure, by descent: groups of columns, bands, signs, one's own module | :func:`train` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
 | running sums of millions of steps, with momentum too, never formed | :func:`factorize` of ``workloads.RunningSums`` |
 | the same with a few numbers of memory | :func:`factorize_buffered` |
@@ -55,9 +56,10 @@ from torchdp.factorization.factorize import Factorization, factorize, signature_
 from torchdp.factorization.hard import hard_instance
 from torchdp.factorization.low_rank import low_rank
 from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
+from torchdp.factorization.objectives import Groups, LocalError, Mixed, Norm, Objective
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
-from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
+from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, SignatureRelaxation, smooth_log_norm
 from torchdp.factorization.streams.banded import BandedStrategy
 from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.buffered_factorization import factorize_buffered
@@ -67,6 +69,7 @@ from torchdp.factorization.streams.strategy import StreamStrategy
 from torchdp.factorization.structure.closed_forms import gamma_box, gamma_ellipsoid
 from torchdp.factorization.structure.constructive import binary_tree, lipschitz_tree, square_root
 from torchdp.factorization.structure.product import factorize_blocks, factorize_product
+from torchdp.factorization.structures import Product, strategy
 from torchdp.factorization.train import train
 
 __all__ = [
@@ -74,6 +77,13 @@ __all__ = [
     "BufferedStrategy",
     "Certificate",
     "Factorization",
+    "Groups",
+    "LocalError",
+    "LowRankRelaxation",
+    "Mixed",
+    "Norm",
+    "Objective",
+    "Product",
     "RecalledStrategy",
     "Recurrence",
     "Relaxation",
@@ -104,7 +114,9 @@ __all__ = [
     "low_rank",
     "reference",
     "signature_form",
+    "smooth_log_norm",
     "square_root",
+    "strategy",
     "train",
     "truncate",
     "zeta",

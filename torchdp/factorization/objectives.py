@@ -18,6 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from torchdp import checks
 from torchdp.factorization.certificates.certificate import check_exponent
 
 
@@ -73,3 +74,73 @@ def power(values: Tensor, order: float) -> Tensor:
     """l_order norm of values >= 0 along the last dimension, differentiable, of any order without overflow."""
     values = values.clamp_min(torch.finfo(values.dtype).tiny)
     return ((order * values.log()).logsumexp(-1) / order).exp()
+
+
+@dataclass(frozen=True)
+class Mixed(Objective):
+    """share * (largest squared error) + (1 - share) * (mean squared error); share in [0, 1]."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "share", checks.within("share", self.share, 0, 1))
+
+    def rows(self, a: Tensor) -> Tensor:
+        return self.share * a + (1 - self.share) * a.mean(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Groups(Objective):
+    """gamma_(p) where a user holds every column of a group: sensitivity max over groups of sum_j ||R_j||.
+
+    groups: (g, n), 1 where group and column belong together and 0 elsewhere; a column in each group. The lower
+    bound takes sum_j ||R_j||^2 for (sum_j ||R_j||)^2. No better one is known: the certificate's gap stays open,
+    and descent ends at the least error by the proof above. Raises TypeError, ValueError.
+    """
+
+    groups: Tensor
+    p: float = math.inf
+    tight: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        groups = checks.one_matrix("groups", self.groups)
+        if not bool(((groups == 0) | (groups == 1)).all() and (groups > 0).any(-1).all()):
+            raise ValueError("groups must hold zeros and ones, with a column in every group")
+        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "p", check_exponent(self.p))
+
+    def rows(self, a: Tensor) -> Tensor:
+        return Norm(self.p).rows(a)
+
+    def columns(self, b: Tensor) -> Tensor:
+        return (b.clamp_min(torch.finfo(b.dtype).tiny).sqrt() @ self.groups.to(b).T).square()
+
+    def least_columns(self, b: Tensor) -> Tensor:
+        return b @ self.groups.to(b).T
+
+
+@dataclass(frozen=True)
+class LocalError(Objective):
+    """The worst query's variance in a local protocol whose users hold types drawn from ``prior``.
+
+    A user of type x sends a private R_x of covariance v (radius^2 I + outer R_x R_x^T), radius = max_j ||R_j||.
+    Query i then varies by v / n times radius^2 a_i + outer sum_x prior_x W_ix^2, and v / n is left out here.
+    outer: of a randomizer of the ball, ``client.moments.outer * client.radius**2 / client.moments.variance``;
+    gamma_2, the proxy, has outer = 0.
+
+    prior: (n,), a probability vector. outer: in [-1, 1e6]. Raises TypeError, ValueError.
+    """
+
+    prior: Tensor
+    outer: float
+
+    def __post_init__(self) -> None:
+        prior = checks.shares("prior", self.prior, len(checks.real("prior", self.prior)))
+        object.__setattr__(self, "prior", prior)
+        object.__setattr__(self, "outer", checks.within("outer", self.outer, -1, 1e6))
+
+    def rows(self, a: Tensor) -> Tensor:
+        return a
+
+    def offset(self, W: Tensor) -> Tensor:
+        return self.outer * (W.square() @ self.prior.to(W))

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from functools import reduce
 
 import torch
@@ -108,4 +109,8 @@ def _trained(
     with torch.inference_mode(False), torch.enable_grad():
         problem = Problem(W.clone(), objective, structure, shift, alpha)
         with tqdm(total=steps, unit="step", delay=DELAY, disable=hidden) as bar:
-            return problem, *descend(problem, tol, steps, bar)
+            best, done = descend(problem, tol, steps, bar)
+    if structure is not None:  # its multipliers prove little of the free problem
+        free = _trained(W, objective, None, False, 0.0, tol, steps, progress)[1]
+        best = replace(best, lower=free.lower, dual=free.dual)
+    return problem, best, done
