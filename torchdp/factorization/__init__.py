@@ -19,6 +19,7 @@
 | noise step by step: strategies over steps, one's own too | :class:`StreamStrategy`, :class:`Recurrence` |
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
+| marginal tables of a thousand bits | :class:`MarginalFactorization` |
 | products, never formed; the literature's own | ``structure``: :func:`factorize_product`, :func:`square_root` |
 | how many users, or how much noise, nobody does without | :func:`hard_instance`, :func:`additive_noise_bound` |
 
@@ -68,6 +69,7 @@ from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.factorization.streams.strategy import StreamStrategy
 from torchdp.factorization.structure.closed_forms import gamma_box, gamma_ellipsoid
 from torchdp.factorization.structure.constructive import binary_tree, lipschitz_tree, square_root
+from torchdp.factorization.structure.marginals import MarginalFactorization
 from torchdp.factorization.structure.product import factorize_blocks, factorize_product
 from torchdp.factorization.structures import Product, strategy
 from torchdp.factorization.train import train
@@ -80,6 +82,7 @@ __all__ = [
     "Groups",
     "LocalError",
     "LowRankRelaxation",
+    "MarginalFactorization",
     "Mixed",
     "Norm",
     "Objective",
