@@ -20,6 +20,7 @@
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | marginal tables of a thousand bits | :class:`MarginalFactorization` |
+| a certificate to cite, in fractions; one to give away | :func:`exact_certificate`; :func:`save`, :func:`load` |
 | products, never formed; the literature's own | ``structure``: :func:`factorize_product`, :func:`square_root` |
 | how many users, or how much noise, nobody does without | :func:`hard_instance`, :func:`additive_noise_bound` |
 
@@ -51,6 +52,8 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 from torchdp.factorization.additive import additive_noise_bound
 from torchdp.factorization.approximate import approximate, least_error, zeta
 from torchdp.factorization.certificates.certificate import Certificate, certify
+from torchdp.factorization.certificates.exact_certificate import exact_certificate
+from torchdp.factorization.certificates.stored import load, save
 from torchdp.factorization.dual import gamma2_dual
 from torchdp.factorization.epochs import factorize_epochs, factorize_separated
 from torchdp.factorization.factorize import Factorization, factorize, signature_form
@@ -96,6 +99,7 @@ __all__ = [
     "approximate",
     "binary_tree",
     "certify",
+    "exact_certificate",
     "factorize",
     "factorize_blocks",
     "factorize_buffered",
@@ -114,8 +118,10 @@ __all__ = [
     "johnson_lindenstrauss",
     "least_error",
     "lipschitz_tree",
+    "load",
     "low_rank",
     "reference",
+    "save",
     "signature_form",
     "smooth_log_norm",
     "square_root",
