@@ -29,6 +29,7 @@ import torch
 from attacks import strongest
 from batches import Stacked, apart, batch_of, turns_of
 from laws import generator, one_law, z_scores
+from torchdp.regression.shared_sum import SharedSum
 
 from torchdp.collection import Collection, Journal
 from torchdp.density.means import OfFeatures
@@ -39,7 +40,6 @@ from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, InteractiveProtocol, MessageProtocol, Objective, Tally
 from torchdp.queries import PrivateLearner
 from torchdp.regression import LocalRows, SecondMoments
-from torchdp.regression.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 from torchdp.shuffle import Amplified
 from torchdp.shuffle.sums import Shuffled

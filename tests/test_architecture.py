@@ -180,7 +180,7 @@ for room in {rooms!r}:
 importlib.import_module("torchdp.cli.estimate"), importlib.import_module("torchdp.cli.sweep")
 from torchdp import factorization, pairwise, randomizers
 W = torch.eye(2, dtype=torch.float64)
-factorization.gradient(W, steps=1)
+factorization.train(W, steps=1)
 factorization.low_rank(W, 1, 0.6, steps=1)
 pairwise.low_rank(pairwise.absolute_difference(3), 1, 10, 1.0, steps=1)
 found = randomizers.StrategyMatrix.tuned(W, 1.0, generator=torch.Generator(), steps=1, exchanges=1)

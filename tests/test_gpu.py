@@ -12,11 +12,11 @@ from torchdp.factorization import (
     factorize_product,
     gamma2,
     gamma2_dual,
-    gradient,
     hard_instance,
     lipschitz_tree,
     low_rank,
     signature_form,
+    train,
 )
 from torchdp.factorization.approximate import priced
 from torchdp.noise import SeededNoise
@@ -38,11 +38,11 @@ def test_factorize_agrees_with_the_cpu(p, shift):
     torch.testing.assert_close(there.upper.cpu(), here.upper, rtol=3e-6, atol=0)
 
 
-def test_prefix_signature_gradient_and_gamma2():
+def test_prefix_signature_training_and_gamma2():
     certificate = factorize(workloads.prefix(64, device="cuda"), tol=1e-5).certificate
     assert certificate.lower <= 2.1113687 and certificate.upper >= 2.1113667
     assert signature_form(workloads.kendall(8, 8, device="cuda")).certificate.gap <= 1e-3
-    assert gradient(workloads.prefix(16, device="cuda").dense(), steps=300).certificate.gap <= 0.05
+    assert train(workloads.prefix(16, device="cuda")).certificate.gap <= 1e-5
     W = cuda_normal(5, 5).requires_grad_()
     gamma2(W).backward()
     assert W.grad.is_cuda and torch.isfinite(W.grad).all()

@@ -15,8 +15,8 @@ from torchdp.factorization import (
     factorize_epochs,
     factorize_separated,
     gamma2_dual,
-    gradient,
     signature_form,
+    train,
 )
 from torchdp.threads import SMALL, one_thread
 
@@ -95,7 +95,7 @@ CALLS = {
     "factorize": lambda: factorize(X, tol=1e-6),
     "signature": lambda: signature_form(PREFIX + PREFIX.mT, 1e-5),
     "approximate": lambda: approximate(X, 0.1),
-    "gradient": lambda: gradient(X, steps=20),
+    "train": lambda: train(X),
     "dual": lambda: gamma2_dual(X),
     "epochs": lambda: factorize_epochs(PREFIX, 4),
     "separated": lambda: factorize_separated(PREFIX[:6, :6], 3, 2, tol=1e-2),

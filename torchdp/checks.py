@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -180,6 +181,16 @@ def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
     if value.ndim < 2 or 0 in value.shape:
         raise ValueError(f"{name} must be a non-empty (..., m, n) tensor, not of shape {tuple(value.shape)}")
     return value
+
+
+def as_tensor(name: str, value: Any) -> Tensor:
+    """A numpy array, or a list of lists of numbers, as a tensor of its own (lists: float64). Raises TypeError."""
+    try:
+        return torch.from_numpy(np.array(value, order="C"))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name} must be a tensor, an array or lists of numbers, not {type(value).__name__}"
+        ) from error
 
 
 def one_matrix(name: str, value: Tensor) -> Tensor:

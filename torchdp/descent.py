@@ -7,6 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+FIRST, MOST_CUTS, ARMIJO = 0.1, 12, 1e-4  # length of the first step; trials of one step; share of the slope
+CURVED, TINY = 1e-12, 1e-300  # cosine of a move and a change of the gradient that say something
+
 
 class Adam:
     """Steps of Adam on tensors that require gradients, as ``torch.optim.Adam`` takes them.
@@ -37,6 +40,74 @@ class Adam:
 def cosine(rate: float, step: int, steps: int) -> float:
     """A rate that falls from ``rate`` at step 0 to zero at step ``steps``: half a cosine."""
     return rate * (1 + math.cos(math.pi * step / max(1, steps))) / 2
+
+
+class LBFGS:
+    """Steps of L-BFGS on a batch of problems, each with a curvature and a step length of its own.
+
+    loss: (b, d) points to (b,) values, each of its own point. x: (b, d), where it starts. After :meth:`renew` the loss
+    may be another, close to the last: what is known of the curvature is kept.
+    Source: Nocedal (1980); the step is halved, or cut to a parabola's least, until it falls as Armijo asks.
+    """
+
+    def __init__(self, loss: Callable[[Tensor], Tensor], x: Tensor, memory: int = 40) -> None:
+        self.loss, self.x, self.memory, self.count = loss, x, memory, 0
+        self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # moves, changes of the gradient, 1 / their product
+        self.value, self.gradient = self._look(x)
+        self.unit = FIRST / self.gradient.norm(dim=-1).clamp_min(TINY)
+
+    def renew(self) -> None:
+        """Value and gradient again, after the loss changed."""
+        self.value, self.gradient = self._look(self.x)
+
+    def step(self) -> Tensor:
+        """Moves x, and returns by how much each value fell: (b,), 0 where no step was found."""
+        self.count += 1
+        way = self._direction()
+        slope = (way * self.gradient).sum(-1)
+        uphill = ~(slope < 0)
+        way = torch.where(uphill[:, None], -self.unit[:, None] * self.gradient, way)
+        slope = torch.where(uphill, (way * self.gradient).sum(-1), slope)
+        length, searching = torch.ones_like(slope), torch.ones_like(uphill)
+        x, value, gradient = self.x, self.value, self.gradient
+        for _ in range(MOST_CUTS):
+            tried = torch.where(searching[:, None], self.x + length[:, None] * way, x)
+            found, turned = self._look(tried)
+            good = searching & (found <= self.value + ARMIJO * length * slope)
+            x = torch.where(good[:, None], tried, x)
+            value, gradient = torch.where(good, found, value), torch.where(good[:, None], turned, gradient)
+            searching = searching & ~good
+            if not bool(searching.any()):
+                break
+            least = -slope * length.square() / (2 * (found - self.value - slope * length))
+            least = torch.where(least.isfinite(), least, 0.0)
+            length = torch.where(searching, torch.clamp(least, 0.1 * length, 0.5 * length), length)
+        self._remember(x - self.x, gradient - self.gradient)
+        fell = self.value - value
+        self.x, self.value, self.gradient = x, value, gradient
+        return fell
+
+    def _look(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        value = self.loss(x)
+        (gradient,) = torch.autograd.grad(value.sum(), x)
+        return value.detach(), gradient
+
+    def _remember(self, move: Tensor, change: Tensor) -> None:
+        product, square = (move * change).sum(-1), change.square().sum(-1)
+        kept = product > CURVED * square.sqrt() * move.norm(dim=-1)
+        self.unit = torch.where(kept, product / square, self.unit)
+        self.pairs = [*self.pairs[1 - self.memory :], (move, change, torch.where(kept, 1 / product, 0.0))]
+
+    def _direction(self) -> Tensor:
+        rest, shares = self.gradient, []
+        for move, change, inverse in reversed(self.pairs):
+            shares.append(inverse * (move * rest).sum(-1))
+            rest = rest - shares[-1][:, None] * change
+        way = self.unit[:, None] * rest
+        for (move, change, inverse), share in zip(self.pairs, reversed(shares), strict=True):
+            way = way + (share - inverse * (change * way).sum(-1))[:, None] * move
+        return -way
 
 
 def quasi_newton(

@@ -15,14 +15,14 @@ from multiprocessing import Process
 
 CALLS = {
     "factorize(prefix(128))": "factorize(workloads.prefix(128))",
-    "gradient, prefix 256, 200 steps": "gradient(workloads.prefix(256).dense(), steps=200)",
+    "train(prefix(256)), 200 steps": "train(workloads.prefix(256), steps=200)",
     "factorize(RunningSums(1e6))": "factorize(workloads.RunningSums(10**6))",
     "zonotope of 20 generators in 30 dimensions": "domains.noise_shape(domains.Zonotope(x, x[:, 0]), 2.0)",
 }
 PROGRAM = """
 import time, torch
 from torchdp import domains, workloads
-from torchdp.factorization import factorize, gradient
+from torchdp.factorization import factorize, train
 x = torch.randn(30, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 factorize(workloads.prefix(4))
 start = time.process_time()

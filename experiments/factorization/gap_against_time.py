@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from solvers import Run, available, by_cvxpy, by_gradient, by_jax_privacy, fixed_point, judged, random_signs
+from solvers import Run, available, by_cvxpy, by_jax_privacy, fixed_point, judged, random_signs, relaxation
 from torch import Tensor
 
 from torchdp import workloads
@@ -31,7 +31,7 @@ GAPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
 LINES: dict[str, tuple[Callable[[float], Run], tuple[float, ...]]] = {
     "fixed point": (lambda gap: partial(fixed_point, tol=gap), GAPS),
     "  without acceleration": (lambda gap: partial(fixed_point, tol=gap, memory=0), GAPS),
-    "gradient relaxation": (lambda steps: partial(by_gradient, steps=int(steps)), (10, 30, 100, 300, 1000, 3000)),
+    "relaxation": (lambda gap: partial(relaxation, tol=gap), GAPS[:7]),
     "cvxpy, SCS": (
         lambda eps: partial(by_cvxpy, solver="SCS", eps=eps, max_iters=20_000),
         (1e-1, 1e-2, 1e-3, 1e-4),

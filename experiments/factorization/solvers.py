@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from torchdp import workloads
-from torchdp.factorization import Certificate, certify, gradient
+from torchdp.factorization import Certificate, certify, train
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
@@ -69,8 +69,8 @@ def fixed_point(W: Tensor, tol: float, memory: int = MEMORY, p: float = math.inf
     return found.left, found.right, found.row_weights, found.column_weights, found.iterations
 
 
-def by_gradient(W: Tensor, steps: int = 1000) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    found = gradient(W, steps=steps)
+def relaxation(W: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    found = train(W, tol=tol, progress=False)
     return found.left, found.right, found.row_weights, found.column_weights, found.iterations
 
 
@@ -193,7 +193,7 @@ def gamma_2_runs(W: Tensor, tol: float, most: int) -> dict[str, Run]:
         "  plain SVD iteration, step 1": partial(plain, tol=tol, step=1.0, most=most),
     }
     if len(W) <= 64:
-        runs["gradient relaxation"] = by_gradient
+        runs[f"relaxation, to {tol:g}"] = partial(relaxation, tol=tol)
         runs["cvxpy, SCS 1e-6"] = partial(by_cvxpy, solver="SCS", eps=1e-6, max_iters=20_000)
         runs["cvxpy, Clarabel"] = partial(by_cvxpy, solver="CLARABEL")
     if len(W) <= 256:

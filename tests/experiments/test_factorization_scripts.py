@@ -111,3 +111,15 @@ def test_known_values(smoke):
     assert row["workload"] == "prefix 64x64" and row["lower"] <= PREFIX_64
     assert abs(row["lower"] - 2.111366) < 1e-4 and abs(row["upper"] - 2.111366) < 1e-4
     assert tables["random"][0]["distance"] < 1e-4
+
+
+def test_relaxation(smoke):
+    """The bounds of every solver of one instance agree, and training reaches what it is asked for."""
+    found = smoke("factorization/relaxation.py")
+    rows = found.tables["relaxation"]
+    assert len(rows) >= 40 and found.drew("relaxation.png")
+    for row in rows:
+        assert row["solver"] != "relaxation" or row["gap"] <= row["setting"]
+        for other in rows:
+            assert row["instance"] != other["instance"] or row["lower"] <= other["upper"] * (1 + 1e-9)
+    assert all(row["gap"] <= row["setting"] for row in found.tables["large"])

@@ -16,9 +16,9 @@ from torchdp.factorization import (
     gamma2,
     gamma_ellipsoid,
     gamma_F,
-    gradient,
     reference,
     signature_form,
+    train,
 )
 from torchdp.factorization.norm import witness
 
@@ -195,7 +195,7 @@ FUNCTIONS = {
     "gamma": gamma,
     "gamma2": gamma2,
     "gamma_F": gamma_F,
-    "gradient": lambda W: gradient(W, steps=3).certificate.upper,
+    "train": lambda W: train(W, tol=1e9).certificate.upper,
     "reference": lambda W: reference(W).certificate.upper,
     "free_constant": lambda W: torch.tensor(free_constant(W).upper),
     "witness": lambda W: (W * witness(W, *row_and_column(W))).sum(),

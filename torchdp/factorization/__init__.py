@@ -11,6 +11,7 @@
 | question | function |
 |---|---|
 | W exactly; rows or columns that count unequally; a free shift | :func:`factorize`, :func:`signature_form` |
+| any error, any structure, by descent: groups of columns, bands, signs, one's own module | :func:`train` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
 | running sums of millions of steps, with momentum too, never formed | :func:`factorize` of ``workloads.RunningSums`` |
 | the same with a few numbers of memory | :func:`factorize_buffered` |
@@ -18,6 +19,8 @@
 | noise step by step: strategies over steps, one's own too | :class:`StreamStrategy`, :class:`Recurrence` |
 | few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
+| marginal tables of a thousand bits | :class:`MarginalFactorization` |
+| a certificate to cite, in fractions; one to give away | :func:`exact_certificate`; :func:`save`, :func:`load` |
 | products, never formed; the literature's own | ``structure``: :func:`factorize_product`, :func:`square_root` |
 | how many users, or how much noise, nobody does without | :func:`hard_instance`, :func:`additive_noise_bound` |
 
@@ -49,15 +52,18 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 from torchdp.factorization.additive import additive_noise_bound
 from torchdp.factorization.approximate import approximate, least_error, zeta
 from torchdp.factorization.certificates.certificate import Certificate, certify
+from torchdp.factorization.certificates.exact_certificate import exact_certificate
+from torchdp.factorization.certificates.stored import load, save
 from torchdp.factorization.dual import gamma2_dual
 from torchdp.factorization.epochs import factorize_epochs, factorize_separated
 from torchdp.factorization.factorize import Factorization, factorize, signature_form
-from torchdp.factorization.gradient import gradient, low_rank
 from torchdp.factorization.hard import hard_instance
+from torchdp.factorization.low_rank import low_rank
 from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
+from torchdp.factorization.objectives import Groups, LocalError, Mixed, Norm, Objective
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import reference
-from torchdp.factorization.relaxation import Relaxation, SignatureRelaxation
+from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, SignatureRelaxation, smooth_log_norm
 from torchdp.factorization.streams.banded import BandedStrategy
 from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.buffered_factorization import factorize_buffered
@@ -66,13 +72,24 @@ from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.factorization.streams.strategy import StreamStrategy
 from torchdp.factorization.structure.closed_forms import gamma_box, gamma_ellipsoid
 from torchdp.factorization.structure.constructive import binary_tree, lipschitz_tree, square_root
+from torchdp.factorization.structure.marginals import MarginalFactorization
 from torchdp.factorization.structure.product import factorize_blocks, factorize_product
+from torchdp.factorization.structures import Product, strategy
+from torchdp.factorization.train import train
 
 __all__ = [
     "BandedStrategy",
     "BufferedStrategy",
     "Certificate",
     "Factorization",
+    "Groups",
+    "LocalError",
+    "LowRankRelaxation",
+    "MarginalFactorization",
+    "Mixed",
+    "Norm",
+    "Objective",
+    "Product",
     "RecalledStrategy",
     "Recurrence",
     "Relaxation",
@@ -82,6 +99,7 @@ __all__ = [
     "approximate",
     "binary_tree",
     "certify",
+    "exact_certificate",
     "factorize",
     "factorize_blocks",
     "factorize_buffered",
@@ -95,16 +113,20 @@ __all__ = [
     "gamma_F",
     "gamma_box",
     "gamma_ellipsoid",
-    "gradient",
     "hard_instance",
     "jl_rank",
     "johnson_lindenstrauss",
     "least_error",
     "lipschitz_tree",
+    "load",
     "low_rank",
     "reference",
+    "save",
     "signature_form",
+    "smooth_log_norm",
     "square_root",
+    "strategy",
+    "train",
     "truncate",
     "zeta",
 ]

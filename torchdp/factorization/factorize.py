@@ -34,7 +34,8 @@ class Factorization(Brief):
     shift: (*batch, m), or None where none was asked for. Balanced: the l_p norm of left's row norms equals the
     largest column norm of right, and both equal sqrt(certificate.upper) up to the residual. With error weights w left
     and the certificate are those of the weighted norm: diag(w) left is what is balanced.
-    row_weights (*batch, m), column_weights (*batch, n): the dual weights behind ``certificate.lower``.
+    row_weights (*batch, m), column_weights (*batch, n): the dual weights behind ``certificate.lower``. witness, of W
+    within alpha: what they are the proof of, (*batch, m, n), as ``certify_approximate`` takes it; else None.
     """
 
     left: Tensor
@@ -44,6 +45,7 @@ class Factorization(Brief):
     column_weights: Tensor
     certificate: Certificate
     iterations: int
+    witness: Tensor | None = None
 
     @property
     def sensitivity(self) -> Tensor:
@@ -227,7 +229,7 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
 
 def matrices_of(W: Tensor | Workload) -> list[Tensor]:
     """W's Kronecker factors, without their autograd history; half precision becomes float32, with a warning."""
-    given = W.factors if isinstance(W, Workload) else (W,)
+    given = W.factors if isinstance(W, Workload) else (W if isinstance(W, Tensor) else checks.as_tensor("W", W),)
     return [working("W", checks.matrix("W", f).detach(), stacklevel=5) for f in given]
 
 

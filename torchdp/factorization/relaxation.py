@@ -16,15 +16,19 @@ FAINT = 1e-3  # singular values below it start with their weight on one factor: 
 
 
 class Relaxation(nn.Module):
-    """left right = W + alpha tanh(E): within alpha of W, entry by entry, at every value of the parameters T and E.
+    """left right = W + alpha sin(E): within alpha of W, entry by entry, at every value of the parameters.
 
     With W = U S V^T, L0 = U S^{1/2} and R0 = S^{1/2} V^T (m >= n; a wide W is transposed, and its factors with it),
-        right = T R0,  left = (L0 + alpha tanh(E) R0^{-1}) T^{-1}.
+        right = T R0,  left = (L0 + alpha sin(E) R0^{-1}) T^{-1}.
     T (q x q) starts at the identity and E (m x n) at 0. alpha = 0: there is no E, and q is the rank of W (the largest
     of a batch). alpha > 0: q = min(m, n), and the singular values in R0 are raised to alpha sqrt(max(m, n)) at least.
+    An entry that ends at its bound is at an extreme of the sine, where descent arrives as at any minimum.
 
-    W: (*batch, m, n), real; each problem of the batch has its own T and E. alpha: a number >= 0, in W's units.
-    Raises ValueError, TypeError.
+    With ``shift`` left right = W - v 1^T for v = ``shift``, (*batch, m): R0 is of W less its mean column,
+    and R0 - mu 1^T takes its place; the parameter mu starts at 0.
+
+    W: (*batch, m, n), real; each problem of the batch has its own parameters. alpha: a number >= 0, in W's
+    units, and 0 with ``shift``. Raises ValueError, TypeError.
     Guarantees: abs(left right - W) <= alpha in every entry, up to rounding.
     """
 
@@ -34,11 +38,17 @@ class Relaxation(nn.Module):
     start_left: Tensor
     start_right: Tensor
     inverse: Tensor | None
+    centre: Tensor | None
 
-    def __init__(self, W: Tensor, *, alpha: float = 0.0) -> None:
+    def __init__(self, W: Tensor, *, alpha: float = 0.0, shift: bool = False) -> None:
         super().__init__()
         alpha = checks.non_negative("alpha", alpha)
+        if checks.instance("shift", shift, bool) and alpha > 0:
+            raise ValueError("shift needs alpha = 0: together with errors within alpha it has no bound")
         W, scale, tall = _prepare(self, W)
+        centre = tall.mean(-1, keepdim=True) if shift else None
+        self.register_buffer("centre", None if centre is None else centre.to(W))
+        tall = tall if centre is None else tall - centre
         wide = W.shape[-2] < W.shape[-1]
         U, S, Vh = torch.linalg.svd(tall.mT if wide else tall, full_matrices=False)
         S = torch.where(S > max(W.shape[-2:]) * torch.finfo(S.dtype).eps * S[..., :1], S, 0.0)
@@ -57,17 +67,29 @@ class Relaxation(nn.Module):
         eye = torch.eye(root.shape[-1], dtype=W.dtype, device=W.device)
         self.T = nn.Parameter(eye.expand(*W.shape[:-2], *eye.shape).clone())
         self.E = nn.Parameter(torch.zeros_like(W)) if alpha > 0 else None
+        self.mu = nn.Parameter(torch.zeros_like(self.start_right[..., :1])) if shift else None
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """(left, right), of shapes (*batch, m, q) and (*batch, q, n)."""
         wide = self.W.shape[-2] < self.W.shape[-1]
-        left = self.start_left
+        left, right = self.start_left, self.start_right
         if self.E is not None and self.inverse is not None:
-            moved = self.alpha * self.E.tanh()
+            moved = self.alpha * self.E.sin()
             left = left + (moved.mT if wide else moved) @ self.inverse
+        if self.mu is not None:
+            left, right = (left - self.mu.mT, right) if wide else (left, right - self.mu)
         left = self.unit * torch.linalg.solve(self.T, left, left=False)
-        right = self.unit * (self.T @ self.start_right)
+        right = self.unit * (self.T @ right)
         return (right.mT, left.mT) if wide else (left, right)
+
+    @property
+    def shift(self) -> Tensor | None:
+        """v of left right = W - v 1^T, (*batch, m); None where none was asked for."""
+        if self.mu is None or self.centre is None:
+            return None
+        wide = self.W.shape[-2] < self.W.shape[-1]
+        other = self.start_right.mT if wide else self.start_left
+        return (self.unit.square() * (self.centre + other @ self.mu))[..., 0]
 
 
 class LowRankRelaxation(nn.Module):

@@ -56,18 +56,27 @@ def warn_where_open(
     max_iterations: int,
     *,
     stacklevel: int = 3,
+    limit: str = "max_iterations",
 ) -> None:
-    """RuntimeWarning, at the caller's caller, where :func:`closed` is false."""
+    """RuntimeWarning, at the caller's caller, where :func:`closed` is false; ``limit``: the argument's name."""
     if not closed(certificate, tol, size, dtype):
-        warn_open(float(certificate.gap.max()), tol, dtype, iterations, max_iterations, stacklevel=stacklevel + 1)
+        gap = float(certificate.gap.max())
+        warn_open(gap, tol, dtype, iterations, max_iterations, stacklevel=stacklevel + 1, limit=limit)
 
 
 def warn_open(
-    gap: float, tol: float, dtype: torch.dtype, iterations: int, max_iterations: int, *, stacklevel: int = 2
+    gap: float,
+    tol: float,
+    dtype: torch.dtype,
+    iterations: int,
+    max_iterations: int,
+    *,
+    stacklevel: int = 2,
+    limit: str = "max_iterations",
 ) -> None:
     """RuntimeWarning of a gap above ``tol``: more iterations help only where they ran out."""
     if iterations >= max_iterations:
-        remedy = "raise max_iterations or tol"
+        remedy = f"raise {limit} or tol"
     elif dtype == torch.float64:
         remedy = "rounding is in the way: raise tol"
     else:

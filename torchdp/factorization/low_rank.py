@@ -1,6 +1,5 @@
-"""Factorization by gradient descent on the relaxations: exact at any p, and approximate under a rank cap."""
+"""Approximate factorizations under a rank cap, by gradient descent."""
 
-import math
 import warnings
 from collections.abc import Callable
 
@@ -9,11 +8,8 @@ from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.descent import Adam, cosine
-from torchdp.factorization.certificates.certificate import check_exponent
-from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.rank import LowRankFactorization, measure
-from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, smooth_log_norm
-from torchdp.factorization.solvers.fixed_point import Solution, power_norm
+from torchdp.factorization.relaxation import LowRankRelaxation, smooth_log_norm
 from torchdp.factorization.solvers.stopping import working
 from torchdp.threads import one_thread
 
@@ -28,60 +24,13 @@ MARGIN = 0.995  # share of alpha aimed at, because a penalty ends a little outsi
 
 
 @one_thread
-def gradient(
-    W: Tensor,
-    p: float = math.inf,
-    *,
-    steps: int = 1000,
-    learning_rate: float = 0.01,
-    rank: int | None = None,
-) -> Factorization:
-    """A factorization W = L R of small norm, by Adam on a smoothed objective, with its certificate.
-
-    Trains :class:`Relaxation` at alpha = 0, so L R = W at every step, on :func:`smooth_log_norm`, whose sharpness t
-    grows from 4 to 4000 geometrically, s = min(t, p/2). The learning rate falls like a cosine. With a_i = ||L_i||^2 and
-    b_j = ||R_j||^2 the dual weights a^{s-1} and b^{t-1} are the objective's gradient in a and b, and cost nothing;
-    the factors of least norm are kept, with the weights of the last ones.
-
-    W: (*batch, m, n), real; each problem of the batch goes its own way. p: in [2, inf]. rank: the largest
-    number of rows of R allowed; less than rank(W) is refused (:func:`low_rank` takes it). The factors follow W's
-    dtype and device, the work is in float64. It draws nothing at random and promises no gap: read ``certificate.gap``.
-
-    Raises ValueError or TypeError on bad arguments.
-
-    Guarantees: certificate.lower <= the norm of W <= certificate.upper.
-    Source: Kingma, Ba (2015) for Adam; the dual weights by Nikolov, Tang (2023), Theorem 26.
-    """
-    p = check_exponent(p)
-    steps = checks.integer("steps", steps, 1, MOST_STEPS)
-    learning_rate = checks.positive("learning_rate", learning_rate)
-    W = working("W", checks.matrix("W", W).detach(), stacklevel=4)
-    with torch.inference_mode(False), torch.enable_grad():
-        module = Relaxation(W.double().clone())
-        q = module.T.shape[-1]
-        if rank is not None and checks.integer("rank", rank, 1) < q:
-            raise ValueError(
-                f"rank must be at least the rank of W, {q}, not {rank}: below it no exact factorization exists"
-            )
-
-        def loss(left: Tensor, right: Tensor, step: int) -> Tensor:
-            return smooth_log_norm(left, right, _between(SHARPNESS, step / steps), p)
-
-        left, right = _descend(module, loss, lambda left, right: _norm(left, right, p), steps, learning_rate)
-        last_left, last_right = (factor.detach() for factor in module())
-    c = _weights(last_left.square().sum(-1), min(SHARPNESS[1], p / 2))
-    P = _weights(last_right.square().sum(-2), SHARPNESS[1])
-    return finish(W, Solution(left, right, None, c, P, P, steps), p)
-
-
-@one_thread
 def low_rank(
     W: Tensor, rank: int, alpha: float, *, steps: int = 1000, learning_rate: float = 0.01
 ) -> LowRankFactorization:
     """An approximate factorization of small norm and rank at most ``rank``: abs(W - L R) <= alpha where it gets there.
 
-    Trains :class:`LowRankRelaxation` as :func:`gradient` does, on the smoothed norm over its starting value plus the
-    augmented Lagrangian of the bounds -alpha <= (W - L R)_ij <= alpha,
+    Trains :class:`LowRankRelaxation` by Adam on :func:`smooth_log_norm`, whose sharpness grows from 4 to 4000, over its
+    starting value, plus the augmented Lagrangian of the bounds -alpha <= (W - L R)_ij <= alpha,
         rho/2 sum_ij dist^2((W - L R)_ij / alpha + y_ij / rho, [-1, 1]),
     the multipliers y moved every 10 steps and kept to sum abs(y) <= 10, rho growing. Kept are, of the factors within
     alpha, those of least norm; where there are none, those of least distortion, and it warns.
@@ -113,7 +62,7 @@ def low_rank(
 
         def score(left: Tensor, right: Tensor) -> Tensor:
             distortion = (exact - left @ right).abs().amax((-2, -1))
-            return torch.where(distortion <= alpha, -1 / _norm(left, right, math.inf), distortion)
+            return torch.where(distortion <= alpha, -1 / _norm(left, right), distortion)
 
         left, right = _descend(module, loss, score, steps, learning_rate)
     found = measure(W, left.to(W.dtype), right.to(W.dtype))
@@ -176,10 +125,5 @@ def _between(ends: tuple[float, float], done: float) -> float:
     return ends[0] * (ends[1] / ends[0]) ** done
 
 
-def _norm(left: Tensor, right: Tensor, p: float) -> Tensor:
-    return power_norm(left.norm(dim=-1), p) * right.norm(dim=-2).amax(-1)
-
-
-def _weights(values: Tensor, exponent: float) -> Tensor:
-    top = values.amax(-1, keepdim=True)
-    return (values / torch.where(top > 0, top, 1.0)) ** (exponent - 1)
+def _norm(left: Tensor, right: Tensor) -> Tensor:
+    return left.norm(dim=-1).amax(-1) * right.norm(dim=-2).amax(-1)

@@ -1,0 +1,211 @@
+"""Descent on smoothed maxima with multipliers, on a batch of matrices, for any module and objective.
+
+    log max_j b_j  ~  (1/t) log sum_j P_j b_j^t,   and after each round of L-BFGS   P_j <- P_j
+    b_j^t, scaled to sum 1:
+
+the method of multipliers with an exponential penalty. The multipliers tend to the dual weights,
+where b is constant on their support, so both bounds meet at a moderate sharpness t; t doubles where
+a round does not halve the gap.
+Source: Tseng, Bertsekas (1993), On the convergence of the exponential multiplier method for convex
+programming.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from torchdp import checks
+from torchdp.descent import LBFGS
+from torchdp.factorization.certificates.approximate_certificate import certify_approximate
+from torchdp.factorization.certificates.certificate import Certificate, certify, magnitude
+from torchdp.factorization.certificates.objective_certificate import certify_objective
+from torchdp.factorization.factorize import Factorization
+from torchdp.factorization.norm import witness
+from torchdp.factorization.objectives import Norm, Objective
+from torchdp.factorization.relaxation import Relaxation
+
+SHARPNESS, SHARPEST = 30.0, 1e5  # of the smoothed maxima, at the start and at most
+ROUND = 100  # steps at most between two updates of the multipliers
+SLOW = 0.5  # a gap that falls to more than this share in a round needs sharper maxima
+SETTLED = 1e-3  # times gap / sharpness: a fall of the loss below which a round ends
+FAINTEST = -60.0  # logarithm of the least multiplier: what had none can still come back
+LOOSE, NEARLY = 1e-2, 0.99  # gap from which a round ends no sooner; share of tol at which it stops
+INEXACT = 1e-6  # of a structure's product, over W's largest entry
+TINY, NOTHING = torch.finfo(torch.float64).tiny, 1e-14  # a norm below this share of W's largest entry is 0
+Structure = Callable[[Tensor], nn.Module]
+Dual = tuple[Tensor, ...]  # weights of rows and of columns, and with alpha > 0 their witness
+
+
+@dataclass(frozen=True)
+class Best:
+    """Of each problem, the factors of the least upper bound and the weights of the largest lower one, scaled."""
+
+    upper: Tensor
+    lower: Tensor
+    primal: tuple[Tensor, ...]  # left, right, perhaps the shift
+    dual: Dual
+    steps: int = 0
+
+    def and_(self, other: "Best") -> "Best":
+        """The better bounds of the two."""
+        nearer, higher = other.upper < self.upper, other.lower > self.lower
+        primal = tuple(_pick(nearer, *pair) for pair in zip(other.primal, self.primal, strict=True))
+        dual = tuple(_pick(higher, *pair) for pair in zip(other.dual, self.dual, strict=True))
+        upper, lower = torch.minimum(self.upper, other.upper), torch.maximum(self.lower, other.lower)
+        return Best(upper, lower, primal, dual, other.steps)
+
+
+class Problem:
+    """A batch of matrices with a module, what its smoothed error is, and its multipliers.
+
+    Factors, bounds and weights in here are of W / scale, so that squares neither overflow nor
+    vanish.
+    """
+
+    def __init__(
+        self, W: Tensor, objective: Objective, structure: Structure | None, shift: bool, alpha: float
+    ) -> None:
+        self.objective, self.scale = objective, magnitude(W)
+        self.W, self.alpha = W / self.scale, alpha
+        self.p = objective.p if isinstance(objective, Norm) else None
+        self.closes = structure is None and objective.tight
+        self.module = Relaxation(W, alpha=alpha, shift=shift) if structure is None else _built(structure, W)
+        self.names, parameters = zip(*self.module.named_parameters(), strict=True)
+        self.shapes, batch = [each.shape for each in parameters], W.shape[:-2]
+        shared = any(shape[: len(batch)] != batch for shape in self.shapes)
+        self.lead = 1 if shared else batch.numel()
+        self.start = torch.cat([each.detach().reshape(self.lead, -1) for each in parameters], -1)
+        self.offset = objective.offset(self.W)
+        left, right = self.factors(self.start)
+        if structure is not None and float((self.W - left @ right).abs().max()) > INEXACT:
+            raise ValueError("structure must give a module whose factors' product is W at every parameter")
+        rows, columns = self.values(left, right)
+        self.rows, self.columns = (torch.zeros_like(x).log_softmax(-1).detach() for x in (rows, columns))
+        self.sharpness = W.new_full(batch, SHARPNESS)
+
+    def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(left, right) / scale^{1/2} of the parameters x, (lead, d)."""
+        parts = x.split([shape.numel() // self.lead for shape in self.shapes], -1)
+        shaped = [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        named = dict(zip(self.names, shaped, strict=True))
+        left, right = torch.func.functional_call(self.module, named, ())
+        return left / self.scale.sqrt(), right / self.scale.sqrt()
+
+    def values(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        return self.objective.rows(left.square().sum(-1)), self.objective.columns(right.square().sum(-2))
+
+    def loss(self, x: Tensor) -> Tensor:
+        """The logarithm of the smoothed error, (lead,)."""
+        rows, columns = self.values(*self.factors(x))
+        total = rows * self._smooth(columns, self.columns).exp()[..., None] + self.offset
+        return self._smooth(total, self.rows).reshape(self.lead, -1).sum(-1) / 2
+
+    def look(self, x: Tensor, steps: int) -> Best:
+        """The factors and bounds at x, where the multipliers take the slopes of the smoothed maxima."""
+        parts = x.split([shape.numel() // self.lead for shape in self.shapes], -1)
+        with torch.no_grad():
+            for parameter, part in zip(self.module.parameters(), parts, strict=True):
+                parameter.copy_(part.reshape(parameter.shape))
+            left, right = self.factors(x)
+            v = self.module.shift if isinstance(self.module, Relaxation) else None
+            shift = [] if v is None else [v / self.scale[..., 0]]
+            rows, columns = self.values(left, right)
+            total = rows * self._smooth(columns, self.columns).exp()[..., None] + self.offset
+            self.rows = self._sharp(total, self.rows).log_softmax(-1).clamp_min(FAINTEST)
+            self.columns = self._sharp(columns, self.columns).log_softmax(-1).clamp_min(FAINTEST)
+        c, P = self.objective.weights(left.square().sum(-1), self.rows.exp()), self.columns.exp()
+        dual: Dual = (c, P, witness(left @ right, c, P)) if self.alpha > 0 else (c, P)
+        bounds = self.certify(self.W, self.alpha / self.scale[..., 0, 0], left, right, dual, *shift)
+        return Best(bounds.upper, bounds.lower, (left, right, *shift), dual, steps)
+
+    def certify(
+        self,
+        W: Tensor,
+        alpha: Tensor | float,
+        left: Tensor,
+        right: Tensor,
+        dual: Dual,
+        shift: Tensor | None = None,
+    ) -> Certificate:
+        if self.alpha > 0:
+            rows, columns, U = dual
+            return certify_approximate(W, alpha, left, right, U, rows, columns)
+        if self.p is not None:
+            return certify(W, left, right, dual[0], dual[1], p=self.p, shift=shift)
+        return certify_objective(W, left, right, self.objective, dual[0], dual[1], shift=shift)
+
+    def gap(self, best: Best, loss: Tensor) -> Tensor:
+        """(*batch): the certified gap where the objective's certificate can close, else that to the smoothed error."""
+        if self.closes:
+            gap = best.upper / best.lower - 1
+        else:
+            log = best.upper.log()
+            over = log.reshape(self.lead, -1).sum(-1) - loss
+            gap = over.expand(log.numel()).reshape(log.shape)
+        return torch.where(best.upper <= NOTHING, 0.0, gap)
+
+    def finish(self, W: Tensor, error_weights: Tensor | None, best: Best) -> Factorization:
+        """The best factors balanced, in W's units and dtype, and judged again."""
+        left, right, *shift = best.primal
+        rows, columns = (values.amax(-1).sqrt() for values in self.values(left, right))
+        balance = torch.where((rows > 0) & (columns > 0), (columns / rows).sqrt(), 1.0)[..., None, None]
+        root, v = self.scale.sqrt(), self.scale * shift[0][..., None] if shift else None
+        w = W.new_ones((), dtype=torch.float64) if error_weights is None else error_weights[..., None]
+        left, right = (root * balance * left / w).to(W.dtype), (root / balance * right).to(W.dtype)
+        v = None if v is None else (v / w).to(W.dtype)
+        weighted = None if v is None else (w * v)[..., 0]
+        judged = self.certify(w * W, self.alpha, w * left, right, best.dual, weighted)
+        c, P, *U = best.dual
+        shift_ = None if v is None else v[..., 0]
+        return Factorization(left, right, shift_, c, P, judged, best.steps, *U)
+
+    def _smooth(self, values: Tensor, multipliers: Tensor) -> Tensor:
+        return self._sharp(values, multipliers).logsumexp(-1) / self.sharpness
+
+    def _sharp(self, values: Tensor, multipliers: Tensor) -> Tensor:
+        return multipliers + self.sharpness[..., None] * values.clamp_min(TINY).log()
+
+
+def descend(problem: Problem, tol: float, steps: int, bar: tqdm) -> tuple[Best, bool]:
+    """The best bounds that L-BFGS meets, and whether each problem's gap is at most ``tol``."""
+    optimizer, best, last = LBFGS(problem.loss, problem.start), None, None
+    gap = torch.ones_like(problem.sharpness)
+    while True:
+        settled = _round(optimizer, problem, gap, min(ROUND, steps - optimizer.count), bar)
+        seen = problem.look(optimizer.x, optimizer.count)
+        best = seen if best is None else best.and_(seen)
+        gap = problem.gap(best, optimizer.value)
+        done = (gap <= NEARLY * tol) & (settled | problem.closes)
+        bar.set_postfix_str(f"gap {float(gap.max()):.1e}", refresh=False)
+        if bool(done.all()) or optimizer.count >= steps:
+            return best, bool(done.all())
+        slow = settled if last is None else settled & (gap > SLOW * last)
+        problem.sharpness = (problem.sharpness * (1 + slow)).clamp_max(SHARPEST)
+        last = gap
+        optimizer.renew()
+
+
+def _round(optimizer: LBFGS, problem: Problem, gap: Tensor, most: int, bar: tqdm) -> Tensor:
+    """Steps on one loss until it hardly falls; whether it does, (*batch)."""
+    enough = SETTLED * gap.clamp_max(LOOSE) / problem.sharpness
+    for _ in range(most):
+        fell = optimizer.step()
+        bar.update()
+        settled = fell.expand(enough.numel()).reshape(enough.shape) <= enough
+        if bool((settled | (gap == 0)).all()):
+            break
+    return settled
+
+
+def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)
+
+
+def _built(structure: Structure, W: Tensor) -> nn.Module:
+    module = checks.function("structure", structure)(W)
+    if not isinstance(module, nn.Module) or not list(module.parameters()):
+        raise TypeError("structure must give an nn.Module with parameters, whose forward() is (left, right)")
+    return module
