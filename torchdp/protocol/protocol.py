@@ -15,7 +15,7 @@ from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
 from torchdp.protocol.groups import grouped, parted
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users, tensor_of
 
 S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
 M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
@@ -112,7 +112,7 @@ class Protocol(ABC, Generic[S]):
         () or, for n (*batch), (*batch).
         """
         checks.instance("objective", objective, Objective)
-        return torch.full_like(torch.as_tensor(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
+        return torch.full_like(tensor_of(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
 
     @final
     def collect(
@@ -136,7 +136,7 @@ class Protocol(ABC, Generic[S]):
         checks.fits("tally", number, sum(math.prod(shape) for shape, _ in self.layout.values()))
         tally = self.collect_groups(x, own.to(x.device), number, draws)
         parts = {name: part.view(*batch, *part.shape[1:]) for name, part in tally.parts.items()}
-        return Tally(torch.as_tensor(tally.n).view(batch), parts)
+        return Tally(tensor_of(tally.n).view(batch), parts)
 
     @final
     def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:

@@ -23,7 +23,7 @@ ROUNDING, ADDED = 1e-6, 5e-15  # relative: of sums of floats, which may be float
 FARTHEST = 40  # standard deviations that no noise reaches: less likely than 1e-300
 
 
-def farthest(deviation: float, scale: float = 0.0) -> float:
+def farthest(deviation: Any, scale: float = 0.0) -> Any:
     """What a number's noise stays below, but with a chance of 1e-300: 40 (deviation + 40 scale).
 
     For noise whose tails fall like those of a normal variable up to some deviations, then by a factor e each ``scale``
@@ -51,6 +51,11 @@ def combined(weights: Tensor, rows: Tensor) -> Tensor:
     each = weights.reshape(math.prod(lead), size, weights.shape[-1]).transpose(0, 1)
     sums = (each @ rows.reshape(size, *rows.shape[-2:])).transpose(0, 1)
     return sums.reshape(*lead, *batch, rows.shape[-1])
+
+
+def tensor_of(n: Users) -> Tensor:
+    """n as int64: () of one tally."""
+    return torch.as_tensor(n, dtype=torch.int64)
 
 
 def single(n: Users) -> int:
@@ -161,7 +166,7 @@ class Crowd:
             crowd = crowd.mapped(lambda rows: validate(rows).detach())
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must hold values that users may have: {error}") from None
-        few = torch.as_tensor(crowd.n) < 1
+        few = tensor_of(crowd.n) < 1
         if bool(few.any()):
             raise ValueError(f"summary must count at least one user{checks.at(few)}")
         return crowd
@@ -197,7 +202,7 @@ class Tally:
         batch = self.n.shape if isinstance(self.n, Tensor) else ()
         if any(part.shape[: len(batch)] != batch for part in self.parts.values()) or not batch:
             raise ValueError("tally must be a batch without sample_shape before it")
-        chosen = torch.as_tensor(self.n)[index]
+        chosen = tensor_of(self.n)[index]
         n = chosen if chosen.ndim else int(chosen)
         return Tally(n, {name: part[index] for name, part in self.parts.items()})
 
@@ -241,7 +246,7 @@ class Tally:
 
     def _judge(self, name: str, value: Tensor, low: Tensor | float, high: Tensor | float) -> None:
         """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of nobody."""
-        n = torch.as_tensor(self.n)
+        n = tensor_of(self.n)
         behind = max(end.ndim for end in (low, high) if isinstance(end, Tensor)) - n.ndim
         some = (n > 0).view(*n.shape, *[1] * behind)
         wrong = (value < low * some) | (value > high * some)

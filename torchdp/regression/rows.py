@@ -6,6 +6,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Protocol
+from torchdp.protocol.records import beside
 from torchdp.regression.errors import SecondMoments, checked
 from torchdp.regression.second_moment_noise import moment_vector, triangular
 
@@ -79,7 +80,8 @@ def within(
     moments: SecondMoments, columns: int, bound: float, label_bound: float | None, name: str = "moments"
 ) -> None:
     """Refuses moments that rows within the bounds cannot have. Raises TypeError, ValueError."""
-    checked(moments, name)
+    if not isinstance(moments, SecondMoments):
+        checked(moments, name)
     bound = checks.squarable("bound", bound)
     if label_bound is not None:
         label_bound = checks.squarable("label_bound", label_bound)
@@ -89,8 +91,16 @@ def within(
             f"{name} must be of rows of {wanted} columns (a label last, where label_bound is given), "
             f"not of {moments.columns}"
         )
-    square = moments.matrix.diagonal()
-    if float(square[:columns].sum()) > moments.n * bound**2 * (1 + 1e-9):
-        raise ValueError(f"{name} are of rows longer than bound = {bound}; shorten the rows first")
-    if label_bound is not None and moments.label_square > moments.n * label_bound**2 * (1 + 1e-9):
-        raise ValueError(f"{name} are of labels larger than label_bound = {label_bound}; cut the labels first")
+    square, n = moments.matrix.diagonal(dim1=-2, dim2=-1), beside(moments.n) * (1 + 1e-9)
+    longer, larger = (
+        square[..., :columns].sum(-1) > n * bound**2,
+        square[..., -1] > n * (label_bound or bound) ** 2,
+    )
+    if bool(longer.any()):
+        raise ValueError(
+            f"{name} are of rows longer than bound = {bound}{checks.at(longer)}; shorten the rows first"
+        )
+    if label_bound is not None and bool(larger.any()):
+        raise ValueError(
+            f"{name} are of labels larger than label_bound = {label_bound}{checks.at(larger)}; cut the labels first"
+        )

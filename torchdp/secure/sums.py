@@ -144,6 +144,9 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         self.place(sums, slice(first, first + words.shape[1]), words)
         return Tally(words.shape[1], {"words": sums})
 
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        raise ValueError("x must be of the clients of one sum, which has servers and keys of its own")
+
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         sums = torch.zeros(self.layout["words"][0], dtype=self.ring.dtype, device=x.device)
         for words in self.spoken(x, draws):
