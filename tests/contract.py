@@ -31,9 +31,9 @@ from batches import Stacked, apart, batch_of, turns_of
 from laws import generator, one_law, z_scores
 
 from torchdp.collection import Collection, Journal
-from torchdp.density.means import OfFeatures
 from torchdp.mean import StrategyCovariance
 from torchdp.noise import Noise, SeededNoise
+from torchdp.pairwise import ShuffledForm
 from torchdp.pairwise.rounds.round import Round
 from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, InteractiveProtocol, MessageProtocol, Objective, Tally
@@ -45,8 +45,7 @@ from torchdp.shuffle.sums import Shuffled
 
 TESTS = Path(__file__).resolve().parent
 # What takes one summary after the other; docs/batches.md has the reasons.
-UNBATCHED = (InteractiveProtocol, Round, Shuffled, OfFeatures, SecureSums, LocalRows, PrivateLearner)
-UNBATCHED += (StrategyCovariance,)
+UNBATCHED = (InteractiveProtocol, Round, ShuffledForm, SecureSums, LocalRows, PrivateLearner, StrategyCovariance)
 COLUMNS = 3  # of what leaves, that attacks look at
 MIXED = 2**9  # times that a shuffler is looked at
 
@@ -223,21 +222,22 @@ class Contract:
 
     def test_groups_are_their_loop(self, slow):
         """Users of two groups, each like x, in a mixed order, and nobody of a third: each group's law is its own."""
-        p, n = self.protocol, len(self.x)
+        p, n, apart = self.protocol, len(self.x), 1 if self.alike else 2
         order = torch.randperm(2 * n, generator=generator())
-        x, groups = torch.cat([self.x, self.x])[order], 2 * (order >= n).long()
-        if isinstance(p, UNBATCHED) or self.alike:  # x alone is of as many users as it takes
+        x, groups = torch.cat([self.x, self.x])[order], apart * (order >= n).long()
+        if isinstance(p, UNBATCHED):
             return
-        runs = [
-            p.collect(x, groups=groups, size=4, noise=SeededNoise(1000 + seed)) for seed in range(self.grouped)
-        ]
+        noises = (SeededNoise(1000 + seed) for seed in range(self.grouped))
+        runs = [p.collect(x, groups=groups, size=2 * apart, noise=noise) for noise in noises]
         for name, part in slow.items():
             heard = torch.stack([run[name] for run in runs])
-            assert not heard[:, 1::2].any() and all(one_law(heard[:, at], part) for at in (0, 2))
-            assert not heard.is_floating_point() or not bool((heard[:, 0] == heard[:, 2]).all())
-        assert runs[0].n.tolist() == [n, 0, n, 0] and p.check(runs[0], 0)
-        with pytest.raises(ValueError, match=r"at batch index \(1,\)"):
-            p.analyse(runs[0])
+            one, two = heard[:, 0], heard[:, apart]
+            assert one_law(one, part) and one_law(two, part) and not heard[:, 1:apart].any()
+            assert not heard.is_floating_point() or not bool((one == two).all())
+        if not self.alike:
+            assert runs[0].n.tolist() == [n, 0, n, 0] and p.check(runs[0], 0)
+            with pytest.raises(ValueError, match=r"at batch index \(1,\)"):
+                p.analyse(runs[0])
         kept = runs[0].at(runs[0].n > 0)
         found, alone = p.analyse(kept), [p.analyse(kept.at(at)) for at in (0, 1)]
         self.near(self.units, found.value, (one.value for one in alone))

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdp.density import GaussianFourier, ShuffledKDE
 from torchdp.domains import Box
 from torchdp.mean import GaussianMean
 from torchdp.noise import SeededNoise
@@ -24,6 +25,8 @@ from torchdp.pairwise import OneMessage, unequal
 from torchdp.protocol import Crowd, Protocol
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
+from torchdp.regression import GramRelease, SecondMoments
+from torchdp.shuffle import PoissonSum
 from torchdp.simulate import Experiment, Report
 
 
@@ -109,6 +112,11 @@ def resampled(config: Config, values: int) -> Tensor:
     return torch.zeros(size[0], values, dtype=torch.int64).scatter_add_(1, drawn, torch.ones_like(drawn))
 
 
+def second(points: Tensor, counts: Tensor) -> Tensor:
+    """The second moments of each sample, (samples, d, d)."""
+    return points.mT @ (counts[..., None] * points)
+
+
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     region, x = data(config)
@@ -123,7 +131,17 @@ def measure(config: Config, report: Report) -> None:
     counts, held = resampled(config, config.types), resampled(config, 400)
     crowds = [Crowd(points[:400], each) for each in held[: config.looped]]
     bootstrap("OneMessage", gini, counts, list(counts[: config.looped]), config, report)
-    bootstrap("GaussianMean", mean, Crowd.shared(points[:400], held), crowds, config, report)
+    together = Crowd.shared(points[:400], held)
+    bootstrap("GaussianMean", mean, together, crowds, config, report)
+    family = GaussianFourier(3, 1.0)
+    kde = ShuffledKDE.calibrated(
+        family.draw(32, generator=keyed_generator(b"waves")), PoissonSum, config.sampled, config.epsilon, 1e-6
+    )
+    bootstrap("ShuffledKDE", kde, together, crowds, config, report)
+    gram = GramRelease(config.sampled, 3, 3**0.5, config.epsilon, 1e-6)
+    moments = [SecondMoments(config.sampled, each) for each in second(points[:400], held)]
+    batch = SecondMoments(held.sum(1), second(points[:400], held))
+    bootstrap("GramRelease", gram, batch, moments[: config.looped], config, report)
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)

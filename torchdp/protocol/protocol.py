@@ -128,13 +128,14 @@ class Protocol(ABC, Generic[S]):
             are public, and what one user holds moves the tally of its own group alone.
         """
         x, own, batch = grouped(x, self.row, groups, size)
-        x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
-        draws = source(noise, x.device)
         if own is None:
-            return self.collect_unchecked(x, draws)
+            x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
+            return self.collect_unchecked(x, source(noise, x.device))
         number = math.prod(batch)
         checks.fits("tally", number, sum(math.prod(shape) for shape, _ in self.layout.values()))
-        tally = self.collect_groups(x, own.to(x.device), number, draws)
+        largest = max(1, int(torch.bincount(own, minlength=1).max()))  # what is refused of a group is refused
+        x = torch.cat([self.validate(part).detach() for part in x.split(largest)])
+        tally = self.collect_groups(x, own.to(x.device), number, source(noise, x.device))
         parts = {name: part.view(*batch, *part.shape[1:]) for name, part in tally.parts.items()}
         return Tally(tensor_of(tally.n).view(batch), parts)
 

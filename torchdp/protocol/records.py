@@ -58,6 +58,14 @@ def tensor_of(n: Users) -> Tensor:
     return torch.as_tensor(n, dtype=torch.int64)
 
 
+def alike(n: Users) -> int:
+    """n where a batch has one number of users, for calls that are made for it. Raises ValueError."""
+    least, most = (int(end) for end in tensor_of(n).aminmax())
+    if least != most:
+        raise ValueError(f"n must be the same in all of a batch, not {least} to {most}: this call is made for one")
+    return most
+
+
 def single(n: Users) -> int:
     """n of one tally or crowd: what calls that have no batch ask for (docs/batches.md). Raises ValueError."""
     if isinstance(n, Tensor):
