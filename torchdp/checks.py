@@ -346,8 +346,9 @@ def people(name: str, value: int | Tensor, least: int, most: int = MOST) -> int 
     if not isinstance(value, Tensor) or not value.ndim:
         return integer(name, value, least, most)
     wrong = (integers(name, value) < least) | (value > most)
-    if bool(wrong.any()):
-        raise ValueError(f"{name} must be an integer >= {least}, at most {most}{at(wrong)}")
+    if not value.numel() or bool(wrong.any()):
+        where = at(wrong) if value.numel() else f", not a batch {tuple(value.shape)} of none"
+        raise ValueError(f"{name} must be an integer >= {least}, at most {most}{where}")
     return value.to(torch.int64)
 
 

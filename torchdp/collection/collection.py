@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.collection.description import same
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Estimate, MessageProtocol, Tally
-from torchdp.protocol.records import single
+from torchdp.protocol.users import single
 
 
 class Batches(Mapping[str, str]):

@@ -15,8 +15,8 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, Tally
-from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
+from torchdp.protocol.users import beside, combined
 from torchdp.shuffle import CentralGaussianSum
 from torchdp.shuffle.references import CuratorSum
 from torchdp.shuffle.sums import Curated

@@ -15,7 +15,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, Limits, Tally, Users
-from torchdp.protocol.records import alike
+from torchdp.protocol.users import alike
 from torchdp.shuffle.accounting import certified, kept, sent
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target

@@ -14,8 +14,9 @@ from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol.groups import grouped, parted
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users, tensor_of
+from torchdp.protocol.groups import grouped, in_turn
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
+from torchdp.protocol.users import Users, tensor_of
 
 S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
 M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
@@ -80,15 +81,11 @@ class Protocol(ABC, Generic[S]):
         """``collect``, unchecked, by any draws."""
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        """``collect`` for each of so many groups, the number of each user's given, (n,): n (size,). Unchecked.
+        """``collect`` for each of so many groups, by the number of each user's, (n,): n (size,). Unchecked.
 
-        Here one group after the other; the part of an empty group is 0.
+        Here one group after the other.
         """
-        parts = {name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in self.layout.items()}
-        for at, some in enumerate(parted(x, groups, size)):
-            for name, part in self.collect_unchecked(some, draws).parts.items() if len(some) else ():
-                parts[name][at] = part
-        return Tally(torch.bincount(groups, minlength=size), parts)
+        return in_turn(lambda some: self.collect_unchecked(some, draws), self.layout, x, groups, size)
 
     @abstractmethod
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -118,22 +115,22 @@ class Protocol(ABC, Generic[S]):
     def collect(
         self, x: Tensor, *, groups: Tensor | None = None, size: int | None = None, noise: Noise | None = None
     ) -> Tally:
-        """What the analyst hears of these users, or of each group of them, in one pass.
+        """What the analyst hears of these users, or of each group of them.
 
         x: a row for each user, or (*batch, n, ...). groups: (n,), the number of each user's group, below ``size`` (by
-        default up to the largest); a tally's n is then (size,), or (*batch). noise: None is the system's cipher.
+        default up to the largest); n of the tally is then (size,), or (*batch). noise: None is the system's cipher.
         Raises TypeError, ValueError.
 
-        Guarantees: the protocol's own for the users of each group, and for all users together: groups and their sizes
-            are public, and what one user holds moves the tally of its own group alone.
+        Guarantees: for the users of each group, and for all together: who is in which group is public, and what one
+            user holds moves the tally of its own group alone.
         """
         x, own, batch = grouped(x, self.row, groups, size)
         if own is None:
             x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
             return self.collect_unchecked(x, source(noise, x.device))
-        number = math.prod(batch)
-        checks.fits("tally", number, sum(math.prod(shape) for shape, _ in self.layout.values()))
-        largest = max(1, int(torch.bincount(own, minlength=1).max()))  # what is refused of a group is refused
+        number, numbers = math.prod(batch), sum(math.prod(shape) for shape, _ in self.layout.values())
+        checks.fits("tally", number, numbers)
+        largest = max(1, int(torch.bincount(own, minlength=1).max()))  # nobody's group is of more
         x = torch.cat([self.validate(part).detach() for part in x.split(largest)])
         tally = self.collect_groups(x, own.to(x.device), number, source(noise, x.device))
         parts = {name: part.view(*batch, *part.shape[1:]) for name, part in tally.parts.items()}

@@ -13,7 +13,8 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, rounded_guarantee
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Tally, Users
-from torchdp.protocol.records import farthest, tensor_of
+from torchdp.protocol.records import farthest
+from torchdp.protocol.users import tensor_of
 from torchdp.rounded import RoundedNormal
 
 LONGEST = 2**20  # of a user's vector

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Users
-from torchdp.protocol.records import single, tensor_of
+from torchdp.protocol.users import single, tensor_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Relay, Tally, Users
-from torchdp.protocol.records import ROUNDING, single
+from torchdp.protocol.records import ROUNDING
+from torchdp.protocol.users import single
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Limits, Tally, Users
-from torchdp.protocol.records import beside, tensor_of, users_of
+from torchdp.protocol.users import beside, tensor_of, users_of
 from torchdp.regression.shared_sum import SharedSum, shared_noise
 from torchdp.secure.shared_noise import SharedNoise
 

@@ -13,7 +13,8 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import LARGEST
 from torchdp.protocol.interval import laplace_stretch
-from torchdp.protocol.records import Users, beside, farthest, tensor_of
+from torchdp.protocol.records import farthest
+from torchdp.protocol.users import Users, beside, tensor_of
 
 
 class SharedNoise(ABC):

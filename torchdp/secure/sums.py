@@ -15,7 +15,7 @@ from torchdp.draws import Draws
 from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
-from torchdp.protocol.records import single
+from torchdp.protocol.users import single
 from torchdp.secure.settings import WORDS_AT_ONCE, Settings
 
 SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much

@@ -17,7 +17,7 @@ from torchdp.privacy.blanket import Blanket
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.privacy.root import root
 from torchdp.protocol import Estimate, MessageProtocol, Objective, Relay, Tally, Users
-from torchdp.protocol.records import tensor_of
+from torchdp.protocol.users import tensor_of
 from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
 from torchdp.shuffle.moves import Array
 from torchdp.shuffle.response_curve import response_profile

@@ -13,7 +13,7 @@ from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.protocol import S
-from torchdp.protocol.records import alike, tensor_of
+from torchdp.protocol.users import alike, tensor_of
 from torchdp.shuffle.accounting import promise
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.references import CuratorSum
