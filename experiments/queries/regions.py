@@ -1,11 +1,15 @@
 """Ten thousand regions in one pass over their users, and a thousand bootstrap samples in one call, beside the loop.
 
 Command:  python experiments/queries/regions.py
-Expected: EXPECTED
+Expected: 10,000 regions, CPU seconds (the loop's, from 200 regions): histograms of 12 types of 1e7 users 0.33 (3.8);
+    Gini indices of 1e6 users 0.69 (14), of 1e7 5.7 (37); means in R^3 of 1e6 users under central Gaussian noise 0.24
+    (22); at most 0.62 GiB in all. Answers of 200 regions less the truth over the predicted error: z in [-0.3, 0.3],
+    deviation 0.98 to 1.00. 1,000 bootstrap samples with their intervals, over the loop's time: one message .004,
+    Gaussian mean .002, moments .002, density .37 (binomial draws, of which the loop makes as many).
 Output: results/queries/regions/regions.csv, bootstrap.csv.
 Artifact: own | batches
 Status: agrees
-Time: TIME; --smoke in seconds.
+Time: two minutes of one core; --smoke in seconds.
 """
 
 import resource
