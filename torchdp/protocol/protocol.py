@@ -249,6 +249,9 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         """One tally of all these users, on the device of the first that has any. Raises TypeError, ValueError."""
         checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
         first = next((each for each in checked if isinstance(each.n, Tensor) or each.n), checked[0])
+        batches = {tuple(tensor_of(each.n).shape) for each in checked if isinstance(each.n, Tensor) or each.n}
+        if len(batches) > 1:
+            raise ValueError(f"tallies must be of the same groups, not of batches {sorted(batches)}")
         n: Users = 0
         parts = {name: torch.zeros_like(part) for name, part in first.parts.items()}
         for each in checked:
