@@ -149,10 +149,10 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
-        if self.steps is not None:
-            ones = crowd_counted(self.features, summary, self.steps, draws, shape)
-        else:
+        if self.steps is None:
             ones = self.features.crowd_ones(summary, draws, shape)
+        else:
+            ones = crowd_counted(self.features, summary, self.steps, draws, shape)
         return Tally(summary.n, self.noised(ones, draws).parts)
 
     def noised(self, ones: Tensor, draws: Draws) -> Tally:

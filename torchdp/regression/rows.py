@@ -7,7 +7,7 @@ from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Protocol
 from torchdp.protocol.users import beside
-from torchdp.regression.errors import SecondMoments, checked
+from torchdp.regression.errors import SecondMoments
 from torchdp.regression.second_moment_noise import moment_vector, triangular
 
 
@@ -80,8 +80,7 @@ def within(
     moments: SecondMoments, columns: int, bound: float, label_bound: float | None, name: str = "moments"
 ) -> None:
     """Refuses moments that rows within the bounds cannot have. Raises TypeError, ValueError."""
-    if not isinstance(moments, SecondMoments):
-        checked(moments, name)
+    checks.instance(name, moments, SecondMoments)
     bound = checks.squarable("bound", bound)
     if label_bound is not None:
         label_bound = checks.squarable("label_bound", label_bound)
@@ -92,15 +91,10 @@ def within(
             f"not of {moments.columns}"
         )
     square, n = moments.matrix.diagonal(dim1=-2, dim2=-1), beside(moments.n) * (1 + 1e-9)
-    longer, larger = (
-        square[..., :columns].sum(-1) > n * bound**2,
-        square[..., -1] > n * (label_bound or bound) ** 2,
-    )
-    if bool(longer.any()):
+    wrong = square[..., :columns].sum(-1) > n * bound**2
+    if bool(wrong.any()):
+        raise ValueError(f"{name} are of rows longer than bound = {bound}{checks.at(wrong)}; shorten them first")
+    if label_bound is not None and bool((wrong := square[..., -1] > n * label_bound**2).any()):
         raise ValueError(
-            f"{name} are of rows longer than bound = {bound}{checks.at(longer)}; shorten the rows first"
-        )
-    if label_bound is not None and bool(larger.any()):
-        raise ValueError(
-            f"{name} are of labels larger than label_bound = {label_bound}{checks.at(larger)}; cut the labels first"
+            f"{name} are of labels above label_bound = {label_bound}{checks.at(wrong)}; cut them first"
         )

@@ -186,7 +186,8 @@ class BitSums(Shuffled[Tensor]):
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send. O(instances), whatever their number."""
         total = self.law.noised(summary.expand(*shape, *summary.shape), draws)
-        return Tally(everybody(self.law.users, summary.shape[:-1]), {"total": total})
+        batch, users = summary.shape[:-1], self.law.users
+        return Tally(summary.new_full(batch, users) if batch else users, {"total": total})
 
     def analyse(self, tally: Tally) -> Estimate:
         tally = self.whole(tally)
@@ -243,8 +244,3 @@ class BitSums(Shuffled[Tensor]):
         if not 0 <= int(summary.min()) <= int(summary.max()) <= self.law.users:
             raise ValueError(f"summary must lie in [0, {self.law.users}], the number of users; it does not")
         return summary.to(torch.int64)
-
-
-def everybody(users: int, batch: torch.Size) -> Users:
-    """The n of a batch of sums, each of all these users."""
-    return torch.full(batch, users, dtype=torch.int64) if batch else users
