@@ -11,6 +11,10 @@ from torchdp.regression import SecondMoments
 ULP = 2.0**-52
 
 
+class Ragged(Exception):
+    """Draws that can not be laid side by side."""
+
+
 class Stacked(Draws):
     """Draws of a loop's turns laid side by side: a batch that asks in their order gets the loop's own numbers.
 
@@ -30,7 +34,8 @@ class Stacked(Draws):
 
     def beside(self, name, shape, **own):
         size, rest = divmod(math.prod(shape), len(self.each))
-        assert not rest, "the turns ask for different numbers of draws"
+        if rest:
+            raise Ragged("the turns ask for different numbers of draws")
         return torch.cat([getattr(draws, name)((size,), **own) for draws in self.each]).view(shape)
 
     def words(self, shape):

@@ -12,6 +12,7 @@
 enumeration, or "same draws, same sum", stays beside it.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -27,7 +28,7 @@ import numpy as np
 import pytest
 import torch
 from attacks import strongest
-from batches import Stacked, apart, batch_of, turns_of
+from batches import Ragged, Stacked, apart, batch_of, turns_of
 from laws import generator, one_law, z_scores
 
 from torchdp.collection import Collection, Journal
@@ -208,8 +209,8 @@ class Contract:
         near(found.standard_error, (one.standard_error for one in each), 1)
         for side in (0, 1):
             self.near(self.ends, found.interval(0.9)[side], (one.interval(0.9)[side] for one in each), 1)
-        if self.stacked:
-            together = p.sample_unchecked(p.validate_summary(batch), Stacked(len(turns)), ())
+        together = self.side_by_side(batch, len(turns)) if self.stacked else None
+        if together is not None:
             pairs = zip(map(p.validate_summary, turns), Stacked(len(turns)).each, strict=True)
             alone = [p.sample_unchecked(one, draws, ()) for one, draws in pairs]
             for name, part in together.parts.items():
@@ -219,6 +220,11 @@ class Contract:
         for i, one in enumerate(turns):
             alone = p.sample_tally(one, generator=generator(8), sample_shape=(250,))
             assert drawn.n[i] == alone.n and all(one_law(drawn[name][:, i], alone[name]) for name in alone.parts)
+
+    def side_by_side(self, batch, turns):
+        """A batch drawn from the draws of its loop's turns; None where these take different numbers of them."""
+        with contextlib.suppress(Ragged):
+            return self.protocol.sample_unchecked(self.protocol.validate_summary(batch), Stacked(turns), ())
 
     def test_groups_are_their_loop(self, slow):
         """Users of two groups, each like x, in a mixed order, and nobody of a third: each group's law is its own."""
