@@ -11,6 +11,10 @@ from torchdp.regression import SecondMoments
 ULP = 2.0**-52
 
 
+class Ragged(Exception):
+    """Draws that can not be laid side by side."""
+
+
 class Stacked(Draws):
     """Draws of a loop's turns laid side by side: a batch that asks in their order gets the loop's own numbers.
 
@@ -30,7 +34,8 @@ class Stacked(Draws):
 
     def beside(self, name, shape, **own):
         size, rest = divmod(math.prod(shape), len(self.each))
-        assert not rest, "the turns ask for different numbers of draws"
+        if rest:
+            raise Ragged("the turns ask for different numbers of draws")
         return torch.cat([getattr(draws, name)((size,), **own) for draws in self.each]).view(shape)
 
     def words(self, shape):
@@ -63,25 +68,20 @@ class Stacked(Draws):
         return torch.cat([draws.binomial(*part) for draws, *part in parts]).view(counts.shape)
 
 
-def turns_of(summary):
-    """Three summaries of other users, in other numbers, like this one."""
+def turns_of(summary, alike=False):
+    """Three summaries of other users like this one; alike: of as many, where a protocol is made for their number."""
     if isinstance(summary, Crowd):
-        m = torch.arange(1, len(summary.counts) + 1)
-        return [
-            summary,
-            Crowd(summary.values.flip(0), summary.counts + m),
-            Crowd(summary.values, 3 * summary.counts),
-        ]
+        m = 0 if alike else torch.arange(1, len(summary.counts) + 1)
+        first = Crowd(summary.values.flip(0), summary.counts + m)
+        return [summary, first, Crowd(summary.values, summary.counts.roll(1) if alike else 3 * summary.counts)]
     if isinstance(summary, SecondMoments):
-        first, second = (
-            SecondMoments(2 * summary.n, 1.5 * summary.matrix),
-            SecondMoments(summary.n, summary.matrix / 2),
-        )
-        return [summary, first, second]
+        return [SecondMoments(summary.n, summary.matrix / each) for each in (1, 2, 3)]
     if isinstance(summary, Tally):
         return [
             Tally(summary.n, {name: part / each for name, part in summary.parts.items()}) for each in (1, 2, 3)
         ]
+    if alike:
+        return [summary, summary.roll(1), summary.flip(0)]
     return [summary, summary.roll(1) + torch.arange(1, summary.shape[-1] + 1), 3 * summary]
 
 

@@ -12,6 +12,7 @@
 enumeration, or "same draws, same sum", stays beside it.
 """
 
+import contextlib
 import dataclasses
 import functools
 import importlib.util
@@ -27,14 +28,14 @@ import numpy as np
 import pytest
 import torch
 from attacks import strongest
-from batches import Stacked, apart, batch_of, turns_of
+from batches import Ragged, Stacked, apart, batch_of, turns_of
 from laws import generator, one_law, z_scores
 from torchdp.regression.shared_sum import SharedSum
 
 from torchdp.collection import Collection, Journal
-from torchdp.density.means import OfFeatures
 from torchdp.mean import StrategyCovariance
 from torchdp.noise import Noise, SeededNoise
+from torchdp.pairwise import ShuffledForm
 from torchdp.pairwise.rounds.round import Round
 from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, InteractiveProtocol, MessageProtocol, Objective, Tally
@@ -46,8 +47,7 @@ from torchdp.shuffle.sums import Shuffled
 
 TESTS = Path(__file__).resolve().parent
 # What takes one summary after the other; docs/batches.md has the reasons.
-UNBATCHED = (InteractiveProtocol, Round, Shuffled, OfFeatures, SecureSums, SharedSum, LocalRows, PrivateLearner)
-UNBATCHED += (StrategyCovariance,)
+UNBATCHED = (InteractiveProtocol, Round, ShuffledForm, SecureSums, LocalRows, PrivateLearner, StrategyCovariance)
 COLUMNS = 3  # of what leaves, that attacks look at
 MIXED = 2**9  # times that a shuffler is looked at
 
@@ -88,6 +88,7 @@ class Contract:
     repeats, runs = 10_000, 200  # draws of sample_estimate; of collect
     slack = 0.0  # relative, of predicted_mse where it is to first order or from draws
     units, ends = 8.0, 128.0  # in the last place, of answers of a batch and of intervals, which are searched for
+    alike = False  # whether all that it takes are of one number of users
     grouped = 30  # runs of groups of users
     stacked = True  # whether a summary's draws are as many whatever is drawn, and each of its own words
     honest = (0.7, 1.4)  # mean squared standard error over the mean squared error
@@ -191,7 +192,7 @@ class Contract:
 
     def test_a_batch_is_its_loop(self, summary):
         """Summaries of other users in other numbers, in one call: the same answers to 8 units in the last place."""
-        p, turns, near = self.protocol, turns_of(summary), partial(self.near, self.units)
+        p, turns, near = self.protocol, turns_of(summary, self.alike), partial(self.near, self.units)
         if isinstance(p, UNBATCHED):
             for verb in (p.predicted_mse, lambda one: p.sample_tally(one, generator=generator())):
                 with pytest.raises((TypeError, ValueError), match=r"summary|\bn must"):
@@ -209,8 +210,8 @@ class Contract:
         near(found.standard_error, (one.standard_error for one in each), 1)
         for side in (0, 1):
             self.near(self.ends, found.interval(0.9)[side], (one.interval(0.9)[side] for one in each), 1)
-        if self.stacked:
-            together = p.sample_unchecked(p.validate_summary(batch), Stacked(len(turns)), ())
+        together = self.side_by_side(batch, len(turns)) if self.stacked else None
+        if together is not None:
             pairs = zip(map(p.validate_summary, turns), Stacked(len(turns)).each, strict=True)
             alone = [p.sample_unchecked(one, draws, ()) for one, draws in pairs]
             for name, part in together.parts.items():
@@ -221,23 +222,29 @@ class Contract:
             alone = p.sample_tally(one, generator=generator(8), sample_shape=(250,))
             assert drawn.n[i] == alone.n and all(one_law(drawn[name][:, i], alone[name]) for name in alone.parts)
 
+    def side_by_side(self, batch, turns):
+        """A batch drawn from the draws of its loop's turns; None where these take different numbers of them."""
+        with contextlib.suppress(Ragged):
+            return self.protocol.sample_unchecked(self.protocol.validate_summary(batch), Stacked(turns), ())
+
     def test_groups_are_their_loop(self, slow):
         """Users of two groups, each like x, in a mixed order, and nobody of a third: each group's law is its own."""
-        p, n = self.protocol, len(self.x)
+        p, n, apart = self.protocol, len(self.x), 1 if self.alike else 2
         order = torch.randperm(2 * n, generator=generator())
-        x, groups = torch.cat([self.x, self.x])[order], 2 * (order >= n).long()
+        x, groups = torch.cat([self.x, self.x])[order], apart * (order >= n).long()
         if isinstance(p, UNBATCHED):
             return
-        runs = [
-            p.collect(x, groups=groups, size=4, noise=SeededNoise(1000 + seed)) for seed in range(self.grouped)
-        ]
+        noises = (SeededNoise(1000 + seed) for seed in range(self.grouped))
+        runs = [p.collect(x, groups=groups, size=2 * apart, noise=noise) for noise in noises]
         for name, part in slow.items():
             heard = torch.stack([run[name] for run in runs])
-            assert not heard[:, 1::2].any() and all(one_law(heard[:, at], part) for at in (0, 2))
-            assert not heard.is_floating_point() or not bool((heard[:, 0] == heard[:, 2]).all())
-        assert runs[0].n.tolist() == [n, 0, n, 0] and p.check(runs[0], 0)
-        with pytest.raises(ValueError, match=r"at batch index \(1,\)"):
-            p.analyse(runs[0])
+            one, two = heard[:, 0], heard[:, apart]
+            assert one_law(one, part) and one_law(two, part) and not heard[:, 1:apart].any()
+            assert not heard.is_floating_point() or not bool((one == two).all())
+        if not self.alike:
+            assert runs[0].n.tolist() == [n, 0, n, 0] and p.check(runs[0], 0)
+            with pytest.raises(ValueError, match=r"at batch index \(1,\)"):
+                p.analyse(runs[0])
         kept = runs[0].at(runs[0].n > 0)
         found, alone = p.analyse(kept), [p.analyse(kept.at(at)) for at in (0, 1)]
         self.near(self.units, found.value, (one.value for one in alone))
@@ -256,7 +263,8 @@ class Contract:
                 with pytest.raises(TypeError, match=rf"float32 or float64, not {short}; call \.float"):
                     self.protocol.validate(self.x.to(short))
         for bad in [*self.bad, self.x[:0], "text", None, self.x.to_sparse()]:
-            for verb in verbs:
+            beside = isinstance(bad, torch.Tensor) and bad.ndim > self.x.ndim  # data of a batch, for one verb
+            for verb in verbs[:1] if beside else verbs:
                 with pytest.raises((TypeError, ValueError), match=r"\bx\b"):
                     verb(bad)
 

@@ -352,13 +352,14 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) 
     return value.to(torch.int64)
 
 
-def people(name: str, value: int | Tensor, least: int) -> int | Tensor:
-    """``value``, a number of users, or (*batch) int64 of them, each in [least, 2^53]. Raises ValueError."""
+def people(name: str, value: int | Tensor, least: int, most: int = MOST) -> int | Tensor:
+    """``value``, a number of users, or (*batch) int64 of them, each in [least, most]. Raises ValueError."""
     if not isinstance(value, Tensor) or not value.ndim:
-        return integer(name, value, least)
-    wrong = (integers(name, value) < least) | (value > MOST)
-    if bool(wrong.any()):
-        raise ValueError(f"{name} must be an integer >= {least}, at most {MOST}{at(wrong)}")
+        return integer(name, value, least, most)
+    wrong = (integers(name, value) < least) | (value > most)
+    if not value.numel() or bool(wrong.any()):
+        where = at(wrong) if value.numel() else f", not a batch {tuple(value.shape)} of none"
+        raise ValueError(f"{name} must be an integer >= {least}, at most {most}{where}")
     return value.to(torch.int64)
 
 
@@ -377,9 +378,9 @@ def users(name: str, value: Tensor, k: int, most: float = MOST) -> Tensor:
     value = real(name, value)
     if value.shape[-1:] != (k,):
         raise ValueError(f"{name} must have shape (..., {k}), not {tuple(value.shape)}")
-    finite(**{name: value})
-    wrong = (value < 0).any(-1) | (value > most).any(-1) | ~value.any(-1)
-    if bool(wrong.any()):
+    (low, high), (fullest, _) = finite(**{name: value, f"rows of {name}": value.amax(-1)})
+    if low < 0 or high > most or not fullest:
+        wrong = ((value < 0) | (value > most)).any(-1) | ~value.any(-1)
         raise ValueError(f"{name} must count users: no negative number, none above {most:g}, not all 0{at(wrong)}")
     return value.double()
 

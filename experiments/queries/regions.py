@@ -1,11 +1,15 @@
 """Ten thousand regions in one pass over their users, and a thousand bootstrap samples in one call, beside the loop.
 
 Command:  python experiments/queries/regions.py
-Expected: EXPECTED
+Expected: 10,000 regions, CPU seconds (the loop's, from 200 regions): histograms of 12 types of 1e7 users 0.33 (3.8);
+    Gini indices of 1e6 users 0.69 (14), of 1e7 5.7 (37); means in R^3 of 1e6 users under central Gaussian noise 0.24
+    (22); at most 0.62 GiB in all. Answers of 200 regions less the truth over the predicted error: z in [-0.3, 0.3],
+    deviation 0.98 to 1.00. 1,000 bootstrap samples with their intervals, over the loop's time: one message .004,
+    Gaussian mean .002, moments .002, density .37 (binomial draws, of which the loop makes as many).
 Output: results/queries/regions/regions.csv, bootstrap.csv.
 Artifact: own | batches
 Status: agrees
-Time: TIME; --smoke in seconds.
+Time: two minutes of one core; --smoke in seconds.
 """
 
 import resource
@@ -17,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdp.density import GaussianFourier, ShuffledKDE
 from torchdp.domains import Box
 from torchdp.mean import GaussianMean
 from torchdp.noise import SeededNoise
@@ -24,6 +29,8 @@ from torchdp.pairwise import OneMessage, unequal
 from torchdp.protocol import Crowd, Protocol
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
+from torchdp.regression import GramRelease, SecondMoments
+from torchdp.shuffle import PoissonSum
 from torchdp.simulate import Experiment, Report
 
 
@@ -109,6 +116,11 @@ def resampled(config: Config, values: int) -> Tensor:
     return torch.zeros(size[0], values, dtype=torch.int64).scatter_add_(1, drawn, torch.ones_like(drawn))
 
 
+def second(points: Tensor, counts: Tensor) -> Tensor:
+    """The second moments of each sample, (samples, d, d)."""
+    return points.mT @ (counts[..., None] * points)
+
+
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     region, x = data(config)
@@ -123,7 +135,17 @@ def measure(config: Config, report: Report) -> None:
     counts, held = resampled(config, config.types), resampled(config, 400)
     crowds = [Crowd(points[:400], each) for each in held[: config.looped]]
     bootstrap("OneMessage", gini, counts, list(counts[: config.looped]), config, report)
-    bootstrap("GaussianMean", mean, Crowd.shared(points[:400], held), crowds, config, report)
+    together = Crowd.shared(points[:400], held)
+    bootstrap("GaussianMean", mean, together, crowds, config, report)
+    family = GaussianFourier(3, 1.0)
+    kde = ShuffledKDE.calibrated(
+        family.draw(32, generator=keyed_generator(b"waves")), PoissonSum, config.sampled, config.epsilon, 1e-6
+    )
+    bootstrap("ShuffledKDE", kde, together, crowds, config, report)
+    gram = GramRelease(config.sampled, 3, 3**0.5, config.epsilon, 1e-6)
+    moments = [SecondMoments(config.sampled, each) for each in second(points[:400], held)]
+    batch = SecondMoments(held.sum(1), second(points[:400], held))
+    bootstrap("GramRelease", gram, batch, moments[: config.looped], config, report)
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)

@@ -83,6 +83,7 @@ CIRCLE = torch.linspace(0, 2 * math.pi, 9, dtype=torch.float64)[:-1]
 class KDEContract:
     """Neighbours: one user's vector of the plane replaced by its opposite, in every direction."""
 
+    alike = True
     less: ClassVar  # a law of less noise
     x = ball(N, 2).float().double()
     bad: ClassVar = [
@@ -126,6 +127,7 @@ def bits_law(chances):
 
 
 class TestInnerProduct(KDEContract, Unbiased, MessageContract):
+    stacked = False
     protocol = ShuffledKDE(InnerProduct(2).draw(1, generator=generator()), PoissonSum(N, 60.0), 1e-3)
     less = PoissonSum(N, 30.0)
 

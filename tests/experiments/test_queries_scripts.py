@@ -67,4 +67,4 @@ def test_learner(smoke):
 def test_regions(smoke):
     found = smoke("queries/regions.py")
     assert all(abs(row["z"]) < 5 and row["regions"] == 50 for row in found.tables["regions"])
-    assert [row["protocol"] for row in found.tables["bootstrap"]][:2] == ["OneMessage", "GaussianMean"]
+    assert len(found.tables["bootstrap"]) == 4 and all(row["samples"] == 30 for row in found.tables["bootstrap"])

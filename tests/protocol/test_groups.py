@@ -7,16 +7,24 @@ from laws import generator, uniform
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessagePairs, unequal
 from torchdp.protocol import Crowd, Tally
-from torchdp.protocol.groups import grouped, parted
-from torchdp.protocol.records import combined
+from torchdp.protocol.groups import grouped, in_turn
+from torchdp.protocol.users import combined
 from torchdp.randomizers import RandomizedResponse
 
 
 def test_rows_go_to_their_own_group_in_their_order():
-    groups = torch.randint(5, (100,), generator=generator()) * 2
-    x = torch.arange(100)
-    for at, rows in enumerate(parted(x, groups, 11)):
-        assert torch.equal(rows, x[groups == at])
+    groups, x = torch.randint(5, (100,), generator=generator()) * 2, torch.arange(100)
+    heard = []
+
+    def collect(rows):
+        heard.append(rows)
+        return Tally(len(rows), {"first": rows[0], "sum": rows.sum()})
+
+    layout = {"first": ((), torch.int64), "sum": ((), torch.int64)}
+    tally = in_turn(collect, layout, x, groups, 11)
+    assert torch.equal(tally["sum"], torch.zeros(11, dtype=torch.int64).index_add(0, groups, x))
+    assert all(torch.equal(rows, x[groups == 2 * at]) for at, rows in enumerate(heard)) and len(heard) == 5
+    assert tally.n.tolist() == torch.bincount(groups, minlength=11).tolist()
 
 
 def test_data_side_by_side_are_groups():

@@ -35,6 +35,7 @@ def neighbours(release):
 
 
 class TestGramRelease(MessageContract):
+    alike = True
     """Data and noise of one size."""
 
     repeats = 4000

@@ -22,6 +22,7 @@ TYPES = torch.arange(4).repeat_interleave(torch.tensor([0, 1, 3, 26]))
 
 
 class TestFrequencyMoments(MessageContract):
+    alike = True
     """One Gaussian pair at the distance of 0 and D; or, far out, Laplace noise in every moment."""
 
     repeats = 4000
@@ -42,6 +43,7 @@ class TestFrequencyMoments(MessageContract):
 
 
 class TestFrequencyMomentsWithLaplaceNoise(TestFrequencyMoments):
+    stacked = False
     protocol = FrequencyMoments(40, 2.0, (1.0, 2.5), 2.0, corrupt=5, absent=10)
 
     def loss(self, protocol):
@@ -54,6 +56,7 @@ class TestFrequencyMomentsWithLaplaceNoise(TestFrequencyMoments):
 
 
 class TestSecureHistogram(MessageContract):
+    alike = True
     repeats = 4000
     protocol = SecureHistogram(40, 4, 2.0, 0.1, corrupt=5, absent=10)
     x = TYPES

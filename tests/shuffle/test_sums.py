@@ -43,6 +43,7 @@ def hockey_stick(p, q, epsilon, instances):
 class SumsContract:
     """delta at the stated epsilon, where one user flips its bit in both instances."""
 
+    alike = True
     less: ClassVar  # a law of less noise
     x = X
     bad: ClassVar = [X[0], X.int(), X.double(), X[:, :1], X.repeat(2, 1)]

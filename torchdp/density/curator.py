@@ -16,6 +16,7 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, Tally
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
+from torchdp.protocol.users import beside, combined
 from torchdp.shuffle import CentralGaussianSum
 from torchdp.shuffle.references import CuratorSum
 from torchdp.shuffle.sums import Curated
@@ -75,11 +76,11 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         if self.sums is None:
-            total = (summary.n + self.features.sums(summary)[0] / self.features.bound) / 2
-            return Tally(summary.n, {"total": self.law.noised(total.expand(*shape, -1), draws)})
-        blocks = in_blocks(summary.values, summary.counts, self.features.at_once)
-        shares = ((self.features.share(x).double().clamp_(-1, 1), counts) for x, counts in blocks)
-        each = (counts @ (1 + share) / 2 for share, counts in shares)
+            total = (beside(summary.n, 1) + self.features.sums(summary)[0] / self.features.bound) / 2
+            return Tally(summary.n, {"total": self.law.noised(total.expand(*shape, *total.shape), draws)})
+        blocks = in_blocks(summary.rows, summary.counts, self.features.at_once)
+        shares = ((self.features.share(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts) for x, counts in blocks)
+        each = (combined(counts, (1 + share.double().clamp_(-1, 1)) / 2) for share, counts in shares)
         return Tally(summary.n, {"total": self.sums.released(self.sums.blocks(each, summary.n), draws, shape)})
 
     def analyse(self, tally: Tally) -> Density:

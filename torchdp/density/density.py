@@ -50,7 +50,7 @@ class Density(Estimate):
             ) from None
         if not (error >= 0).all():
             raise ValueError("standard_error must hold numbers >= 0")
-        checks.integer("n", self.n, 1)
+        checks.people("n", self.n, 1)
         object.__setattr__(self, "value", value)
         object.__setattr__(self, "standard_error", error)
 

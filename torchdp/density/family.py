@@ -13,6 +13,7 @@ from torchdp.brief import Brief
 from torchdp.density.rounding import count, rounded
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd
+from torchdp.protocol.users import combined
 
 NUMBERS_AT_ONCE = 2**20  # held in memory for each array over users, whatever their number
 SLACK = 1e-6  # relative; vectors that were normalised in float32 have norms above 1 by rounding
@@ -211,23 +212,33 @@ class Features(Brief, ABC):
         return rounded(self.share(x), (), draws)
 
     def sums(self, crowd: Crowd) -> tuple[Tensor, Tensor]:
-        """Sums over users of f_i(x)_j and of its square, (instances,) float64 each, part by part, unchecked."""
-        total, squares = torch.zeros((2, self.instances), dtype=torch.float64, device=crowd.values.device)
-        for x, counts in zip(self.parts(crowd.values), self.parts(crowd.counts), strict=True):
-            left, weights = self.f(x).double(), counts.double()
-            total += weights @ left
-            squares += weights @ left.square()
+        """Sums over users of f_i(x)_j and of its square, (*batch, instances) float64 each, unchecked."""
+        total, squares = crowd.values.new_zeros(2, *crowd.counts.shape[:-1], self.instances, dtype=torch.float64)
+        for left, counts in self.of_crowd(crowd, self.f):
+            total += combined(counts.double(), left.double())
+            squares += combined(counts.double(), left.double().square())
         return total, squares
 
+    def of_crowd(
+        self, crowd: Crowd, of: Callable[[Tensor], Tensor], times: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """``of`` a crowd's values, (k, r) or (*batch, k, r), and their counts, (*batch, k), part by part.
+
+        So many at a time that ``times`` repeats of the whole batch stay small.
+        """
+        rows, size = crowd.rows, max(1, self.at_once // max(1, times * crowd.counts[..., 0].numel()))
+        for x, counts in zip(rows.split(size, -2), crowd.counts.split(size, -1), strict=True):
+            yield of(x.flatten(0, -2)).view(*x.shape[:-1], -1), counts
+
     def crowd_ones(self, crowd: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """How many users round to a one, unchecked: -> (*shape, instances) int64; O(distinct values)."""
-        if bool((crowd.counts == 1).all()):
+        """How many users round to a one, unchecked: -> (*shape, *batch, instances) int64; O(distinct values)."""
+        if crowd.counts.ndim == 1 and bool((crowd.counts == 1).all()):
             return self.ones(crowd.values, draws, shape)
-        total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=crowd.values.device)
-        times = math.prod(shape)
-        for x, counts in zip(self.parts(crowd.values, times), self.parts(crowd.counts, times), strict=True):
-            chance = ((1 + self.share(x).double()) / 2).clamp_(0, 1)
-            total += draws.binomial(counts[:, None].expand(*shape, *chance.shape), chance).sum(-2)
+        total = crowd.counts.new_zeros(*shape, *crowd.counts.shape[:-1], self.instances)
+        for share, counts in self.of_crowd(crowd, self.share, math.prod(shape)):
+            chance = ((1 + share.double()) / 2).clamp_(0, 1)
+            each = counts[..., None].expand(*shape, *counts.shape, self.instances)
+            total += draws.binomial(each, chance).sum(-2)
         return total
 
     def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:

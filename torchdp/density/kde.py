@@ -15,7 +15,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, Limits, Tally, Users
-from torchdp.protocol.records import single
+from torchdp.protocol.users import alike
 from torchdp.shuffle.accounting import certified, kept, sent
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Target
@@ -135,7 +135,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def limits(self, n: Users) -> dict[str, Limits]:
         return {
-            "total": self.law.limits(single(n), 1.0 if self.steps is None else math.ceil(float(self.steps.max())))
+            "total": self.law.limits(alike(n), 1.0 if self.steps is None else math.ceil(float(self.steps.max())))
         }
 
     @property
@@ -149,9 +149,11 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
-        if self.steps is not None:
-            return self.noised(crowd_counted(self.features, summary, self.steps, draws, shape), draws)
-        return self.noised(self.features.crowd_ones(summary, draws, shape), draws)
+        if self.steps is None:
+            ones = self.features.crowd_ones(summary, draws, shape)
+        else:
+            ones = crowd_counted(self.features, summary, self.steps, draws, shape)
+        return Tally(summary.n, self.noised(ones, draws).parts)
 
     def noised(self, ones: Tensor, draws: Draws) -> Tally:
         """The tally of all users where they round to so many in all, unchecked."""

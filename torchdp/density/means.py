@@ -12,7 +12,7 @@ from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features
 from torchdp.density.rounding import rounded
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd, Objective, Protocol, Tally, Users
-from torchdp.protocol.records import single
+from torchdp.protocol.users import alike, beside, combined, tensor_of
 from torchdp.shuffle import BitLaw
 
 ERROR = 2.0**-22  # of a chance, by the floats that decide a bit
@@ -51,23 +51,23 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
 
 def counted(features: Features, x: Tensor, steps: Tensor, draws: Draws) -> Tensor:
     """What users round to: floor u + Bernoulli(u - floor u), u = steps (1 + f/R)/2: (n, instances) int64."""
-    whole, rest = _parts(features, x, steps)
+    whole, rest = _parts(features.share(x), steps)
     return whole + rounded(2 * rest - 1, (), draws)
 
 
 def crowd_counted(
     features: Features, crowd: Crowd, steps: Tensor, draws: Simulated, shape: tuple[int, ...]
 ) -> Tensor:
-    """Sums of all users' counts, unchecked: -> (*shape, instances) int64. O(distinct values)."""
-    total = torch.zeros(*shape, features.instances, dtype=torch.int64, device=crowd.values.device)
-    times = torch.Size(shape).numel()
-    for x, counts in zip(features.parts(crowd.values, times), features.parts(crowd.counts, times), strict=True):
-        whole, rest = _parts(features, x, steps)
-        total += (counts[:, None] * whole).sum(0)  # no product of integer matrices on a GPU
-        if bool((counts == 1).all()):
+    """Sums of all users' counts, unchecked: -> (*shape, *batch, instances) int64. O(distinct values)."""
+    total = crowd.counts.new_zeros(*shape, *crowd.counts.shape[:-1], features.instances)
+    for share, counts in features.of_crowd(crowd, features.share, torch.Size(shape).numel()):
+        whole, rest = _parts(share, steps)
+        total += (counts[..., None] * whole).sum(-2)  # no product of integer matrices on a GPU
+        if counts.ndim == 1 and bool((counts == 1).all()):
             total += rounded(2 * rest - 1, shape, draws).sum(-2)
         else:
-            total += draws.binomial(counts[:, None].expand(*shape, *rest.shape), rest).sum(-2)
+            each = counts[..., None].expand(*shape, *counts.shape, features.instances)
+            total += draws.binomial(each, rest).sum(-2)
     return total
 
 
@@ -86,17 +86,17 @@ def class_counted(
 
 
 def rounding_variances(features: Features, crowd: Crowd, steps: Tensor) -> Tensor:
-    """Of the sums of f that rounding leaves: sum_u 4 R^2 theta (1 - theta)/steps^2, (instances,) float64."""
-    total = torch.zeros(features.instances, dtype=torch.float64, device=crowd.values.device)
-    for x, counts in zip(features.parts(crowd.values), features.parts(crowd.counts), strict=True):
-        rest = _parts(features, x, steps)[1]
-        total += counts.double() @ (rest * (1 - rest))
+    """Of the sums of f that rounding leaves: sum_u 4 R^2 theta (1 - theta)/steps^2, (*batch, instances) float64."""
+    total = crowd.values.new_zeros(*crowd.counts.shape[:-1], features.instances, dtype=torch.float64)
+    for share, counts in features.of_crowd(crowd, features.share):
+        rest = _parts(share, steps)[1]
+        total += combined(counts.double(), rest * (1 - rest))
     return total * (2 * features.bound / steps.to(total)) ** 2
 
 
-def _parts(features: Features, x: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """floor u, int64, and u - floor u, float64."""
-    u = (1 + features.share(x).double()).clamp_(0, 2) * (steps.to(x.device) / 2)
+def _parts(share: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """floor u, int64, and u - floor u, float64, of f/R."""
+    u = (1 + share.double()).clamp_(0, 2) * (steps.to(share.device) / 2)
     whole = u.floor()
     return whole.to(torch.int64), u - whole
 
@@ -116,7 +116,7 @@ class OfFeatures(Protocol[Crowd]):
 
     def exact(self, summary: Crowd) -> Tensor:
         summary = self._users(summary)
-        return self.features.sums(summary)[0] / summary.n
+        return self.features.sums(summary)[0] / beside(summary.n, 1)
 
     def predicted_mse(self, summary: Crowd) -> Tensor:
         """((n R^2 - sum_u f^2, none with a curator) + 4 R^2 E Var B~)/n^2."""
@@ -125,7 +125,8 @@ class OfFeatures(Protocol[Crowd]):
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
-        return objective.of(self._largest(checks.integer("n", n, 1)))
+        users = checks.people("n", n, 1)
+        return objective.of(self._largest(alike(users))).expand(tensor_of(users).shape)
 
     def _largest(self, n: int) -> Tensor:
         """Of n users, the largest variance of each mean: () or (instances,)."""
@@ -151,7 +152,7 @@ class OfFeatures(Protocol[Crowd]):
 
     def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
         """Of the means, by rounding and by privacy noise, (instances,) each."""
-        n, bound, (total, squares) = single(summary.n), self.features.bound, self.features.sums(summary)
+        n, bound, (total, squares) = alike(summary.n), self.features.bound, self.features.sums(summary)
         noise = self.law.spread((n + total / bound) / 2, n)
         if self.steps is None:
             rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
@@ -161,24 +162,23 @@ class OfFeatures(Protocol[Crowd]):
         return rounding / float(n) ** 2, 4 * bound**2 * noise / float(n) ** 2
 
     def _density(self, tally: Tally) -> Density:
-        n, bound = single(tally.n), self.features.bound
+        n, bound = alike(tally.n), self.features.bound
         total = self.law.decode(tally["total"], n)
         value = bound * (2 * (total if self.steps is None else total / self.steps.to(total)) / n - 1)
         error = self._largest(n).sqrt().to(value.device).expand_as(value)
         return Density(
-            value, error, n, 0.0, None, (-bound, bound), features=self.features, guarantee=self.guarantee
+            value, error, tally.n, 0.0, None, (-bound, bound), features=self.features, guarantee=self.guarantee
         )
 
     def _users(self, summary: Crowd) -> Crowd:
-        crowd = Crowd.checked(summary, self.features.family.validate)
-        single(crowd.n)
-        return crowd
+        return Crowd.checked(summary, self.features.family.validate)
 
     def validate_summary(self, summary: Crowd) -> Crowd:
         """``summary``, a crowd of as many users as the law is of. Raises TypeError, ValueError."""
         summary = self._users(summary)
-        if summary.n != self.law.users:
-            raise ValueError(f"summary must be of {self.law.users} users, as the law is, not {summary.n}")
+        odd = tensor_of(summary.n) != self.law.users
+        if bool(odd.any()):
+            raise ValueError(f"summary must be of {self.law.users} users, as the law is{checks.at(odd)}")
         return summary
 
 

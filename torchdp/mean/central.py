@@ -13,8 +13,8 @@ from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd, Tally, Users
-from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import BLOCK, RoundedSum
+from torchdp.protocol.users import beside, combined
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from torchdp.factorization.solvers.acceleration import onto_simplex
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
-from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum
+from torchdp.protocol.users import beside, combined
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from torchdp.draws import Draws
 from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.mean.gaussian import GaussianRelease, least_multiplier
 from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally, Users
-from torchdp.protocol.records import beside
 from torchdp.protocol.rounded_sum import RoundedSum
+from torchdp.protocol.users import beside
 
 MOST_ORDER, MOST_ENTRIES = 6, 2**27
 

@@ -19,7 +19,8 @@ from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.root import root
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Limits, Tally, Users
 from torchdp.protocol.interval import quantile
-from torchdp.protocol.records import beside, combined, farthest
+from torchdp.protocol.records import farthest
+from torchdp.protocol.users import beside, combined
 from torchdp.threads import on_host
 
 ORDERS = (1.0, 2.0, math.inf)

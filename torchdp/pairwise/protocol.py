@@ -14,7 +14,7 @@ from torchdp import checks
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.interval import Error, ErrorParts, RatioError
-from torchdp.protocol.records import beside
+from torchdp.protocol.users import beside
 
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
 ROUNDING = 1e-9  # of sums over users

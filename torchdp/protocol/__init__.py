@@ -22,9 +22,10 @@
 
 from torchdp.protocol.choice import Choice
 from torchdp.protocol.protocol import CuratorProtocol, MessageProtocol, Protocol, Relay
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.rounds import InteractiveProtocol
 from torchdp.protocol.types import TypeProtocol
+from torchdp.protocol.users import Users
 
 __all__ = [
     "Choice",

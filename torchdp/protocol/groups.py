@@ -1,12 +1,13 @@
 """Users in groups: which is whose is public, as the groups' sizes are."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.protocol.records import Layout, Tally
 
 
 def grouped(
@@ -32,6 +33,11 @@ def grouped(
     return x, checks.indices("groups", groups, checks.integer("size", size, 1)), (size,)
 
 
-def parted(x: Tensor, groups: Tensor, size: int) -> Iterator[Tensor]:
-    """The rows of each group, in their order."""
-    return iter(x[groups.argsort(stable=True)].split(torch.bincount(groups, minlength=size).tolist()))
+def in_turn(collect: Callable[[Tensor], Tally], layout: Layout, x: Tensor, groups: Tensor, size: int) -> Tally:
+    """What ``collect`` hears of each group's rows, in their order; the parts of an empty group are 0."""
+    n = torch.bincount(groups, minlength=size)
+    parts = {name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
+    for at, some in enumerate(x[groups.argsort(stable=True)].split(n.tolist())):
+        for name, part in collect(some).parts.items() if len(some) else ():
+            parts[name][at] = part
+    return Tally(n, parts)

@@ -15,8 +15,9 @@ from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol.groups import grouped, parted
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
+from torchdp.protocol.groups import grouped, in_turn
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
+from torchdp.protocol.users import Users, tensor_of
 
 S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
 M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
@@ -81,15 +82,11 @@ class Protocol(Brief, ABC, Generic[S]):
         """``collect``, unchecked, by any draws."""
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        """``collect`` for each of so many groups, the number of each user's given, (n,): n (size,). Unchecked.
+        """``collect`` for each of so many groups, by the number of each user's, (n,): n (size,). Unchecked.
 
-        Here one group after the other; the part of an empty group is 0.
+        Here one group after the other.
         """
-        parts = {name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in self.layout.items()}
-        for at, some in enumerate(parted(x, groups, size)):
-            for name, part in self.collect_unchecked(some, draws).parts.items() if len(some) else ():
-                parts[name][at] = part
-        return Tally(torch.bincount(groups, minlength=size), parts)
+        return in_turn(lambda some: self.collect_unchecked(some, draws), self.layout, x, groups, size)
 
     @abstractmethod
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -113,31 +110,32 @@ class Protocol(Brief, ABC, Generic[S]):
         () or, for n (*batch), (*batch).
         """
         checks.instance("objective", objective, Objective)
-        return torch.full_like(torch.as_tensor(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
+        return torch.full_like(tensor_of(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
 
     @final
     def collect(
         self, x: Tensor, *, groups: Tensor | None = None, size: int | None = None, noise: Noise | None = None
     ) -> Tally:
-        """What the analyst hears of these users, or of each group of them, in one pass.
+        """What the analyst hears of these users, or of each group of them.
 
         x: a row for each user, or (*batch, n, ...). groups: (n,), the number of each user's group, below ``size`` (by
-        default up to the largest); a tally's n is then (size,), or (*batch). noise: None is the system's cipher.
+        default up to the largest); n of the tally is then (size,), or (*batch). noise: None is the system's cipher.
         Raises TypeError, ValueError.
 
-        Guarantees: the protocol's own for the users of each group, and for all users together: groups and their sizes
-            are public, and what one user holds moves the tally of its own group alone.
+        Guarantees: for the users of each group, and for all together: who is in which group is public, and what one
+            user holds moves the tally of its own group alone.
         """
         x, own, batch = grouped(x, self.row, groups, size)
-        x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
-        draws = source(noise, x.device)
         if own is None:
-            return self.collect_unchecked(x, draws)
-        number = math.prod(batch)
-        checks.fits("tally", number, sum(math.prod(shape) for shape, _ in self.layout.values()))
-        tally = self.collect_groups(x, own.to(x.device), number, draws)
+            x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
+            return self.collect_unchecked(x, source(noise, x.device))
+        number, numbers = math.prod(batch), sum(math.prod(shape) for shape, _ in self.layout.values())
+        checks.fits("tally", number, numbers)
+        largest = max(1, int(torch.bincount(own, minlength=1).max()))  # nobody's group is of more
+        x = torch.cat([self.validate(part).detach() for part in x.split(largest)])
+        tally = self.collect_groups(x, own.to(x.device), number, source(noise, x.device))
         parts = {name: part.view(*batch, *part.shape[1:]) for name, part in tally.parts.items()}
-        return Tally(torch.as_tensor(tally.n).view(batch), parts)
+        return Tally(tensor_of(tally.n).view(batch), parts)
 
     @final
     def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:
@@ -252,6 +250,9 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
         """One tally of all these users, on the device of the first that has any. Raises TypeError, ValueError."""
         checked = [self.check(each, 0) for each in (tallies or (self.empty,))]
         first = next((each for each in checked if isinstance(each.n, Tensor) or each.n), checked[0])
+        batches = {tuple(tensor_of(each.n).shape) for each in checked if isinstance(each.n, Tensor) or each.n}
+        if len(batches) > 1:
+            raise ValueError(f"tallies must be of the same groups, not of batches {sorted(batches)}")
         n: Users = 0
         parts = {name: torch.zeros_like(part) for name, part in first.parts.items()}
         for each in checked:

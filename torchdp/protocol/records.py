@@ -13,9 +13,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief, html_table
 from torchdp.protocol.interval import Error, ErrorParts, interval
-
-Users = int | Tensor
-"""How many: n of one tally; of a batch of tallies (*batch), int64."""
+from torchdp.protocol.users import Users, beside, combined, tensor_of, users_of
 
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name -> shape and dtype of each part of a tally."""
@@ -25,43 +23,13 @@ SHOWN = 12  # numbers of an estimate in a notebook
 FARTHEST = 40  # standard deviations that no noise reaches: less likely than 1e-300
 
 
-def farthest(deviation: float, scale: float = 0.0) -> float:
+def farthest(deviation: Any, scale: float = 0.0) -> Any:
     """What a number's noise stays below, but with a chance of 1e-300: 40 (deviation + 40 scale).
 
     For noise whose tails fall like those of a normal variable up to some deviations, then by a factor e each ``scale``
     (Bernstein's bound: P(Z > (2 L)^(1/2) deviation + L scale) <= e^-L, here at L = 800).
     """
     return FARTHEST * (deviation + FARTHEST * scale)
-
-
-def beside(n: float | Tensor, answer: int = 0) -> float | Tensor:
-    """n beside numbers that have ``answer`` dimensions behind the batch: a float, or float64 (*batch, 1, ...)."""
-    return n.double().view(*n.shape, *[1] * answer) if isinstance(n, Tensor) else float(n)
-
-
-def users_of(counts: Tensor) -> Users:
-    """n of counts (*batch, k)."""
-    return counts.sum(-1) if counts.ndim > 1 else int(counts.sum())
-
-
-def combined(weights: Tensor, rows: Tensor) -> Tensor:
-    """sum_x weights_x rows_x: (..., m), (m, r) -> (..., r); rows (*batch, m, r): the batch's own, (..., *batch, r)."""
-    batch = rows.shape[:-2]
-    if not batch:
-        return weights @ rows
-    lead, size = weights.shape[: weights.ndim - 1 - len(batch)], math.prod(batch)
-    each = weights.reshape(math.prod(lead), size, weights.shape[-1]).transpose(0, 1)
-    sums = (each @ rows.reshape(size, *rows.shape[-2:])).transpose(0, 1)
-    return sums.reshape(*lead, *batch, rows.shape[-1])
-
-
-def single(n: Users) -> int:
-    """n of one tally or crowd: what calls that have no batch ask for (docs/batches.md). Raises ValueError."""
-    if isinstance(n, Tensor):
-        raise ValueError(
-            f"n must be of one tally, not of a batch {tuple(n.shape)}: this call takes one after the other"
-        )
-    return n
 
 
 @dataclass(frozen=True)
@@ -163,7 +131,7 @@ class Crowd(Brief):
             crowd = crowd.mapped(lambda rows: validate(rows).detach())
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must hold values that users may have: {error}") from None
-        few = torch.as_tensor(crowd.n) < 1
+        few = tensor_of(crowd.n) < 1
         if bool(few.any()):
             raise ValueError(f"summary must count at least one user{checks.at(few)}")
         return crowd
@@ -199,7 +167,7 @@ class Tally(Brief):
         batch = self.n.shape if isinstance(self.n, Tensor) else ()
         if any(part.shape[: len(batch)] != batch for part in self.parts.values()) or not batch:
             raise ValueError("tally must be a batch without sample_shape before it")
-        chosen = torch.as_tensor(self.n)[index]
+        chosen = tensor_of(self.n)[index]
         n = chosen if chosen.ndim else int(chosen)
         return Tally(n, {name: part[index] for name, part in self.parts.items()})
 
@@ -243,7 +211,7 @@ class Tally(Brief):
 
     def _judge(self, name: str, value: Tensor, low: Tensor | float, high: Tensor | float) -> None:
         """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of nobody."""
-        n = torch.as_tensor(self.n)
+        n = tensor_of(self.n)
         behind = max(end.ndim for end in (low, high) if isinstance(end, Tensor)) - n.ndim
         some = (n > 0).view(*n.shape, *[1] * behind)
         wrong = (value < low * some) | (value > high * some)

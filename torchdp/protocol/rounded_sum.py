@@ -14,7 +14,8 @@ from torchdp.draws import Draws
 from torchdp.grid import moved
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol.records import Limits, Users, farthest
+from torchdp.protocol.records import Limits, farthest
+from torchdp.protocol.users import Users, tensor_of
 from torchdp.rounded import RoundedNormal
 
 BLOCK = 2**13  # users whose vectors floats add up
@@ -96,7 +97,7 @@ class RoundedSum:
 
         Raises ValueError.
         """
-        most = int(torch.as_tensor(n).max())
+        most = int(tensor_of(n).max())
         if most * self.norm >= 2.0**62 * self.step:
             raise ValueError(
                 f"summary must count fewer users than {most}: their sum is more than 2^62 steps of the noise"

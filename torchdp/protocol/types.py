@@ -10,7 +10,8 @@ from torch import Tensor
 from torchdp import checks, wire
 from torchdp.draws import Simulated
 from torchdp.protocol.protocol import MessageProtocol
-from torchdp.protocol.records import Tally, users_of
+from torchdp.protocol.records import Tally
+from torchdp.protocol.users import users_of
 
 
 class TypeProtocol(MessageProtocol[Tensor, Tensor]):

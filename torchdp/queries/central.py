@@ -12,8 +12,8 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Tally, Users
-from torchdp.protocol.records import users_of
 from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
+from torchdp.protocol.users import users_of
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.protocol import QueryProtocol
 

@@ -10,7 +10,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Tally
-from torchdp.protocol.records import single
+from torchdp.protocol.users import single
 from torchdp.queries import likelihood
 from torchdp.queries.oracle import OracleQueries
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle

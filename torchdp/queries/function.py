@@ -182,7 +182,7 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
 
         sampling: C has that of a sample from a population too.
         """
-        users = torch.as_tensor(n).to(h).expand(*h.shape[:-1], 1)
+        users = torch.as_tensor(n, dtype=torch.float64).to(h).expand(*h.shape[:-1], 1)
         rows = max(1, AT_ONCE // self.client.k**2)
         for part, some in zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, users)), strict=True):
             first, second = derivatives(self.function, part)

@@ -14,6 +14,7 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, rounded_guarantee
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import farthest
+from torchdp.protocol.users import tensor_of
 from torchdp.rounded import RoundedNormal
 
 LONGEST = 2**20  # of a user's vector
@@ -113,7 +114,7 @@ class IntegerSums(CuratorProtocol[Crowd]):
     def validate_summary(self, summary: Crowd) -> Crowd:
         """summary, of fewer than 2^53/bound users. Raises TypeError, ValueError."""
         crowd = super().validate_summary(summary)
-        many = torch.as_tensor(crowd.n) > checks.MOST / self.bound
+        many = tensor_of(crowd.n) > checks.MOST / self.bound
         if bool(many.any()):
             raise ValueError(
                 f"summary must count at most 2^53/bound users{checks.at(many)}: the sums would not be exact"
@@ -136,7 +137,7 @@ class IntegerSums(CuratorProtocol[Crowd]):
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
-        users = torch.as_tensor(checks.people("n", n, 1))
+        users = tensor_of(checks.people("n", n, 1))
         return torch.full_like(users, self.noise.variance, dtype=torch.float64)
 
 

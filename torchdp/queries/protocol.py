@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.protocol import Objective, Protocol, Users
-from torchdp.protocol.records import beside
+from torchdp.protocol.users import beside
 
 
 class QueryProtocol(Protocol[Tensor]):

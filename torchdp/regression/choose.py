@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.protocol import Choice, Estimate
 from torchdp.protocol.choice import Candidate
+from torchdp.protocol.users import single
 from torchdp.regression.errors import SecondMoments, checked, phi
 from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows
@@ -54,7 +55,7 @@ def choose_regression(
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: the errors are measured, the height is of ``predicted_phi_of_sketch``.
     """
-    n, d = checked(moments).n, moments.columns - 1
+    n, d = single(checked(moments).n), moments.columns - 1
     within(moments, d, bound, label_bound)
     gram = GramRelease(n, d, bound, epsilon, delta, label_bound=label_bound)
     local = _local(d, bound, epsilon, delta, label_bound)
@@ -125,7 +126,7 @@ def choose_low_rank(
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: first-order errors (predicted_psi, predicted_psi_of_sketch).
     """
-    n, d = checked(moments).n, moments.columns
+    n, d = single(checked(moments).n), moments.columns
     within(moments, d, bound, None)
     gram = GramRelease(n, d, bound, epsilon, delta)
     local = _local(d, bound, epsilon, delta, None)

@@ -7,31 +7,37 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.memory import rows_at_once
+from torchdp.protocol import Users
+from torchdp.protocol.users import single, tensor_of
 
 
 @dataclass(frozen=True, eq=False)
 class SecondMoments:
     """n rows by their second moments M = A^T A: (d, d), float64. For regression the labels are the last column of A.
 
-    n: users, n >= 1; matrix: symmetric and, up to rounding, positive semidefinite. ``+`` joins two groups of rows.
+    n: users, n >= 1; matrix: symmetric and, up to rounding, positive semidefinite. ``+`` joins two groups of rows. Of a
+    batch (*batch) and (*batch, d, d).
     Moments are not private: they are what mechanisms are measured against and, in a simulation, drawn from.
     Raises TypeError, ValueError.
     """
 
-    n: int
+    n: Users
     matrix: Tensor
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "n", checks.integer("n", self.n, 1))
+        checks.keep(self, n=lambda name, n: checks.people(name, n, 1))
         matrix = checks.matrix("matrix", self.matrix, checks.LARGEST).double()
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-            raise ValueError(f"matrix must have shape (d, d), not {tuple(matrix.shape)}")
-        scale = float(matrix.abs().amax())
-        if float((matrix - matrix.mT).abs().amax()) > 1e-9 * scale:
-            raise ValueError("matrix must be symmetric; pass A^T A")
+        d = matrix.shape[-1]
+        if matrix.shape != (*tensor_of(self.n).shape, d, d):
+            raise ValueError(f"matrix must have shape (d, d), behind a batch of n, not {tuple(matrix.shape)}")
+        scale = matrix.abs().amax((-2, -1))
+        odd = (matrix - matrix.mT).abs().amax((-2, -1)) > 1e-9 * scale
+        if bool(odd.any()):
+            raise ValueError(f"matrix must be symmetric{checks.at(odd)}; pass A^T A")
         matrix = (matrix + matrix.mT) / 2
-        if float(torch.linalg.eigvalsh(matrix)[0]) < -1e-9 * len(matrix) * scale:
-            raise ValueError("matrix must be positive semidefinite; pass A^T A")
+        negative = torch.linalg.eigvalsh(matrix)[..., 0] < -1e-9 * d * scale
+        if bool(negative.any()):
+            raise ValueError(f"matrix must be positive semidefinite{checks.at(negative)}; pass A^T A")
         object.__setattr__(self, "matrix", matrix)
 
     @staticmethod
@@ -50,7 +56,7 @@ class SecondMoments:
     @property
     def columns(self) -> int:
         """Columns of the rows, a label among them where there is one."""
-        return len(self.matrix)
+        return self.matrix.shape[-1]
 
     @property
     def gram(self) -> Tensor:
@@ -72,9 +78,10 @@ class SecondMoments:
 
 
 def checked(moments: SecondMoments, name: str = "moments") -> SecondMoments:
-    """``moments``, if that is what they are. Raises TypeError."""
+    """``moments``, if that is what they are, of one set of rows. Raises TypeError, ValueError."""
     if not isinstance(moments, SecondMoments):
         raise TypeError(f"{name} must be SecondMoments, not {type(moments).__name__}; see SecondMoments.of")
+    single(moments.n)
     return moments
 
 

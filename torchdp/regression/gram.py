@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.privacy import Model
+from torchdp.protocol import Users
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol
 from torchdp.regression.second_moment_noise import NoisyMoments, triangular, vectorized
@@ -104,15 +105,15 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
             return vectorized(rows)
         return torch.cat([vectorized(rows[:, :-1]), self.weight * rows[:, -1:] * rows[:, :-1]], 1)
 
-    def total(self, summary: SecondMoments) -> tuple[Tensor, int]:
+    def total(self, summary: SecondMoments) -> tuple[Tensor, Users]:
         value = self.exact(summary)
         return value / self.scales.to(value), summary.n
 
-    def variances(self, n: int) -> Tensor:
-        return (self.noise.level_of(n) * self.scales).square()
+    def variances(self, n: Users) -> Tensor:
+        return (self.noise.level_of(n, 1) * self.scales).square()
 
-    def value(self, total: Tensor, n: int) -> Tensor:
+    def value(self, total: Tensor, n: Users) -> Tensor:
         return total * self.scales.to(total)
 
-    def estimated(self, value: Tensor, error: Tensor, n: int) -> NoisyMoments:
+    def estimated(self, value: Tensor, error: Tensor, n: Users) -> NoisyMoments:
         return NoisyMoments(value, error, n, columns=self.columns)

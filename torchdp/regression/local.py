@@ -11,7 +11,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Relay, Tally, Users
-from torchdp.protocol.records import ROUNDING, single
+from torchdp.protocol.records import ROUNDING
+from torchdp.protocol.users import single
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol
@@ -94,7 +95,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G normal, W Wishart
         with n - r degrees of freedom.
         """
-        n, d = summary.n, summary.columns
+        n, d = single(summary.n), summary.columns
         values, vectors = torch.linalg.eigh(summary.matrix)
         r = min(n, d)  # rows that can differ from zero after a rotation of the clients
         root = (values.clamp_min(0).sqrt()[:, None] * vectors.mT)[d - r :]
@@ -112,7 +113,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""
         diagonal = self.validate_summary(summary).matrix.diagonal()
-        return product_variances(diagonal, summary.n * self.sigma**4, self.sigma**2, self.labelled)
+        return product_variances(diagonal, single(summary.n) * self.sigma**4, self.sigma**2, self.labelled)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """Exact. The worst entry: all rows along one axis; the mean: rows and labels at their bounds."""

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.protocol.users import single
 from torchdp.regression.errors import SecondMoments, checked, level
 
 
@@ -53,7 +54,7 @@ def random_psi(moments: SecondMoments, rank: int) -> float:
     """E psi of a uniformly random space: (sum_{i <= k} lambda_i - (k/d) tr M)/n. Raises ValueError."""
     rank = _rank(rank, checked(moments).columns)
     values = torch.linalg.eigvalsh(moments.matrix)
-    return float(values[-rank:].sum() - rank / moments.columns * values.sum()) / moments.n
+    return float(values[-rank:].sum() - rank / moments.columns * values.sum()) / single(moments.n)
 
 
 def _perturbed(moments: SecondMoments, rank: int, variances: Tensor) -> float:
@@ -62,7 +63,7 @@ def _perturbed(moments: SecondMoments, rank: int, variances: Tensor) -> float:
     values = torch.linalg.eigvalsh(moments.matrix).flip(0)
     gaps = values[:rank, None] - values[rank:]
     terms = torch.where(variances[:rank, rank:] > 0, variances[:rank, rank:] / gaps, 0.0)
-    return min(float(terms.sum()) / moments.n, random_psi(moments, rank))
+    return min(float(terms.sum()) / single(moments.n), random_psi(moments, rank))
 
 
 def _rank(rank: int, d: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Limits, Tally, Users
-from torchdp.protocol.records import single, users_of
+from torchdp.protocol.users import beside, tensor_of, users_of
 from torchdp.secure.shared_noise import SharedNoise
 from torchdp.secure.shared_sum import SharedSum, shared_noise
 
@@ -91,14 +91,14 @@ class FrequencyMoments(SharedSum[Tally]):
         parts = [self.contribution(part).sum(0) for part in x.split(rows_at_once(self.words))]
         return Tally(len(x), {"sum": torch.stack(parts).sum(0)})
 
-    def total(self, summary: Tally) -> tuple[Tensor, int]:
+    def total(self, summary: Tally) -> tuple[Tensor, Users]:
         try:
             tally = checks.instance("summary", summary, Tally).checked(self.layout, self.summed)
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must be what this protocol's own verb makes: {error}") from None
-        if tally["sum"].ndim != 1:
+        if tally["sum"].ndim != tensor_of(tally.n).ndim + 1:
             raise ValueError(f"summary must hold {self.words} sums, not {tuple(tally['sum'].shape)}")
-        return tally["sum"], single(tally.n)
+        return tally["sum"], tally.n
 
     def summed(self, n: Users) -> dict[str, Limits]:
         """What n clients' encodings add up to."""
@@ -107,11 +107,11 @@ class FrequencyMoments(SharedSum[Tally]):
     def exact(self, summary: Tally) -> Tensor:
         return self.total(summary)[0] * self.scales.to(summary["sum"])
 
-    def variances(self, n: int) -> Tensor:
+    def variances(self, n: Users) -> Tensor:
         """D^(2k) times that of the noise, whatever n."""
-        return (self.noise.level_of(n) * self.scales).square()
+        return (self.noise.level_of(n, 1) * self.scales).square()
 
-    def value(self, total: Tensor, n: int) -> Tensor:
+    def value(self, total: Tensor, n: Users) -> Tensor:
         return total * self.scales.to(total)
 
 
@@ -168,17 +168,16 @@ class SecureHistogram(SharedSum[Tensor]):
         """``summary``, (types,) whole numbers of clients, not all 0. Raises TypeError, ValueError."""
         return checks.counts("summary", checks.users("summary", summary, self.types), self.types)
 
-    def total(self, summary: Tensor) -> tuple[Tensor, int]:
+    def total(self, summary: Tensor) -> tuple[Tensor, Users]:
         counts = checks.users("summary", summary, self.types, most=self.clients)
-        single(users_of(counts))
-        return counts, round(float(counts.sum()))
+        return counts, users_of(counts.sum(-1, keepdim=True).round().long())
 
     def exact(self, summary: Tensor) -> Tensor:
         return self.total(summary)[0]
 
-    def variances(self, n: int) -> Tensor:
+    def variances(self, n: Users) -> Tensor:
         """A share 1 - 1/k of the noise's, whatever n."""
-        return torch.full((self.types,), self.noise.level_of(n) ** 2 * (1 - 1 / self.types), dtype=torch.float64)
+        return self.noise.level_of(n, 1) ** 2 * torch.full((self.types,), 1 - 1 / self.types, dtype=torch.float64)
 
-    def value(self, total: Tensor, n: int) -> Tensor:
-        return total + (n - total.sum(-1, keepdim=True)) / self.types
+    def value(self, total: Tensor, n: Users) -> Tensor:
+        return total + (beside(n, 1) - total.sum(-1, keepdim=True)) / self.types

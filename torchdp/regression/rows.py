@@ -6,7 +6,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Protocol
-from torchdp.regression.errors import SecondMoments, checked
+from torchdp.protocol.users import beside
+from torchdp.regression.errors import SecondMoments
 from torchdp.regression.second_moment_noise import moment_vector, triangular
 
 
@@ -79,7 +80,7 @@ def within(
     moments: SecondMoments, columns: int, bound: float, label_bound: float | None, name: str = "moments"
 ) -> None:
     """Refuses moments that rows within the bounds cannot have. Raises TypeError, ValueError."""
-    checked(moments, name)
+    checks.instance(name, moments, SecondMoments)
     bound = checks.squarable("bound", bound)
     if label_bound is not None:
         label_bound = checks.squarable("label_bound", label_bound)
@@ -89,8 +90,11 @@ def within(
             f"{name} must be of rows of {wanted} columns (a label last, where label_bound is given), "
             f"not of {moments.columns}"
         )
-    square = moments.matrix.diagonal()
-    if float(square[:columns].sum()) > moments.n * bound**2 * (1 + 1e-9):
-        raise ValueError(f"{name} are of rows longer than bound = {bound}; shorten the rows first")
-    if label_bound is not None and moments.label_square > moments.n * label_bound**2 * (1 + 1e-9):
-        raise ValueError(f"{name} are of labels larger than label_bound = {label_bound}; cut the labels first")
+    square, n = moments.matrix.diagonal(dim1=-2, dim2=-1), beside(moments.n) * (1 + 1e-9)
+    wrong = square[..., :columns].sum(-1) > n * bound**2
+    if bool(wrong.any()):
+        raise ValueError(f"{name} are of rows longer than bound = {bound}{checks.at(wrong)}; shorten them first")
+    if label_bound is not None and bool((wrong := square[..., -1] > n * label_bound**2).any()):
+        raise ValueError(
+            f"{name} are of labels above label_bound = {label_bound}{checks.at(wrong)}; cut them first"
+        )

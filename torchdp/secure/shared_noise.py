@@ -14,6 +14,7 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, ga
 from torchdp.privacy.gaussian import LARGEST
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.protocol.records import farthest
+from torchdp.protocol.users import Users, beside, tensor_of
 
 
 class SharedNoise(ABC):
@@ -38,7 +39,7 @@ class SharedNoise(ABC):
     @property
     def level(self) -> float:
         """Standard deviation of all the noise of the sum, everybody heard."""
-        return self.level_of(self.clients)
+        return float(self.level_of(self.clients))
 
     @property
     @abstractmethod
@@ -46,12 +47,15 @@ class SharedNoise(ABC):
         """What is promised while at most ``absent`` clients are missing."""
 
     @abstractmethod
-    def level_of(self, clients: int) -> float:
-        """Standard deviation of the noise in a sum of so many clients' messages."""
+    def level_of(self, clients: Users, answer: int = 0) -> float | Tensor:
+        """Standard deviation of the noise in a sum of so many clients' messages.
 
-    def farthest(self, clients: int) -> float:
+        answer: dimensions behind those of a batch.
+        """
+
+    def farthest(self, clients: Users) -> float | Tensor:
         """What the noise in a sum of so many clients' messages stays below, but with a chance of 1e-300."""
-        return farthest(self.level_of(1) * math.sqrt(clients), self.scale)
+        return farthest(self.level_of(1) * beside(clients) ** 0.5, self.scale)
 
     def stretch(self, level: float) -> float:
         """How far the ends of an interval lie over those of normal noise of this deviation."""
@@ -66,18 +70,17 @@ class SharedNoise(ABC):
         """What clients send, (n, words), each with its part of the noise; unchecked."""
 
     @abstractmethod
-    def add_sum(self, total: Tensor, clients: int, draws: Draws, shape: tuple[int, ...]) -> Tensor:
-        """A sum of what so many show, (words,), with their noise: (*shape, words), exactly in law; unchecked."""
+    def add_sum(self, total: Tensor, clients: Users, draws: Draws, shape: tuple[int, ...]) -> Tensor:
+        """Sums of what so many show, (*batch, words), and noise: (*shape, *batch, words), exact in law; unchecked."""
 
-    def heard(self, clients: int) -> int:
-        """``clients``, if the noise of so many suffices for ``guarantee``. Raises ValueError."""
-        clients = checks.integer("clients", clients, 0, self.clients)
-        if clients < self.clients - self.absent:
+    def heard(self, clients: Users) -> None:
+        """Refuses ``clients`` whose noise does not suffice for ``guarantee``. Raises ValueError."""
+        least = int(tensor_of(checks.people("clients", clients, 0, self.clients)).min())
+        if least < self.clients - self.absent:
             raise ValueError(
-                f"clients = {clients} of {self.clients} were heard, the noise lets absent = {self.absent} drop out: "
+                f"clients = {least} of {self.clients} were heard, the noise lets absent = {self.absent} drop out: "
                 "their sum has a weaker guarantee (guarantee_of); start again with those who are there"
             )
-        return clients
 
     def _check(self) -> None:
         checks.integer("clients", self.clients, 1)
@@ -123,8 +126,9 @@ class SharedGaussian(SharedNoise):
         """Standard deviation of the noise that counts, of the sum."""
         return gaussian_sigma(self.epsilon, self.delta, self.sensitivity)
 
-    def level_of(self, clients: int) -> float:
-        return self.sigma * math.sqrt(checks.integer("clients", clients, 0, self.clients) / self.honest)
+    def level_of(self, clients: Users, answer: int = 0) -> float | Tensor:
+        users = beside(checks.people("clients", clients, 0, self.clients), answer)
+        return self.sigma * (users / self.honest) ** 0.5
 
     @property
     def guarantee(self) -> Guarantee:
@@ -142,8 +146,8 @@ class SharedGaussian(SharedNoise):
     def add_share(self, shown: Tensor, draws: Draws) -> Tensor:
         return shown + self.level_of(1) * draws.normal(tuple(shown.shape))
 
-    def add_sum(self, total: Tensor, clients: int, draws: Draws, shape: tuple[int, ...]) -> Tensor:
-        return total + self.level_of(clients) * draws.normal((*shape, *total.shape))
+    def add_sum(self, total: Tensor, clients: Users, draws: Draws, shape: tuple[int, ...]) -> Tensor:
+        return total + self.level_of(clients, 1) * draws.normal((*shape, *total.shape))
 
 
 @dataclass(frozen=True)
@@ -172,8 +176,9 @@ class SharedLaplace(SharedNoise):
         """b."""
         return self.sensitivity / self.epsilon
 
-    def level_of(self, clients: int) -> float:
-        return self.scale * math.sqrt(2 * checks.integer("clients", clients, 0, self.clients) / self.honest)
+    def level_of(self, clients: Users, answer: int = 0) -> float | Tensor:
+        users = beside(checks.people("clients", clients, 0, self.clients), answer)
+        return self.scale * (2 * users / self.honest) ** 0.5
 
     def stretch(self, level: float) -> float:
         return laplace_stretch(level)
@@ -191,10 +196,10 @@ class SharedLaplace(SharedNoise):
     def add_share(self, shown: Tensor, draws: Draws) -> Tensor:
         return shown + self._difference(1, tuple(shown.shape), draws)
 
-    def add_sum(self, total: Tensor, clients: int, draws: Draws, shape: tuple[int, ...]) -> Tensor:
+    def add_sum(self, total: Tensor, clients: Users, draws: Draws, shape: tuple[int, ...]) -> Tensor:
         return total + self._difference(clients, (*shape, *total.shape), draws)
 
-    def _difference(self, clients: int, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        share = clients / self.honest
-        first, second = draws.gamma(torch.full((2, *shape), share, dtype=torch.float64, device=draws.device))
+    def _difference(self, clients: Users, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        share = torch.as_tensor(beside(clients, 1) / self.honest, dtype=torch.float64, device=draws.device)
+        first, second = draws.gamma(share.expand(2, *shape))
         return self.scale * (first - second)

@@ -13,7 +13,6 @@ from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.protocol import S
-from torchdp.protocol.records import single
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace, SharedNoise
@@ -50,7 +49,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
         """The largest l_2 norm of what a client shows, and the largest entry in size."""
 
     @abstractmethod
-    def total(self, summary: S) -> tuple[Tensor, int]:
+    def total(self, summary: S) -> tuple[Tensor, Users]:
         """The sum of what these clients show, (words,), and how many they are. Raises TypeError, ValueError."""
 
     def validate_summary(self, summary: S) -> S:
@@ -58,20 +57,19 @@ class SharedSum(MessageProtocol[S, Tensor]):
         return summary
 
     @abstractmethod
-    def variances(self, n: int) -> Tensor:
+    def variances(self, n: Users) -> Tensor:
         """Of the estimate from n clients: (*answer), whatever they hold."""
 
     @abstractmethod
-    def value(self, total: Tensor, n: int) -> Tensor:
+    def value(self, total: Tensor, n: Users) -> Tensor:
         """The estimate from the noisy sum of what n clients show."""
 
     def analyse(self, tally: Tally) -> Estimate:
         """Of the clients heard, unbiased. Raises TypeError, ValueError where they are too few."""
-        n = single(tally.n)
-        value = self.value(self.heard(tally), n)
-        return self.estimated(value, self.variances(n).sqrt().to(value).expand_as(value), n)
+        value = self.value(self.heard(tally), tally.n)
+        return self.estimated(value, self.variances(tally.n).sqrt().to(value).expand_as(value), tally.n)
 
-    def estimated(self, value: Tensor, error: Tensor, n: int) -> Estimate:
+    def estimated(self, value: Tensor, error: Tensor, n: Users) -> Estimate:
         """These numbers as this protocol's kind of estimate."""
         return Estimate(value, error, n, stretch=self.noise.stretch)
 
@@ -88,7 +86,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
         return {"sum": ((self.words,), torch.float64)}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        return {"sum": Limits.around(n * self.norm_and_entry[1] + self.noise.farthest(single(n)))}
+        return {"sum": Limits.around(n * self.norm_and_entry[1] + self.noise.farthest(n))}
 
     @property
     def bits_per_user(self) -> int:
@@ -147,7 +145,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
 
     def heard(self, tally: Tally) -> Tensor:
         """The sum, if the noise in it suffices for ``guarantee``. Raises TypeError, ValueError."""
-        self.noise.heard(single(self.check(tally).n))
+        self.noise.heard(self.check(tally).n)
         return tally["sum"]
 
     def predicted_mse(self, summary: S) -> Tensor:
@@ -156,7 +154,8 @@ class SharedSum(MessageProtocol[S, Tensor]):
         return self.variances(clients).to(total.device)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        return checks.instance("objective", objective, Objective).of(self.variances(checks.integer("n", n, 1)))
+        each = self.variances(checks.people("n", n, 1))
+        return checks.instance("objective", objective, Objective).of(each, each.ndim - 1)
 
     def encode(self, messages: Tensor) -> bytes:
         return wire.pack_vectors(messages, self.words)

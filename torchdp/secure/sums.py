@@ -16,7 +16,7 @@ from torchdp.draws import Draws
 from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
-from torchdp.protocol.records import single
+from torchdp.protocol.users import single
 from torchdp.secure.settings import WORDS_AT_ONCE, Settings
 
 SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
@@ -156,6 +156,9 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         sums = torch.zeros(self.layout["words"][0], dtype=words.dtype, device=words.device)
         self.place(sums, slice(first, first + words.shape[1]), words)
         return Tally(words.shape[1], {"words": sums})
+
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        raise ValueError("x must be of the clients of one sum, which has servers and keys of its own")
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         sums = torch.zeros(self.layout["words"][0], dtype=self.ring.dtype, device=x.device)

@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -18,6 +17,7 @@ from torchdp.privacy.blanket import Blanket
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.privacy.root import root
 from torchdp.protocol import Estimate, MessageProtocol, Objective, Relay, Tally, Users
+from torchdp.protocol.users import tensor_of
 from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
 from torchdp.shuffle.moves import Array
 from torchdp.shuffle.response_curve import response_profile
@@ -222,7 +222,7 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
     def whole(self, tally: Tally) -> Tally:
         """``tally``, if it is of as many users as the guarantee counts on. Raises TypeError,
         ValueError."""
-        few = torch.as_tensor(self.check(tally).n) < self._present
+        few = tensor_of(self.check(tally).n) < self._present
         if bool(few.any()):
             raise ValueError(
                 f"tally must be of at least {self._present} users, whose messages hide each other{checks.at(few)}"

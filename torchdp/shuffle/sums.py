@@ -13,7 +13,7 @@ from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.protocol import S
-from torchdp.protocol.records import single
+from torchdp.protocol.users import alike, tensor_of
 from torchdp.shuffle.accounting import promise
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.references import CuratorSum
@@ -56,7 +56,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         return {"total": ((self.instances,), torch.int64)}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        return {"total": self.law.limits(single(n))}
+        return {"total": self.law.limits(alike(n))}
 
     @property
     def messages_per_user(self) -> float:
@@ -88,7 +88,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
     def whole(self, tally: Tally) -> Tally:
         """``tally``, if it is of as many users as the noise counts on. Raises TypeError, ValueError."""
         least, most = self.law.users - self.absent, self.law.users
-        if not least <= self.check(tally).n <= most:
+        if not least <= alike(self.check(tally).n) <= most:
             users = f"{most}" if least == most else f"{least} to {most}"
             raise ValueError(f"tally must be of {users} users, as the noise counts on, not {tally.n}")
         return tally
@@ -124,10 +124,10 @@ class Curated(CuratorProtocol[S]):
         return {"total": ((self.instances,), torch.float64)}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        return {"total": self.law.limits(single(n))}
+        return {"total": self.law.limits(alike(n))}
 
     def impossible(self, tally: Tally) -> str | None:
-        return None if tally.n == self.law.users else f"the curator is told of {self.law.users}"
+        return None if alike(tally.n) == self.law.users else f"the curator is told of {self.law.users}"
 
     def everybody(self, x: Tensor) -> Tensor:
         """x, if it is of ``law.users`` users. Raises ValueError."""
@@ -185,14 +185,16 @@ class BitSums(Shuffled[Tensor]):
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send. O(instances), whatever their number."""
-        return Tally(self.law.users, {"total": self.law.noised(summary.expand(*shape, -1), draws)})
+        total = self.law.noised(summary.expand(*shape, *summary.shape), draws)
+        batch, users = summary.shape[:-1], self.law.users
+        return Tally(summary.new_full(batch, users) if batch else users, {"total": total})
 
     def analyse(self, tally: Tally) -> Estimate:
         tally = self.whole(tally)
-        n = single(tally.n)
+        n = alike(tally.n)
         value = self.law.decode(tally["total"], n)
         error = self.law.spread(value.clamp(0, n), n).sqrt()
-        return Estimate(value, error, n, limits=(0.0, float(n)))
+        return Estimate(value, error, tally.n, limits=(0.0, float(n)))
 
     def summary(self, x: Tensor) -> Tensor:
         return x.sum(0)
@@ -205,8 +207,8 @@ class BitSums(Shuffled[Tensor]):
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         checks.instance("objective", objective, Objective)
-        n = checks.integer("n", n, 1)
-        return self.law.spread(torch.tensor([0, n], dtype=torch.int64), n).max()
+        shape, n = tensor_of(checks.people("n", n, 1)).shape, alike(n)
+        return self.law.spread(torch.tensor([0, n], dtype=torch.int64), n).max().expand(shape)
 
     def _bits(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):
@@ -220,7 +222,10 @@ class BitSums(Shuffled[Tensor]):
     def _users(self, summary: Tensor) -> Tensor:
         """Numbers of ones, which need not be whole, float64. Raises TypeError, ValueError."""
         ones = checks.floating("summary", summary).double()
-        if ones.shape != (self.instances,) or not 0 <= float(ones.min()) <= float(ones.max()) <= self.law.users:
+        if (
+            ones.shape[-1:] != (self.instances,)
+            or not 0 <= float(ones.min()) <= float(ones.max()) <= self.law.users
+        ):
             raise ValueError(
                 f"summary must be ({self.instances},) numbers of users with a one, 0 to {self.law.users}, "
                 f"not of shape {tuple(ones.shape)}"
@@ -234,8 +239,8 @@ class BitSums(Shuffled[Tensor]):
         checks.dense("summary", summary)
         if summary.is_floating_point() or summary.is_complex() or summary.dtype == torch.bool:
             raise TypeError(f"summary must be an integer tensor, how many hold a one, not {summary.dtype}")
-        if summary.shape != (self.instances,):
-            raise ValueError(f"summary must have shape ({self.instances},), not {tuple(summary.shape)}")
+        if summary.shape[-1:] != (self.instances,):
+            raise ValueError(f"summary must have shape (..., {self.instances}), not {tuple(summary.shape)}")
         if not 0 <= int(summary.min()) <= int(summary.max()) <= self.law.users:
             raise ValueError(f"summary must lie in [0, {self.law.users}], the number of users; it does not")
         return summary.to(torch.int64)

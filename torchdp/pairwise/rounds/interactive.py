@@ -16,7 +16,7 @@ from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally, Users
-from torchdp.protocol.records import single, users_of
+from torchdp.protocol.users import single, users_of
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator
 

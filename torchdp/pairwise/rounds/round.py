@@ -13,7 +13,7 @@ from torchdp.pairwise.rounds.question import Question
 from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
-from torchdp.protocol.records import single, users_of
+from torchdp.protocol.users import single, users_of
 from torchdp.randomizers import PrivUnitG
 
 

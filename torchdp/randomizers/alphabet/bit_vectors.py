@@ -194,10 +194,9 @@ class BitVectorOracle(FrequencyOracle):
             total.index_add_(0, held, own - instead)
         return Tally(len(x), {"reports": total})
 
-    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """Binomial(counts_v, p) + Binomial(n - counts_v, q) users have bit v set. O(k) for each repetition."""
         both = torch.stack([counts, counts.sum(-1, keepdim=True) - counts], -2)
-        both = both.expand(*shape, *both.shape)
         chance = torch.tensor([[self.on], [self.off]], dtype=torch.float64, device=counts.device)
         return draws.binomial(both, chance).sum(-2)
 

@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Estimate, Layout, Limits, Objective, Tally, TypeProtocol, Users
-from torchdp.protocol.records import users_of
+from torchdp.protocol.users import users_of
 from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
 
@@ -89,8 +89,8 @@ class FrequencyOracle(TypeProtocol):
         """Sum of Y over the users: (*batch, k), float64. Unchecked."""
 
     @abstractmethod
-    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """The reports where counts[..., x] users hold x: (*shape, *batch, reports), int64, exactly in distribution."""
+    def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
+        """The reports where counts[i, x] users hold x: (rows, k) -> (rows, reports), int64, exactly in distribution."""
 
     def laws(self, types: Tensor) -> Tensor:
         """Distributions of the messages, columns of Q: (t,) types -> (t, outputs), float64.
@@ -150,7 +150,11 @@ class FrequencyOracle(TypeProtocol):
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """Each oracle states the cost. Raises TypeError, ValueError for what are no counts of users."""
         counts = user_counts("summary", summary, self.k).to(draws.device)
-        return Tally(users_of(counts), {"reports": self._reports(counts, shape, draws)})
+        lead, n = (*shape, *counts.shape[:-1]), users_of(counts)
+        flat = counts.expand(*lead, self.k).reshape(-1, self.k)
+        rows = flat.split(rows_at_once(max(self.layout["reports"][0])))
+        reports = torch.cat([self._reports(some, draws) for some in rows])
+        return Tally(n, {"reports": reports.view(*lead, reports.shape[-1])})
 
     def analyse(self, tally: Tally) -> Estimate:
         """Unbiased shares, (*batch, k): some may be negative."""
@@ -228,12 +232,11 @@ class StrategyOracle(FrequencyOracle):
     def variance_proxy(self) -> Tensor:
         return self.workload_proxy(self.identity)
 
-    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """One multinomial for each type held: O(k outputs) binomials for each repetition, whatever the users."""
-        counts = counts.expand(*shape, *counts.shape)
-        result = counts.new_zeros(*counts.shape[:-1], self.outputs)
+        result = counts.new_zeros(len(counts), self.outputs)
         for types in torch.arange(self.k, device=self.device).split(rows_at_once(self.outputs)):
-            result += multinomial(counts[..., types], self.laws(types), draws)
+            result += multinomial(counts[:, types], self.laws(types), draws)
         return result
 
 

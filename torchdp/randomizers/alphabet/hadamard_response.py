@@ -15,7 +15,7 @@ from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import at_least, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import AlikeVariance, FrequencyOracle, bounded_proxy, keep_range
 from torchdp.randomizers.base import exact_local
-from torchdp.randomizers.draws import DRAWS_AT_ONCE, bernoulli, halved, popcount
+from torchdp.randomizers.draws import bernoulli, halved, popcount
 
 BLOCK = 32  # rows of H in one product
 
@@ -111,32 +111,24 @@ class HadamardResponse(FrequencyOracle):
         """By a fast transform."""
         return self._scale * walsh_hadamard(tally["reports"].double())[..., 1 : self.k + 1]
 
-    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """O(K log K) coins for each repetition, whatever the users and types.
+    def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
+        """O(K log K) coins for each row, whatever the users and types.
 
         A user of type x has a = x + 1 and the parity c of a & y, which is 1 with the small chance; given it y is
         uniform. Its highest bit t is a fair coin, unless it is the only one of a, when t = c. The lower bits are
         uniform given their parity with those of a, which is c + t a_high: users who agree in these two are alike.
         """
-        lead, size = (*shape, *counts.shape[:-1]), self.outputs
-        flat = counts.expand(*lead, self.k).reshape(-1, self.k)
-        result = torch.empty(len(flat), size, dtype=torch.int64, device=counts.device)
-        step = max(1, DRAWS_AT_ONCE // (2 * size))
-        for some, held in zip(result.split(step), flat.split(step), strict=True):
-            crowds = torch.zeros(len(some), 1, size, 2, dtype=torch.int64, device=counts.device)
-            odd = draws.binomial(held, self.lost)
-            crowds[:, 0, 1 : self.k + 1] = torch.stack([held - odd, odd], -1)
-            for _ in range(self.bits_per_user):
-                high = crowds.unflatten(
-                    2, (2, -1)
-                )  # (repetitions, blocks of y, high bit of a, its lower bits, parity)
-                zero = halved(high, draws)
-                zero[:, :, 1, 0, 0], zero[:, :, 1, 0, 1] = high[:, :, 1, 0, 0], 0
-                one = high - zero
-                both = [zero[:, :, 0] + zero[:, :, 1], one[:, :, 0] + one[:, :, 1].flip(-1)]
-                crowds = torch.stack(both, 2).flatten(1, 2)
-            some.copy_(crowds[..., 0, 0])
-        return result.view(*lead, size)
+        crowds = counts.new_zeros(len(counts), 1, self.outputs, 2)
+        odd = draws.binomial(counts, self.lost)
+        crowds[:, 0, 1 : self.k + 1] = torch.stack([counts - odd, odd], -1)
+        for _ in range(self.bits_per_user):
+            high = crowds.unflatten(2, (2, -1))  # (rows, blocks of y, high bit of a, its lower bits, parity)
+            zero = halved(high, draws)
+            zero[:, :, 1, 0, 0], zero[:, :, 1, 0, 1] = high[:, :, 1, 0, 0], 0
+            one = high - zero
+            both = [zero[:, :, 0] + zero[:, :, 1], one[:, :, 0] + one[:, :, 1].flip(-1)]
+            crowds = torch.stack(both, 2).flatten(1, 2)
+        return crowds[..., 0, 0]
 
 
 def walsh_hadamard(values: Tensor) -> Tensor:

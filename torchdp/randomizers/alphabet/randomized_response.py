@@ -110,13 +110,11 @@ class RandomizedResponse(FrequencyOracle):
         """Sum of (e_y - q 1)/(p - q) over the users."""
         return (tally["reports"].double() - tally.users(1) * self._q) / self._kept
 
-    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """How many users report each value, where counts[x] users hold x: (*shape, *batch, k), int64.
+    def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
+        """Binomial(counts_x, k q) users of type x report uniformly, the others x.
 
-        Exact in law: Binomial(counts_x, k q) users of type x report uniformly, the others x; the reports of the
-        former are drawn by halving [0, k) again and again. O(k) for each repetition, whatever the number of users.
+        The reports of the former are drawn by halving [0, k) again and again. O(k) for each row, whatever the users.
         """
-        counts = counts.expand(*shape, *counts.shape)
         uniform = draws.binomial(counts, self._uniform)
         pools = uniform.sum(-1, keepdim=True)  # users who report uniformly, in one pool
         width = 1 << self.bits_per_user

@@ -21,7 +21,6 @@ from torchdp.randomizers.base import exact_local
 from torchdp.randomizers.draws import WORD, popcount, unpack
 from torchdp.threads import on_host
 
-NUMBERS_AT_ONCE = 2**20  # of the tallies that are drawn together
 AT_ONCE = 32  # values missing from a set: up to here they are added one by one, without a sort
 
 
@@ -206,20 +205,14 @@ class SubsetSelection(BitVectorOracle):
             rows = rows[popcount(again).sum(-1) > wanted[rows]]
         return words
 
-    def _reports(self, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """The tally, exactly in law: O(k log k) binomials for each repetition, whatever w and the users.
 
         A subset is, with probability a, uniform among those that hold x, and otherwise uniform among all w-subsets (a
         chosen so that the ratio is e^epsilon).
         """
-        lead = *shape, *counts.shape
-        flat = counts.expand(lead).reshape(-1, self.k)
-        result = torch.empty_like(flat, memory_format=torch.contiguous_format)
-        step = max(1, NUMBERS_AT_ONCE // self.k)
-        for some, held in zip(result.split(step), flat.split(step), strict=True):
-            bound = draws.binomial(held, self._bound)
-            some.copy_(subset_sums((held - bound).sum(1), bound, self.subset, draws))
-        return result.view(lead)
+        bound = draws.binomial(counts, self._bound)
+        return subset_sums((counts - bound).sum(1), bound, self.subset, draws)
 
     @cached_property
     def _bound(self) -> float:

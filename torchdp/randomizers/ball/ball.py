@@ -12,7 +12,8 @@ from torch import Tensor
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
-from torchdp.protocol.records import beside, combined, farthest
+from torchdp.protocol.records import farthest
+from torchdp.protocol.users import beside, combined
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON, user_counts
 
