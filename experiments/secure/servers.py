@@ -97,8 +97,8 @@ def prepared(folder: Path, question: Question, x: Tensor, config: Config) -> Ses
     def party(name: str) -> secure.Party:
         return secure.Party(name, KeyFile(folder / f"{name}.key").public, clients.get(name, 0))
 
-    parties = [party(name) for name in servers], [party(name) for name in clients]
-    session = secure.new_session(question, *parties, party("analyst"))
+    parties = (tuple(map(party, names)) for names in (servers, clients))
+    session = Session(question, *parties, party("analyst"))
     secure.open_session(folder / "session", session)
     for name, part in zip(clients, x.split(list(clients.values())), strict=True):
         torch.save(part.clone(), folder / f"{name}.pt")

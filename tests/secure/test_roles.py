@@ -63,11 +63,13 @@ def test_keys_are_those_of_the_rfcs_and_fit_one_link_in_one_session(parties):
     assert mine == server.key(digest, "north", north.public)
     with contextlib.closing(sqlite3.connect(north.path)) as db:
         ((secret,),) = db.execute("SELECT secret FROM party")
-    assert north.public == ladder(secret, base)
-    assert mine == hkdf(digest, ladder(secret, server.public), b"torchdp secure link: north and server-1")
+    assert bytes.fromhex(north.public) == ladder(secret, base)
+    assert mine == hkdf(
+        digest, ladder(secret, bytes.fromhex(server.public)), b"torchdp secure link: north and server-1"
+    )
     assert mine != north.key(digest, "server-2", server.public)  # the same two keys under another name
     with pytest.raises(ValueError, match="none of X25519"):
-        north.key(digest, "server-1", bytes(32))  # of small order
+        north.key(digest, "server-1", "00" * 32)  # of small order
 
 
 def test_a_key_file_is_its_owners_and_serves_one_session(parties, tmp_path):
@@ -118,7 +120,7 @@ def test_no_partys_files_open_anothers_frames(parties):
     )
     with contextlib.closing(sqlite3.connect(found.key("north").path)) as db:
         ((secret,),) = db.execute("SELECT secret FROM party")
-    assert public["north"].hex().encode() in travelled
+    assert public["north"].encode() in travelled
     assert secret not in travelled and secret.hex().encode() not in travelled
 
 
@@ -273,15 +275,10 @@ def test_a_session_says_all_that_is_public_and_nothing_else_is_read(parties, tmp
     read = secure.read_session(found.at)
     assert read.to_bytes() == data and read.fingerprint == found.session.fingerprint
     assert read.question == found.question
-    for old, new in ((b'"north"', b'"nord"'), (b"1.0", b"2.0"), (b"{", b"[")):
-        text = data.replace(old, new, 1)
-        if text != data and json.loads(data) is not None:
-            try:
-                assert secure.Session.from_bytes(text).digest != found.session.digest
-            except FrameError:
-                continue
+    for old, new in ((b"north", b"nord"), (found.key("east").public.encode(), b"0" * 64)):
+        assert secure.Session.from_bytes(data.replace(old, new)).digest != found.session.digest
     tree = json.loads(data)
-    tree["question"] = {"made": "torchdp.collection.journal:Journal", "of": {"path": str(tmp_path / "made")}}
+    tree["of"]["question"] = {"made": "torchdp.collection.journal:Journal", "of": {"path": str(tmp_path / "made")}}
     with pytest.raises(FrameError, match="no dataclass"):
         secure.Session.from_bytes(json.dumps(tree).encode())
     assert not (tmp_path / "made").exists()

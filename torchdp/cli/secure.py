@@ -23,7 +23,6 @@ from torchdp.secure import (
     Session,
     SharedSum,
     new_keys,
-    new_session,
     open_session,
     read_session,
     release,
@@ -76,13 +75,13 @@ def _session(options: argparse.Namespace) -> Session:
     names = [*options.columns, *([] if options.label is None else [options.label])]
     names += options.categories.split(",") if options.question == "histogram" else []
     servers = [_party(path) for path in options.servers]
-    return new_session(question, servers, organisations, _party(options.analyst), tuple(names))
+    return Session(question, tuple(servers), tuple(organisations), _party(options.analyst), tuple(names))
 
 
 def _party(path: str, clients: int = 0) -> Party:
     try:
         name, public = Path(path).read_text().split()
-        return Party(name, bytes.fromhex(public), clients)
+        return Party(name, public, clients)
     except ValueError as error:
         raise ValueError(f"{path} is no public key of torchdp secure keys: {error}") from None
 
