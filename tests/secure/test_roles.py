@@ -230,9 +230,11 @@ def test_a_server_that_was_closed_counts_the_same_frames_or_none(parties):
             secure.serve(found.at, found.key("server-0"))
     path.write_bytes(true)
     found.serve()
-    (found.at / "north.server-0.frames").unlink()
-    with pytest.raises(FrameError, match="was sent before and is gone or changed; nothing is drawn twice"):
-        found.submit("north")
+    path = found.at / "north.server-0.frames"
+    for spoil in (lambda: path.write_bytes(path.read_bytes()[:-1]), path.unlink):
+        spoil()
+        with pytest.raises(FrameError, match="was sent before and is gone or changed; nothing is drawn twice"):
+            found.submit("north")
     assert torch.equal(found.release().value, found.alone().value)
 
 
@@ -286,3 +288,48 @@ def test_a_session_says_all_that_is_public_and_nothing_else_is_read(parties, tmp
         secure.Session.from_bytes(data + b"\n")
     with pytest.raises(ValueError, match="must be empty"):
         secure.open_session(found.at, found.session)
+
+
+def history(found, chance, steps):
+    """Roles in any order and number, files lost, found again and spoiled; returns the sums that ever left a server."""
+    stolen, left = {}, {}
+    for _ in range(steps):
+        files = [path for path in found.at.glob("[!.]*") if path.suffix in (".frames", ".roll")]
+        act = chance.choice(["submit", "serve", "serve", "lose", "spoil", "find"])
+        with warnings.catch_warnings(), contextlib.suppress(FrameError, TimeoutError):
+            warnings.simplefilter("ignore")
+            if act == "submit":
+                found.submit(chance.choice(list(found.sizes)))
+            elif act == "serve":
+                secure.serve(found.at, found.key(chance.choice(found.servers)))
+            elif act == "find" and stolen:
+                path, true = stolen.popitem()
+                path.write_bytes(true)
+            elif files:
+                path = chance.choice(files)
+                stolen.setdefault(path, path.read_bytes())
+                path.unlink() if act == "lose" else path.write_bytes(changed(path.read_bytes(), chance))
+        for path in found.at.glob("[!.]*.sum"):
+            left.setdefault(path.name, set()).add(path.read_bytes())
+    for path, true in stolen.items():
+        path.write_bytes(true)
+    return left
+
+
+@pytest.mark.parametrize("runs", [2, pytest.param(100, marks=pytest.mark.slow)])
+def test_whatever_happens_one_sum_of_one_set_of_clients_leaves(tmp_path, runs):
+    sizes, servers, released = {"north": 2, "south": 1, "east": 1}, ("server-0", "server-1"), 0
+    question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(absent=2))
+    for run in range(runs):
+        found = Parties(question, rows(4, 2), tmp_path / str(run), sizes, servers)
+        left = history(found, random.Random(run), 25)
+        assert all(len(sums) == 1 for sums in left.values())
+        with warnings.catch_warnings(), contextlib.suppress(FrameError, TimeoutError):
+            warnings.simplefilter("ignore")
+            found.submit(), found.serve()
+            value = found.release()
+            sets = [names for k in (1, 2, 3) for names in itertools.combinations(sizes, k)]
+            fits = [names for names in sets if sum(map(sizes.get, names)) == value.n >= 2]
+            assert any(torch.equal(value.value, found.alone(*names).value) for names in fits)
+            released += 1
+    assert released >= runs // 2
