@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +125,14 @@ def _table(path: str, session: Session) -> Tensor:
 
 
 def _show(session: Session) -> None:
-    guarantee = session.sums.guarantee
+    question, guarantee = session.question, session.sums.guarantee
+    names = [each.name for each in fields(question) if each.name != "sketch"]  # type: ignore[arg-type]
+    asked = [f"{name} = {getattr(question, name)}" for name in names]
     rows = [(party.name, f"{party.clients} clients") for party in session.organisations]
     rows += [(party.name, "server") for party in session.servers]
     say(
         *aligned([*rows, (session.analyst.name, "analyst")]),
-        f"{type(session.question).__name__} of {', '.join(session.columns)}: {guarantee}",
+        f"{type(question).__name__} of {', '.join(session.columns)}, {', '.join(asked)}: {guarantee}",
         f"fingerprint {session.fingerprint}: compare it with the others' by another channel",
     )
 
