@@ -72,7 +72,7 @@ def _session(options: argparse.Namespace) -> Session:
             organisations.append(_party(path, integer(clients)))
         except (FileNotFoundError, ValueError) as error:
             raise ValueError(f"--organisations {text!r} must read NAME.pub=CLIENTS: {error}") from None
-    question = _question(options, sum(party.clients for party in organisations))
+    question = _question(options, [party.clients for party in organisations])
     names = [*options.columns, *([] if options.label is None else [options.label])]
     names += options.categories.split(",") if options.question == "histogram" else []
     servers = [_party(path) for path in options.servers]
@@ -87,10 +87,14 @@ def _party(path: str, clients: int = 0) -> Party:
         raise ValueError(f"{path} is no public key of torchdp secure keys: {error}") from None
 
 
-def _question(options: argparse.Namespace, n: int) -> SecureSums | SharedSum[Any]:
-    """The protocol, of n clients. Raises ValueError naming the option that is missing."""
+def _question(options: argparse.Namespace, clients: list[int]) -> SecureSums | SharedSum[Any]:
+    """The protocol, of organisations with so many clients. Raises ValueError naming the option that is missing.
+
+    An organisation knows the noise of its own clients: what hides others from it is the rest.
+    """
     kind, columns, budget = options.question, options.columns, (options.epsilon, options.delta)
-    gone = {"corrupt": options.corrupt, "absent": options.absent}
+    n, corrupt = sum(clients), max(clients) if options.corrupt is None else options.corrupt
+    gone = {"corrupt": corrupt, "absent": options.absent}
     if kind != "histogram" and options.bound is None:
         raise ValueError(f"--bound is needed for {kind}: state it without looking at the data")
     if kind in ("moments", "histogram") and len(columns) != 1:
@@ -126,6 +130,13 @@ def _table(path: str, session: Session) -> Tensor:
 
 def _show(session: Session) -> None:
     question, guarantee = session.question, session.sums.guarantee
+    largest, counted = max(party.clients for party in session.organisations), session.sums.coalition.corrupt
+    if counted < largest:
+        say(
+            f"torchdp secure: an organisation knows the noise of its {largest} clients, corrupt = {counted}: "
+            "the guarantee does not hold against it",
+            error=True,
+        )
     names = [each.name for each in fields(question) if each.name != "sketch"]  # type: ignore[arg-type]
     asked = [f"{name} = {getattr(question, name)}" for name in names]
     rows = [(party.name, f"{party.clients} clients") for party in session.organisations]

@@ -40,11 +40,19 @@ class Party:
 class Session:
     """One release: the question, and who plays which role. Everything in it is public, and all parties hold it alike.
 
-    question: a ``SecureSums`` or a ``SharedSum`` (``GramRelease``, ``FrequencyMoments``, ``SecureHistogram``) of as
-    many clients as the organisations have together. servers: two or more. organisations: in the order of their
-    clients. columns: what the question calls an organisation's columns, for the command line. nonce: 64 hexadecimal
-    digits, new for each session. Whoever holds another file has other link keys, so none of its frames is opened.
-    Raises ValueError, TypeError.
+    An organisation knows the noise of all its clients: where others are to be hidden from it, the question counts as
+    many ``corrupt`` clients as the largest has.
+
+    Args:
+        question: a ``SecureSums`` or a ``SharedSum`` (``GramRelease``, ``FrequencyMoments``, ``SecureHistogram``) of as
+            many clients as the organisations have together.
+        servers: two or more.
+        organisations: in the order of their clients.
+        analyst: who gets the sums.
+        columns: what the question calls an organisation's columns, for the command line.
+        nonce: 64 hexadecimal digits, new for each session.
+
+    Whoever holds another file has other link keys, so none of its frames is opened. Raises ValueError, TypeError.
     """
 
     question: SecureSums | SharedSum[Any]
