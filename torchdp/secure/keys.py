@@ -136,7 +136,8 @@ class KeyFile:
         try:
             uri = f"{self.path.as_uri()}?mode=rw"
             with closing(sqlite3.connect(uri, timeout=PATIENCE, isolation_level=None, uri=True)) as db:
-                db.execute("PRAGMA synchronous = FULL")
+                for setting in ("synchronous = EXTRA", "fullfsync = ON"):  # a commit outlives a power failure
+                    db.execute(f"PRAGMA {setting}")
                 db.execute(f"BEGIN {kind}")
                 yield db
                 db.execute("COMMIT")
