@@ -16,6 +16,13 @@ SIZES = {"north": 3, "south": 10, "east": 1, "west": 6}
 SERVERS = ("server-0", "server-1", "server-2")
 
 
+def links_of(servers, secret):
+    """Each server's and the analyst's links; the same for the same secret."""
+    names = [*(f"server {k}" for k in range(servers)), "analyst"]
+    key = lambda *ends: hashlib.sha256(secret + repr(sorted(ends)).encode()).digest()  # noqa: E731
+    return {a: secure.Links({b: key(a, b) for b in names if b != a}) for a in names}
+
+
 def rows(n, d, bound=1.0):
     """Rows of norm below the bound, each its own."""
     x = torch.linspace(-1, 1, n * d, dtype=torch.float64).view(n, d).roll(1, 0)
@@ -48,9 +55,7 @@ class Parties:
         def party(name):
             return secure.Party(name, self.key(name).public, self.sizes.get(name, 0))
 
-        return secure.new_session(
-            question, *([*map(party, n)] for n in (self.servers, self.sizes)), party("analyst")
-        )
+        return secure.Session(question, *([*map(party, n)] for n in (self.servers, self.sizes)), party("analyst"))
 
     def part(self, name):
         """An organisation's rows."""

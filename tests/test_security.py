@@ -134,7 +134,7 @@ import torchdp.secure.servers
 from channels import others
 from torchdp import secure
 from torchdp.secure import Server, share
-from torchdp.secure.frames import client_key as forge
+from torchdp.secure.frames import seal as forge
 from torchdp.kernels.chacha import keystream
 LIMIT = secure.frames.HEADER_BYTES
 def helper(server): return forge(b"", b"", 0, 0, 1)
@@ -151,7 +151,7 @@ def test_what_is_not_offered_is_seen(tmp_path):
     (tmp_path / "planted.py").write_text(PLANTED)
     found = [private(tmp_path / "planted.py", f"test_{each}") for each in "one two three four five six".split()]
     assert found == [
-        {"torchdp.secure.frames.client_key"},
+        {"torchdp.secure.frames.seal"},
         {"_words"},
         {"torchdp.secure.frames", "torchdp.secure.frames.HEADER_BYTES"},
         {"_words", "torchdp.secure.servers", "torchdp.secure.servers.roll_header"},

@@ -86,12 +86,10 @@ def server(clients: int, most: int) -> Work:
     sketch = balanced_osnap(clients, HEIGHT, 1, generator=keyed_generator(b"rows"))
     coalition = AdaptiveCoalition(absent=most)
     whole = SecureSketch(sketch, COLUMNS, COLUMNS**0.5, 0.5, 1e-6, entry=1.0, coalition=coalition)
-    session, links = (
-        whole.session(bytes(32)),
-        [Links.derived(bytes(range(32)), f"server {k}", 2) for k in range(2)],
-    )
+    session, key = whole.session(bytes(32)), bytes(range(32))
+    links = [Links({f"server {1 - k}": key, "analyst": key}) for k in range(2)]
     other = Server(whole, session, 1, links[1])
-    keys = [Server(whole, session, 0, links[0]).issue(0, clients), other.issue(0, clients)]
+    keys = [key, other.issue(0, clients)]
     shares, both = masks((1, clients, COLUMNS), torch.int64, SeededNoise(1)), [[], []]
     for part in whole.parts():
         sealed = client_frames(whole, session, shares[None, :, part].repeat(2, 1, 1, 1), part.start, keys)
@@ -103,7 +101,7 @@ def server(clients: int, most: int) -> Work:
 
     def served() -> bytes:
         one = Server(whole, session, 0, links[0])
-        one.issue(0, clients)
+        one.enrol(0, clients, key)
         for frame in both[0]:
             one.receive(frame)
         one.agree(call)

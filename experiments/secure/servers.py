@@ -5,7 +5,8 @@ Paper: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), "Distributed Different
     regression.
 Command:  python experiments/secure/servers.py; --clients 1000000 for the paper's largest number.
 Expected: "identical" is True; words take 8 S (s n d + m d) bytes, the analyst gets m d words from each server; ridge
-    regression from what is released has at most 1.01 times the least loss, as a curator's has.
+    regression from what is released has at most 1.01 times the least loss, as a curator's has. Every organisation
+    is hidden from every other: the largest one's clients count as corrupt.
 Output: results/secure/servers/*.csv.
 Artifact: Burkhardt et al. (2025) | section 6.1
 Status: agrees, on one machine
@@ -16,7 +17,7 @@ import json
 import multiprocessing
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +26,13 @@ from torch import Tensor
 
 from torchdp import regression, secure
 from torchdp.noise import SeededNoise
+from torchdp.privacy import Model
 from torchdp.protocol import Estimate, Tally
 from torchdp.randomness import keyed_generator
 from torchdp.secure import KeyFile, SecureSketch, Session, SharedSum
 from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES
 from torchdp.simulate import Experiment, Report
-from torchdp.sketching import AdaptiveCoalition, balanced_osnap
+from torchdp.sketching import StaticCoalition, balanced_osnap
 from torchdp.threads import on_host
 
 
@@ -51,9 +53,8 @@ def sketch(config: Config) -> tuple[Question, Tensor]:
     """A sketch of rows of norm 1."""
     osnap = balanced_osnap(config.clients, HEIGHT, COPIES, generator=keyed_generator(b"sketch"))
     x = torch.randn(config.clients, COLUMNS, dtype=torch.float64, generator=keyed_generator(b"data"))
-    return SecureSketch(osnap, COLUMNS, 1.0, EPSILON, DELTA, coalition=AdaptiveCoalition(10)), x / x.norm(
-        dim=1, keepdim=True
-    )
+    coalition = StaticCoalition(max(sizes(config).values()))  # the largest organisation
+    return SecureSketch(osnap, COLUMNS, 1.0, EPSILON, DELTA, coalition=coalition), x / x.norm(dim=1, keepdim=True)
 
 
 def gram(config: Config) -> tuple[Question, Tensor]:
@@ -62,7 +63,8 @@ def gram(config: Config) -> tuple[Question, Tensor]:
     rows = torch.rand(config.clients, COLUMNS, dtype=torch.float64, generator=generator) * 2 - 1
     noise = 0.3 * torch.randn(config.clients, 1, dtype=torch.float64, generator=generator)
     labels = (rows.sum(1, keepdim=True) / 5 + noise).clamp(-1, 1)
-    question = regression.GramRelease(config.clients, COLUMNS, COLUMNS**0.5, EPSILON, DELTA, label_bound=1.0)
+    asked, corrupt = (config.clients, COLUMNS, COLUMNS**0.5, EPSILON, DELTA), max(sizes(config).values())
+    question = regression.GramRelease(*asked, label_bound=1.0, corrupt=corrupt)
     return question, torch.cat([rows, labels], 1)
 
 
@@ -97,8 +99,8 @@ def prepared(folder: Path, question: Question, x: Tensor, config: Config) -> Ses
     def party(name: str) -> secure.Party:
         return secure.Party(name, KeyFile(folder / f"{name}.key").public, clients.get(name, 0))
 
-    parties = [party(name) for name in servers], [party(name) for name in clients]
-    session = secure.new_session(question, *parties, party("analyst"))
+    parties = (tuple(map(party, names)) for names in (servers, clients))
+    session = Session(question, *parties, party("analyst"))
     secure.open_session(folder / "session", session)
     for name, part in zip(clients, x.split(list(clients.values())), strict=True):
         torch.save(part.clone(), folder / f"{name}.pt")
@@ -162,8 +164,8 @@ def payload(folder: Path, session: Session) -> int:
 
 def loss(question: regression.GramRelease, found: Estimate, x: Tensor, report: Report) -> None:
     """Regression from the roles' release beside that from a curator's."""
-    moments = regression.SecondMoments.of(x)
-    curator = question.sample_estimate(moments, generator=keyed_generator(b"curator"))
+    moments, central = regression.SecondMoments.of(x), replace(question, corrupt=0, model=Model.CENTRAL)
+    curator = central.sample_estimate(moments, generator=keyed_generator(b"curator"))
     ratio = partial(regression.phi, moments, ridge=RIDGE)
     solve = partial(regression.adaptive_ridge, ridge=RIDGE)
     report.row("regression", clients=len(x), roles=ratio(solve(found)), curator=ratio(solve(curator)))

@@ -1,6 +1,7 @@
 """``torchdp secure``: the guide's terminals from an empty folder, every question, and what is refused."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchdp import cli
+from torchdp import cli, secure
+from torchdp.privacy import gaussian_log_delta
 
 PAGE = Path(__file__).parents[2] / "docs" / "sums.md"
 TERMINALS = [
@@ -105,7 +107,8 @@ QUESTIONS = {
 def test_every_question(run, name):
     asked, numbers = QUESTIONS[name]
     code, out, _ = opened(run, "--question", name.split()[0], *asked)
-    assert code == 0 and run("show", "study")[1] == out and "fingerprint" in out
+    assert code == 0 and run("show", "study")[1:] == (out, "") and "fingerprint" in out
+    assert "corrupt = 24" in out or "corrupt=24" in out  # the clients of the largest organisation
     for who in ("north", "south"):
         assert run("submit", "study", f"{who}.key", f"{who}.csv", "--seed", 1)[2].endswith("for trying out only\n")
     assert run("release", "study", "analyst.key")[0] == 2
@@ -140,6 +143,19 @@ REFUSED = [
 def test_what_is_missing_is_named(run, asked, said):
     code, _, error = opened(run, *asked)
     assert code == 2 and said in error and not Path("study", "session.json").exists()
+
+
+@pytest.mark.parametrize("corrupt", [None, 0])
+def test_guarantee_the_others_noise_hides_a_client_from_the_largest_organisation(run, corrupt):
+    """What 16 clients of the other organisation add; with corrupt = 0 it is too little, and that is said."""
+    asked = ["--question", "sum", "--columns", "height", "--bound", "1", "--delta", "1e-6"]
+    said = opened(run, *asked, *([] if corrupt is None else ["--corrupt", str(corrupt)]))[2]
+    sums = secure.read_session("study").sums
+    log_delta = gaussian_log_delta(float(sums.sigma[0]) * math.sqrt(16), 1.0, 2.0)
+    assert (log_delta <= math.log(1e-6) + 1e-9) is (corrupt is None)
+    assert ("knows the noise of its 24 clients, corrupt = 0: the guarantee does not hold" in said) is (
+        corrupt == 0
+    )
 
 
 def test_tables_and_keys_of_others_are_refused_and_no_value_is_shown(run):

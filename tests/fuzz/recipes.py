@@ -49,7 +49,7 @@ class Fresh:
         self.path, self.store, self.kept = (str(Path(Fresh.held.name, each)) for each in ("new", "store", "kept"))
 
     def links(self, party):
-        return self.found["secure"].Links.derived(self.keys, party, 2)
+        return self.found["secure"].Links(dict.fromkeys({"server 0", "server 1", "analyst"} - {party}, self.keys))
 
     @property
     def journal(self):
@@ -76,18 +76,20 @@ class Fresh:
     def frames(self):
         secure, protocol = self.found["secure"], self.found["sum_of_five"]
         shares = secure.share(protocol.randomize(self.found["rows"]).values, 2, noise=SeededNoise(1))
-        return secure.client_frames(protocol, self.session, shares, 0, self.issued)
+        return secure.client_frames(protocol, self.session, shares, 0, [self.keys] * 2)
 
     @property
-    def issued(self):
-        return [self.server(number, heard=False).issue(0, 5) for number in range(2)]
+    def enrolled(self):
+        made = self.server(0, heard=False)
+        made.enrol(0, 5, self.keys)
+        return made
 
     def server(self, number, heard=True):
         made = self.found["secure"].Server(
             self.found["sum_of_five"], self.session, number, self.links(f"server {number}")
         )
-        made.issue(0, 5)
         if heard:
+            made.enrol(0, 5, self.keys)
             made.receive(self.frames[number])
         return made
 
@@ -112,7 +114,7 @@ class Fresh:
             name: secure.KeyFile(folder.parent / f"{name}.key") for name in ("north", "first", "second", "analyst")
         }
         party = [secure.Party(name, key[name].public, 5 * (name == "north")) for name in key]
-        secure.open_session(folder, secure.new_session(self.found["sum_of_five"], party[1:3], party[:1], party[3]))
+        secure.open_session(folder, secure.Session(self.found["sum_of_five"], party[1:3], party[:1], party[3]))
         if role != "north":
             secure.submit(folder, key["north"], self.found["rows"])
         for name in ("second", "first", "second") if role == "analyst" else ("second",) * (role == "first"):

@@ -79,7 +79,7 @@ def test_a_role_that_is_killed_goes_on_and_releases_once(tmp_path, role, step):
     line = 0
     while attacked(tmp_path / f"{line}", role, line):
         line += step
-    assert line >= 100  # and at the end it was not killed
+    assert line >= 90  # and at the end it was not killed
 
 
 def test_the_control_sees_noise_that_is_drawn_again(tmp_path, monkeypatch):

@@ -11,14 +11,13 @@ import torch
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from laws import generator
-from parties import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, changed, opened
+from parties import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, changed, links_of, opened
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_log_delta
 from torchdp.secure import (
     FrameError,
-    Links,
     PureSecureSketch,
     SecureSketch,
     Server,
@@ -51,13 +50,11 @@ class Run:
 
     def __init__(self, p, nonce=SESSION_NONCE, secret=SECRET, each=1):
         self.protocol, self.session, self.each = p, p.session(nonce), each
-        names = ["analyst", *(f"server {k}" for k in range(p.servers))]
-        self.links = {name: Links.derived(secret, name, p.servers) for name in names}
+        self.links = links_of(p.servers, secret)
         self.A = torch.full((p.sketch.clients, p.columns), 0.1)
         words = p.randomize(self.A, noise=SeededNoise(1)).values
         self.shares, self.firsts = share(words, p.servers, noise=SeededNoise(2)), range(0, p.sketch.clients, each)
-        issuing = self.servers()
-        self.keys = [[server.issue(i, each) for server in issuing] for i in self.firsts]
+        self.keys = [[os.urandom(32) for _ in range(p.servers)] for _ in self.firsts]
         self.frames = [self.sent(i, keys) for i, keys in zip(self.firsts, self.keys, strict=True)]
 
     def sent(self, first, keys, count=None):
@@ -69,8 +66,8 @@ class Run:
         p = self.protocol
         servers = [Server(p, self.session, k, self.links[f"server {k}"]) for k in range(p.servers)]
         for server in servers:
-            for first in self.firsts:
-                server.issue(first, self.each)
+            for first, keys in zip(self.firsts, self.keys, strict=True):
+                server.enrol(first, self.each, keys[server.number])
         return servers
 
     def fed(self, without=()):
@@ -191,14 +188,14 @@ class Largest(TorchDispatchMode):
 def test_a_server_whom_nobody_may_miss_holds_its_sums_and_one_frame():
     n, d, parts = 6000, 20, 20
     p = SecureSketch(balanced_osnap(n, 4, 2, generator=generator()), d, 1.0, 1.0, 1e-5)
-    links, session = Links.derived(SECRET, "server 0", 2), p.session(SESSION_NONCE)
+    links, session, key = links_of(2, SECRET)["server 0"], p.session(SESSION_NONCE), bytes(32)
     words, one = p.randomize(torch.full((n, d), 0.1), noise=SeededNoise(1)).values, n // parts
-    keys = [Server(p, session, 0, links).issue(0, n)] * 2
+    keys = [key] * 2
     frames = [client_frames(p, session, words[None, :, i : i + one].repeat(2, 1, 1, 1), i, keys)[0]
               for i in range(0, n, one)]  # fmt: skip
     with Largest() as seen:
         server = Server(p, session, 0, links)
-        server.issue(0, n)
+        server.enrol(0, n, key)
         for frame in frames:
             server.receive(frame)
     assert seen.bytes <= 2 * one * d * 8 < words.nbytes / 10
@@ -299,10 +296,10 @@ def test_outside_the_model_a_server_that_lies_about_its_sum_is_believed():
     honest = reveal_frames(run.protocol, run.session, sums, run.links["analyst"]).value
     servers, own = run.servers(), run.shares[:, :, 5:6].clone()
     own[1, 0] += 2**run.protocol.ring.fraction_bits
-    lies = client_frames(run.protocol, run.session, own, 5, [server.issue(5) for server in servers])
+    lies = client_frames(run.protocol, run.session, own, 5, run.keys[5])
     for i, frames in enumerate(run.frames):
         for k, server in enumerate(servers):
-            server.receive((lies if (i, k) == (5, 1) else frames)[k])  # only the server itself has its secret
+            server.receive((lies if (i, k) == (5, 1) else frames)[k])  # who has its key
     lie = agreed(servers)[1]
     released = reveal_frames(run.protocol, run.session, [sums[0], lie, sums[2]], run.links["analyst"]).value
     moved = torch.zeros(4, 3, dtype=torch.float64)
@@ -344,32 +341,29 @@ def test_a_server_opens_frames_of_the_clients_it_issued_a_key_to_and_of_nobody_e
     for first, count in ((0, 8), (3, 2)):  # its key is the right one, but no client is known here yet
         with pytest.raises(FrameError, match="issued no key"):
             server.receive(run.sent(first, keys[0], count)[0])
-    assert server.issue(8, 8) == server.issue(8, 8) == keys[1][0]
-    for first, count in ((8, 1), (15, 1), (0, 16), (15, 2), (8, 16)):
-        with pytest.raises(ValueError, match="holds a key of other clients"):
+    server.enrol(8, 8, keys[1][0])
+    for first, count in ((8, 1), (15, 1), (0, 16), (15, 2), (8, 16), (8, 8)):
+        with pytest.raises(ValueError, match="has a key already"):
             server.issue(first, count)
     for first, count in ((8, 3), (15, 1), (11, 4)):  # one organisation in three frames
         server.receive(run.sent(first, keys[1], count)[0])
     assert server.seen.nonzero()[:, 0].tolist() == list(range(8, 16))
-    later = Run(p, nonce=bytes(range(1, 33)), each=8)  # the same secrets: keys of one session open no other's
-    issued = {key for kept in (run, later) for group in kept.keys for key in group}
-    assert len(issued) == 2 * 3 * 3
-    with pytest.raises(FrameError, match="tag"):
-        later.servers()[0].receive(later.sent(0, keys[0])[0])
+    later = Server(
+        p, p.session(bytes(range(1, 33))), 0, run.links["server 0"]
+    )  # keys of one session open no other's
+    issued = [
+        each.issue(first, 8)
+        for each in (later, Server(p, run.session, 0, run.links["server 0"]))
+        for first in (0, 16)
+    ]
+    assert len(set(issued)) == 4 and all(len(key) == 32 for key in issued)
+    with pytest.raises(FrameError, match="another session"):
+        later.receive(run.sent(0, [issued[0]] * 3)[0])
     for given, name in (((24, 1), "first"), ((20, 5), "count"), ((0, 0), "count"), ((-1, 1), "first")):
         with pytest.raises(ValueError, match=f"{name} must be"):
             server.issue(*given)
-
-
-def test_both_ends_of_a_link_have_its_key_and_no_two_links_share_one():
-    names = ["analyst", *(f"server {k}" for k in range(12))]
-    links = {name: Links.derived(SECRET, name, 12) for name in names}
-    keys = {frozenset((a, b)): links[a][b] for a in names for b in names if a != b}
-    secrets = {links[name]["clients"] for name in names[1:]}
-    assert all(links[b][a] == links[a][b] for a, b in map(tuple, keys)) and len(secrets) == 12
-    assert len(secrets | set(keys.values())) == len(keys) + 12 and "clients" not in links["analyst"].names
-    with pytest.raises(FrameError, match="no key"):
-        _ = links["server 1"]["server 99"]
+    with pytest.raises(FrameError, match="no key for the link"):
+        server.roll_call(99)
 
 
 def test_who_has_no_key_of_a_link_reads_nothing():

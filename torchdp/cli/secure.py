@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from torchdp.secure import (
     Session,
     SharedSum,
     new_keys,
-    new_session,
     open_session,
     read_session,
     release,
@@ -72,25 +72,29 @@ def _session(options: argparse.Namespace) -> Session:
             organisations.append(_party(path, integer(clients)))
         except (FileNotFoundError, ValueError) as error:
             raise ValueError(f"--organisations {text!r} must read NAME.pub=CLIENTS: {error}") from None
-    question = _question(options, sum(party.clients for party in organisations))
+    question = _question(options, [party.clients for party in organisations])
     names = [*options.columns, *([] if options.label is None else [options.label])]
     names += options.categories.split(",") if options.question == "histogram" else []
     servers = [_party(path) for path in options.servers]
-    return new_session(question, servers, organisations, _party(options.analyst), tuple(names))
+    return Session(question, tuple(servers), tuple(organisations), _party(options.analyst), tuple(names))
 
 
 def _party(path: str, clients: int = 0) -> Party:
     try:
         name, public = Path(path).read_text().split()
-        return Party(name, bytes.fromhex(public), clients)
+        return Party(name, public, clients)
     except ValueError as error:
         raise ValueError(f"{path} is no public key of torchdp secure keys: {error}") from None
 
 
-def _question(options: argparse.Namespace, n: int) -> SecureSums | SharedSum[Any]:
-    """The protocol, of n clients. Raises ValueError naming the option that is missing."""
+def _question(options: argparse.Namespace, clients: list[int]) -> SecureSums | SharedSum[Any]:
+    """The protocol, of organisations with so many clients. Raises ValueError naming the option that is missing.
+
+    An organisation knows the noise of its own clients: what hides others from it is the rest.
+    """
     kind, columns, budget = options.question, options.columns, (options.epsilon, options.delta)
-    gone = {"corrupt": options.corrupt, "absent": options.absent}
+    n, corrupt = sum(clients), max(clients) if options.corrupt is None else options.corrupt
+    gone = {"corrupt": corrupt, "absent": options.absent}
     if kind != "histogram" and options.bound is None:
         raise ValueError(f"--bound is needed for {kind}: state it without looking at the data")
     if kind in ("moments", "histogram") and len(columns) != 1:
@@ -125,12 +129,21 @@ def _table(path: str, session: Session) -> Tensor:
 
 
 def _show(session: Session) -> None:
-    guarantee = session.sums.guarantee
+    question, guarantee = session.question, session.sums.guarantee
+    largest, counted = max(party.clients for party in session.organisations), session.sums.coalition.corrupt
+    if counted < largest:
+        say(
+            f"torchdp secure: an organisation knows the noise of its {largest} clients, corrupt = {counted}: "
+            "the guarantee does not hold against it",
+            error=True,
+        )
+    names = [each.name for each in fields(question) if each.name != "sketch"]  # type: ignore[arg-type]
+    asked = [f"{name} = {getattr(question, name)}" for name in names]
     rows = [(party.name, f"{party.clients} clients") for party in session.organisations]
     rows += [(party.name, "server") for party in session.servers]
     say(
         *aligned([*rows, (session.analyst.name, "analyst")]),
-        f"{type(session.question).__name__} of {', '.join(session.columns)}: {guarantee}",
+        f"{type(question).__name__} of {', '.join(session.columns)}, {', '.join(asked)}: {guarantee}",
         f"fingerprint {session.fingerprint}: compare it with the others' by another channel",
     )
 

@@ -53,7 +53,8 @@ def _open(role: argparse.ArgumentParser) -> None:
     role.add_argument(
         "--delta", type=number, default=0.0, help="0 (default): discrete Laplace noise; not for gram"
     )
-    role.add_argument("--corrupt", type=integer, default=0, metavar="N", help="clients who may collude")
+    corrupt = "clients whose noise one party or coalition may know (default: those of the largest organisation)"
+    role.add_argument("--corrupt", type=integer, metavar="N", help=corrupt)
     role.add_argument("--absent", type=integer, default=0, metavar="N", help="clients who may be missing")
     role.add_argument("--servers", required=True, nargs="+", metavar="NAME.pub", help="two or more")
     role.add_argument("--organisations", required=True, nargs="+", metavar="NAME.pub=CLIENTS")

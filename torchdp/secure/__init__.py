@@ -29,7 +29,7 @@ from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.ring import reconstruct, share
 from torchdp.secure.roles import open_session, read_session, release, serve, submit
 from torchdp.secure.servers import Links, Server, client_frames, reveal_frames
-from torchdp.secure.session import Party, Session, new_session
+from torchdp.secure.session import Party, Session
 from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import Words
 
@@ -46,7 +46,6 @@ __all__ = [
     "Words",
     "client_frames",
     "new_keys",
-    "new_session",
     "open_session",
     "read_session",
     "reconstruct",

@@ -88,16 +88,6 @@ def payload_bytes(servers: int, copies: int, clients: int, height: int, columns:
     return servers * (copies * clients + height) * columns * bits // 8
 
 
-def link_key(secret: bytes, sender: str, receiver: str) -> bytes:
-    """The key of one link, derived from a secret; whoever holds only the key learns no other key of the secret."""
-    return hmac.digest(secret, f"{sender}>{receiver}".encode(), "sha256")
-
-
-def client_key(secret: bytes, session: bytes, server: int, first: int, count: int) -> bytes:
-    """The key of whoever speaks for ``count`` clients from ``first`` on to a server, from that server's secret."""
-    return link_key(secret, f"{session.hex()} clients {first}+{count}", f"server {server}")
-
-
 def seal(key: bytes, header: Header, words: Tensor) -> bytes:
     """The frame that carries these words, of the header's shape and ring. Raises ValueError."""
     if tuple(words.shape) != header.shape or words.dtype != WORDS[header.bits]:

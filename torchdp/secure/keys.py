@@ -29,6 +29,7 @@ from torchdp import checks
 
 KEY_BYTES = 32
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+HEXADECIMAL = re.compile(r"[0-9a-f]{64}")  # 32 bytes
 PATIENCE = 60.0  # seconds to wait for another process of the same party
 OWNER_ONLY = 0o600
 TABLES = [
@@ -91,11 +92,11 @@ class KeyFile:
         return KeyFile(path)
 
     @property
-    def public(self) -> bytes:
-        """The public key, 32 bytes, for the session's file."""
-        return X25519PrivateKey.from_private_bytes(self._secret).public_key().public_bytes_raw()
+    def public(self) -> str:
+        """The public key, 64 hexadecimal digits, for the session's file."""
+        return X25519PrivateKey.from_private_bytes(self._secret).public_key().public_bytes_raw().hex()
 
-    def key(self, session: bytes, other: str, public: bytes) -> bytes:
+    def key(self, session: bytes, other: str, public: str) -> bytes:
         """The key of the link with another party in this session, the only one that this file will serve.
 
         Raises ValueError where the file served another session.
@@ -108,7 +109,7 @@ class KeyFile:
                 )
             if served is None:
                 db.execute("UPDATE party SET session = ?", (session,))
-        return agreed_key(self._secret, public, session, self.name, other)
+        return agreed_key(self._secret, bytes.fromhex(public), session, self.name, other)
 
     def done(self, what: str) -> bytes | None:
         """What ``once`` kept under this name."""
@@ -135,7 +136,8 @@ class KeyFile:
         try:
             uri = f"{self.path.as_uri()}?mode=rw"
             with closing(sqlite3.connect(uri, timeout=PATIENCE, isolation_level=None, uri=True)) as db:
-                db.execute("PRAGMA synchronous = FULL")
+                for setting in ("synchronous = EXTRA", "fullfsync = ON"):  # a commit outlives a power failure
+                    db.execute(f"PRAGMA {setting}")
                 db.execute(f"BEGIN {kind}")
                 yield db
                 db.execute("COMMIT")
@@ -154,6 +156,6 @@ def new_keys(folder: str | os.PathLike[str], *names: str) -> list[Path]:
     for name in names:
         key = KeyFile.made(folder / f"{party_name(name)}.key", name)
         public = folder / f"{name}.pub"
-        public.write_text(f"{name} {key.public.hex()}\n")
+        public.write_text(f"{name} {key.public}\n")
         made.append(public)
     return made

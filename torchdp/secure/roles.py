@@ -98,7 +98,7 @@ def _write_frames(
             with path.open("ab") as file:
                 file.write(frame)
             digest.update(frame)
-    for path in paths:
+    for path in (*paths, paths[0].parent):
         _to_disk(path)
     return [digest.hexdigest() for digest in digests]
 

@@ -1,5 +1,6 @@
 """Servers and analyst: what they take in, what they refuse, what they give out."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,9 +14,7 @@ from torchdp.secure.frames import (
     FrameError,
     Header,
     Kind,
-    client_key,
     header_of,
-    link_key,
     pack_set,
     seal,
     set_digest,
@@ -26,7 +25,6 @@ from torchdp.secure.ring import reconstruct
 from torchdp.secure.sums import SecureSums
 
 SESSION_BYTES = 16
-MOST_SERVERS = 2**15  # a frame holds 16 bits of a server's number
 
 
 def checked_key(name: str, key: bytes) -> bytes:
@@ -37,10 +35,9 @@ def checked_key(name: str, key: bytes) -> bytes:
 
 
 class Links:
-    """The keys of one party, by the other end's name: "clients", "server 0", ..., "analyst".
+    """The keys of a server or the analyst, by the other end's name: "server 0", ..., "analyst".
 
-    A server's "clients" is a secret of its own, from which ``Server.issue`` makes the clients' keys; a client holds
-    what each server issued to it. Every other key comes from a key exchange of its two ends: ``Session`` has one.
+    They come from a key exchange of the two ends: ``Session`` has one.
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
@@ -58,27 +55,12 @@ class Links:
             raise FrameError(f"there is no key for the link with {name!r}")
         return self._keys[name]
 
-    @staticmethod
-    def derived(secret: bytes, party: str, servers: int) -> "Links":
-        """The links of a server or of the analyst from one secret of 32 random bytes, for a simulation.
-
-        Whoever holds this secret plays every server. Raises TypeError, ValueError.
-        """
-        servers = checks.integer("servers", servers, 2, MOST_SERVERS)
-        checked_key("secret", secret)
-        names = ["analyst", *(f"server {k}" for k in range(servers))]
-        if party not in names:
-            known = f"party must be analyst, server 0, ... or server {servers - 1}, not {party!r}"
-            raise ValueError(f"{known}; clients hold what each server's issue returns")
-        others = [name for name in names if name != party] + ["clients"] * (party != "analyst")
-        return Links({name: link_key(secret, *sorted((party, name))) for name in others})
-
 
 class Server:
     """One of the servers of ``SecureSums``: adds up the shares it is sent, and publishes their sums once.
 
     protocol: public. session: 16 bytes that name this run, new for each. number: k in [0, S). links: its keys. It
-    opens frames of the clients it issued a key to, or enrolled, and of nobody else. Every frame is verified before it
+    opens frames of the clients whom it enrolled, and of nobody else. Every frame is verified before it
     changes anything; a frame that was changed, repeated, or meant for another place raises FrameError. That it
     publishes once is kept by this object alone; ``serve`` keeps it on the disk. Memory: the sums, (m, d), and 17 bytes
     a client where nobody may drop out (``coalition.absent`` = 0); elsewhere also each word that arrives, because one
@@ -96,8 +78,8 @@ class Server:
         kept = sketch.clients if protocol.coalition.absent else 0
         self._words = torch.empty(protocol.sketch.copies, kept, protocol.columns, dtype=dtype)
         self._seen = torch.zeros(sketch.clients, dtype=torch.bool)
-        self._issued = np.zeros((sketch.clients, 2), np.int64)  # first and count of those who share a client's key
-        self._enrolled: dict[int, bytes] = {}  # keys that were agreed upon, by their first client
+        self._groups = np.zeros((sketch.clients, 2), np.int64)  # first and count of those who share a client's key
+        self._keys: dict[int, bytes] = {}  # of a group, by its first client
         self._rolls: dict[int, Tensor] = {}
         self._closed = self._published = False
 
@@ -107,34 +89,28 @@ class Server:
         return self._seen.clone()
 
     def issue(self, first: int, count: int = 1) -> bytes:
-        """The key of clients first, ..., first + count - 1 to this server, in this session: for them alone.
+        """A new key of clients first, ..., first + count - 1 to this server, for them alone, enrolled.
 
-        Whoever holds it speaks for all of them. The same call returns the same key, also after a restart. Raises
-        TypeError, ValueError; ValueError too where one of them was issued a key together with others.
+        Raises TypeError, ValueError, as ``enrol``.
         """
-        first = checks.integer("first", first, 0, len(self._issued) - 1)
-        count = checks.integer("count", count, 1, len(self._issued) - first)
-        held = self._issued[first : first + count]
-        if first in self._enrolled or (held[:, 1].any() and (held != (first, count)).any()):
-            raise ValueError(
-                f"first = {first}, count = {count}: one of these clients holds a key of other clients too; "
-                "issue one key to each group, once"
-            )
-        key = client_key(self._links["clients"], self.session, self.number, first, count)
-        held[:] = first, count
+        key = os.urandom(32)
+        self.enrol(first, count, key)
         return key
 
     def enrol(self, first: int, count: int, key: bytes) -> None:
-        """Let clients first, ..., first + count - 1 speak by a key that they and this server agreed upon, once.
+        """Let clients first, ..., first + count - 1 speak by a key that they and this server agreed upon.
 
-        Raises TypeError, ValueError; ValueError too where one of them has a key.
+        Whoever holds it speaks for all of them. Raises TypeError, ValueError; ValueError too where one of them has a
+        key already.
         """
-        first = checks.integer("first", first, 0, len(self._issued) - 1)
-        count = checks.integer("count", count, 1, len(self._issued) - first)
-        if self._issued[first : first + count, 1].any():
-            raise ValueError(f"first = {first}, count = {count}: one of these clients has a key already")
-        self._enrolled[first] = checked_key("key", key)
-        self._issued[first : first + count] = first, count
+        first = checks.integer("first", first, 0, len(self._groups) - 1)
+        count = checks.integer("count", count, 1, len(self._groups) - first)
+        if self._groups[first : first + count, 1].any():
+            raise ValueError(
+                f"first = {first}, count = {count}: one of these clients has a key already; each group gets one, once"
+            )
+        self._keys[first] = checked_key("key", key)
+        self._groups[first : first + count] = first, count
 
     def receive(self, frame: bytes) -> None:
         """Add the shares of one client, or of several who hold one key. Raises FrameError."""
@@ -142,13 +118,10 @@ class Server:
         expected = message_header(self.protocol, self.session, self.number, claim.first, claim.count)
         if not 0 < claim.count <= len(self._seen) - claim.first:
             raise FrameError(f"a frame is of clients beyond the {len(self._seen)} of the sketch")
-        first, count = self._issued[claim.first].tolist()
+        first, count = self._groups[claim.first].tolist()
         if claim.first + claim.count > first + count:
             raise FrameError("a frame is of clients to whom this server issued no key, or not the same one")
-        key = self._enrolled.get(first)
-        if key is None:
-            key = client_key(self._links["clients"], self.session, self.number, first, count)
-        words = unseal(key, expected, frame)
+        words = unseal(self._keys[first], expected, frame)
         part = slice(claim.first, claim.first + claim.count)
         if self._closed:
             raise FrameError("a frame came after the servers had begun to agree on the clients")

@@ -3,35 +3,36 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from torchdp import checks
 from torchdp.collection.description import described, made
 from torchdp.secure.frames import FrameError
-from torchdp.secure.keys import KEY_BYTES, KeyFile, party_name
+from torchdp.secure.keys import HEXADECIMAL, KeyFile, party_name
 from torchdp.secure.servers import Links, Server
 from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 
-FORMAT = "torchdp.session/1"
 ANALYST = "analyst"
 
 
 @dataclass(frozen=True)
 class Party:
-    """One who takes part: its name, its X25519 public key, for how many clients it speaks (servers, analyst: 0)."""
+    """One who takes part: its name, its X25519 public key, for how many clients it speaks (servers, analyst: 0).
+
+    public: 64 hexadecimal digits, as ``KeyFile.public``. Raises ValueError, TypeError.
+    """
 
     name: str
-    public: bytes
+    public: str
     clients: int = 0
 
     def __post_init__(self) -> None:
         party_name(self.name)
-        if not isinstance(self.public, bytes) or len(self.public) != KEY_BYTES:
-            raise ValueError(f"the public key of {self.name} must be {KEY_BYTES} bytes")
+        if not HEXADECIMAL.fullmatch(checks.instance("public", self.public, str)):
+            raise ValueError(f"the public key of {self.name} must be 64 hexadecimal digits, as KeyFile.public is")
         checks.integer("clients", self.clients, 0)
 
 
@@ -39,19 +40,27 @@ class Party:
 class Session:
     """One release: the question, and who plays which role. Everything in it is public, and all parties hold it alike.
 
-    question: a ``SecureSums`` or a ``SharedSum`` (``GramRelease``, ``FrequencyMoments``, ``SecureHistogram``) of as
-    many clients as the organisations have together. servers: two or more. organisations: in the order of their
-    clients. columns: what the question calls an organisation's columns, for the command line. nonce: 32 bytes, new for
-    each session. Whoever holds another file has other link keys, so none of its frames is opened. Raises ValueError,
-    TypeError.
+    An organisation knows the noise of all its clients: where others are to be hidden from it, the question counts as
+    many ``corrupt`` clients as the largest has.
+
+    Args:
+        question: a ``SecureSums`` or a ``SharedSum`` (``GramRelease``, ``FrequencyMoments``, ``SecureHistogram``) of as
+            many clients as the organisations have together.
+        servers: two or more.
+        organisations: in the order of their clients.
+        analyst: who gets the sums.
+        columns: what the question calls an organisation's columns, for the command line.
+        nonce: 64 hexadecimal digits, new for each session.
+
+    Whoever holds another file has other link keys, so none of its frames is opened. Raises ValueError, TypeError.
     """
 
     question: SecureSums | SharedSum[Any]
     servers: tuple[Party, ...]
     organisations: tuple[Party, ...]
     analyst: Party
-    nonce: bytes
     columns: tuple[str, ...] = ()
+    nonce: str = field(default_factory=lambda: os.urandom(32).hex())
 
     def __post_init__(self) -> None:
         checks.instance("question", self.question, (SecureSums, SharedSum))
@@ -61,8 +70,8 @@ class Session:
         for part in ("name", "public"):
             if len({getattr(party, part) for party in everybody}) < len(everybody):
                 raise ValueError(f"two parties have the same {part}; each needs a key of its own")
-        if not isinstance(self.nonce, bytes) or len(self.nonce) != KEY_BYTES:
-            raise ValueError(f"nonce must be {KEY_BYTES} bytes, such as os.urandom({KEY_BYTES})")
+        if not HEXADECIMAL.fullmatch(checks.instance("nonce", self.nonce, str)):
+            raise ValueError("nonce must be 64 hexadecimal digits, such as os.urandom(32).hex()")
         if any(party.clients < 1 for party in self.organisations):
             raise ValueError("every organisation must have 1 client or more")
         clients, due = sum(party.clients for party in self.organisations), self.sums.sketch.clients
@@ -125,39 +134,15 @@ class Session:
 
     def to_bytes(self) -> bytes:
         """The session's file; the same bytes for equal sessions."""
-        parties = {"servers": self.servers, "organisations": self.organisations, "analyst": (self.analyst,)}
-        listed = {role: [[p.name, p.public.hex(), p.clients] for p in each] for role, each in parties.items()}
-        question, columns = described(self.question, {}, "question"), list(self.columns)
-        whole = {"format": FORMAT, "nonce": self.nonce.hex(), "question": question, "columns": columns, **listed}
-        return json.dumps(whole, sort_keys=True, indent=1).encode()
+        return json.dumps(described(self, {}, "session"), sort_keys=True, indent=1).encode()
 
     @staticmethod
     def from_bytes(data: bytes) -> "Session":
         """What ``to_bytes`` wrote. Raises FrameError for anything else."""
         try:
-            whole = json.loads(data)
-            if whole["format"] != FORMAT:
-                raise ValueError(f"its format is {whole['format']!r}")
-            servers, organisations, (analyst,) = (
-                tuple(Party(name, bytes.fromhex(public), clients) for name, public, clients in whole[role])
-                for role in ("servers", "organisations", "analyst")
-            )
-            question, nonce = made(whole["question"], {}), bytes.fromhex(whole["nonce"])
-            found = Session(question, servers, organisations, analyst, nonce, tuple(whole["columns"]))
+            found = checks.instance("session", made(json.loads(data), {}), Session)
+            if found.to_bytes() == data:
+                return found
+            raise ValueError("a session has other bytes")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise FrameError(f"this is no session of this version of torchdp: {error}") from None
-        if found.to_bytes() != data:
-            raise FrameError("a session's file was changed, or written by another version of torchdp")
-        return found
-
-
-def new_session(
-    question: SecureSums | SharedSum[Any],
-    servers: Sequence[Party],
-    organisations: Sequence[Party],
-    analyst: Party,
-    columns: Sequence[str] = (),
-) -> Session:
-    """A session with a nonce from the system, arguments as ``Session``'s. Raises ValueError, TypeError."""
-    nonce = os.urandom(KEY_BYTES)
-    return Session(question, servers, organisations, analyst, nonce, columns)  # type: ignore[arg-type]
+            raise FrameError(f"this is no session of this version of torchdp, or was changed: {error}") from None
