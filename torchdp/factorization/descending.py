@@ -156,11 +156,11 @@ class Problem:
         w = W.new_ones((), dtype=torch.float64) if error_weights is None else error_weights[..., None]
         left, right = (root * balance * left / w).to(W.dtype), (root / balance * right).to(W.dtype)
         v = None if v is None else (v / w).to(W.dtype)
-        weighted = None if v is None else (w * v)[..., 0]
-        judged = self.certify(w * W, self.alpha, w * left, right, best.dual, weighted)
+        judged = self.certify(
+            w * W, self.alpha, w * left, right, best.dual, None if v is None else (w * v)[..., 0]
+        )
         c, P, *U = best.dual
-        shift_ = None if v is None else v[..., 0]
-        return Factorization(left, right, shift_, c, P, judged, best.steps, *U)
+        return Factorization(left, right, None if v is None else v[..., 0], c, P, judged, best.steps, *U)
 
     def _smooth(self, values: Tensor, multipliers: Tensor) -> Tensor:
         return self._sharp(values, multipliers).logsumexp(-1) / self.sharpness
