@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FIRST, MOST_CUTS, ARMIJO = 0.1, 12, 1e-4  # length of the first step; trials of one step; share of the slope
+FIRST, SHORTEST, ARMIJO = 0.1, 1e-9, 1e-4  # lengths of the first step, and of the last; share of the slope
 CURVED, TINY = 1e-12, 1e-300  # cosine of a move and a change of the gradient that say something
 
 
@@ -47,7 +47,7 @@ class LBFGS:
 
     loss: (b, d) points to (b,) values, each of its own point. x: (b, d), where it starts. After :meth:`renew` the loss
     may be another, close to the last: what is known of the curvature is kept.
-    Source: Nocedal (1980); the step is halved, or cut to a parabola's least, until it falls as Armijo asks.
+    Source: Nocedal (1980); a step that does not fall as Armijo asks is cut to a parabola's least.
     """
 
     def __init__(self, loss: Callable[[Tensor], Tensor], x: Tensor, memory: int = 40) -> None:
@@ -55,36 +55,31 @@ class LBFGS:
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # moves, changes of the gradient, 1 / their product
         self.value, self.gradient = self._look(x)
         self.unit = FIRST / self.gradient.norm(dim=-1).clamp_min(TINY)
+        self.length = torch.ones_like(self.value)
 
     def renew(self) -> None:
         """Value and gradient again, after the loss changed."""
         self.value, self.gradient = self._look(self.x)
 
     def step(self) -> Tensor:
-        """Moves x, and returns by how much each value fell: (b,), 0 where no step was found."""
+        """One trial of each problem: by how much its value fell, (b,), infinity where a shorter step is due."""
         self.count += 1
         way = self._direction()
         slope = (way * self.gradient).sum(-1)
         uphill = ~(slope < 0)
         way = torch.where(uphill[:, None], -self.unit[:, None] * self.gradient, way)
         slope = torch.where(uphill, (way * self.gradient).sum(-1), slope)
-        length, searching = torch.ones_like(slope), torch.ones_like(uphill)
-        x, value, gradient = self.x, self.value, self.gradient
-        for _ in range(MOST_CUTS):
-            tried = torch.where(searching[:, None], self.x + length[:, None] * way, x)
-            found, turned = self._look(tried)
-            good = searching & (found <= self.value + ARMIJO * length * slope)
-            x = torch.where(good[:, None], tried, x)
-            value, gradient = torch.where(good, found, value), torch.where(good[:, None], turned, gradient)
-            searching = searching & ~good
-            if not bool(searching.any()):
-                break
-            least = -slope * length.square() / (2 * (found - self.value - slope * length))
-            least = torch.where(least.isfinite(), least, 0.0)
-            length = torch.where(searching, torch.clamp(least, 0.1 * length, 0.5 * length), length)
+        x = self.x + self.length[:, None] * way
+        value, gradient = self._look(x)
+        good = value <= self.value + ARMIJO * self.length * slope
+        least = -slope * self.length.square() / (2 * (value - self.value - slope * self.length))  # of a parabola
+        cut = torch.clamp(torch.where(least.isfinite(), least, 0.0), 0.1 * self.length, 0.5 * self.length)
+        stuck = ~good & (cut < SHORTEST)
+        self.length = torch.where(good | stuck, 1.0, cut)
+        x, gradient = (torch.where(good[:, None], *pair) for pair in ((x, self.x), (gradient, self.gradient)))
         self._remember(x - self.x, gradient - self.gradient)
-        fell = self.value - value
-        self.x, self.value, self.gradient = x, value, gradient
+        fell = torch.where(good, self.value - value, torch.where(stuck, 0.0, math.inf))
+        self.x, self.value, self.gradient = x, torch.where(good, value, self.value), gradient
         return fell
 
     def _look(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -68,7 +68,7 @@ class Config:
     instances: int = 100
     settings: int = 6  # of each line, the coarsest ones
     prefix: int = 256
-    batch: int = 1000
+    batch: int = 200
 
 
 FULL = Config()

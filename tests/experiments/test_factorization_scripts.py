@@ -113,6 +113,15 @@ def test_known_values(smoke):
     assert tables["random"][0]["distance"] < 1e-4
 
 
+def test_trained(smoke):
+    found = smoke("factorization/trained.py")
+    assert found.drew("trained.png") and len(found.tables["trained"]) == 7
+    for row in found.tables["trained"]:
+        assert row["lower"] <= row["trained"] <= row["other"] * 1.001
+    (row,) = found.tables["marginals"]
+    assert row["mean_ratio"] == pytest.approx(1, abs=0.05) and row["largest_z"] < 6
+
+
 def test_relaxation(smoke):
     """The bounds of every solver of one instance agree, and training reaches what it is asked for."""
     found = smoke("factorization/relaxation.py")

@@ -12,7 +12,7 @@ from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import exact_certificate, factorize, load, save, train
-from torchdp.factorization.certificates.exact_certificate import _positive
+from torchdp.factorization.certificates.exact_certificate import outer_root, positive_definite
 
 PAGE = (Path(__file__).parents[2] / "docs" / "relaxation.md").read_text()
 PROBLEMS = [
@@ -61,8 +61,16 @@ def test_bad_factors_and_weights_prove_less_and_nothing_false():
         exact = exact_certificate(W, *changed)
         assert exact.lower <= norm * (1 + 1e-8) and exact.upper >= norm * (1 - 1e-8)
     assert exact_certificate(W, *values[:2], 0 * values[2], values[3]).lower == 0
-    assert not _positive([[Fraction(1), Fraction(2)], [Fraction(2), Fraction(4)]])  # singular: not proved
-    assert _positive([[Fraction(1), Fraction(2)], [Fraction(2), Fraction(5)]])
+    assert not positive_definite([[Fraction(1), Fraction(2)], [Fraction(2), Fraction(4)]])  # singular: not proved
+    assert positive_definite([[Fraction(1), Fraction(2)], [Fraction(2), Fraction(5)]])
+
+
+@pytest.mark.parametrize(
+    "value", [Fraction(2), Fraction(1, 3), Fraction(10**40, 7), Fraction(3, 10**41), Fraction(0)]
+)
+def test_roots_are_rounded_outwards(value):
+    low, high = outer_root(value, up=False), outer_root(value, up=True)
+    assert low**2 <= value <= high**2 and high - low <= Fraction(1, 2**60) * high
 
 
 @pytest.fixture(scope="module")

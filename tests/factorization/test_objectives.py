@@ -68,8 +68,10 @@ def test_training_reaches_the_programs_optimum_and_closes_the_certificate(name):
     assert float(found.certificate.upper) ** 2 == pytest.approx(float(exact), rel=1e-9)
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("shifted", [False, True])
+MOVED = [(name, True) for name in OBJECTIVES if name != "local"]  # whose offset is of W itself
+
+
+@pytest.mark.parametrize(("name", "shifted"), [*MOVED, *((name, False) for name in OBJECTIVES)])
 def test_guarantee_certify_objective_bounds_every_factorization(name, shifted):
     """Random multipliers never prove more than random factorizations attain; a wrong offset or slope would."""
     objective, W = OBJECTIVES[name], normal(6, 5)

@@ -28,7 +28,7 @@ from torchdp.factorization.objectives import Norm, Objective
 from torchdp.factorization.relaxation import Relaxation
 
 SHARPNESS, SHARPEST = 30.0, 1e5  # of the smoothed maxima, at the start and at most
-ROUND = 100  # steps at most between two updates of the multipliers
+ROUND = 150  # steps at most between two updates of the multipliers
 SLOW = 0.5  # a gap that falls to more than this share in a round needs sharper maxima
 SETTLED = 1e-3  # times gap / sharpness: a fall of the loss below which a round ends
 FAINTEST = -60.0  # logarithm of the least multiplier: what had none can still come back
@@ -156,11 +156,11 @@ class Problem:
         w = W.new_ones((), dtype=torch.float64) if error_weights is None else error_weights[..., None]
         left, right = (root * balance * left / w).to(W.dtype), (root / balance * right).to(W.dtype)
         v = None if v is None else (v / w).to(W.dtype)
-        weighted = None if v is None else (w * v)[..., 0]
-        judged = self.certify(w * W, self.alpha, w * left, right, best.dual, weighted)
+        judged = self.certify(
+            w * W, self.alpha, w * left, right, best.dual, None if v is None else (w * v)[..., 0]
+        )
         c, P, *U = best.dual
-        shift_ = None if v is None else v[..., 0]
-        return Factorization(left, right, shift_, c, P, judged, best.steps, *U)
+        return Factorization(left, right, None if v is None else v[..., 0], c, P, judged, best.steps, *U)
 
     def _smooth(self, values: Tensor, multipliers: Tensor) -> Tensor:
         return self._sharp(values, multipliers).logsumexp(-1) / self.sharpness
@@ -173,8 +173,9 @@ def descend(problem: Problem, tol: float, steps: int, bar: tqdm) -> tuple[Best, 
     """The best bounds that L-BFGS meets, and whether each problem's gap is at most ``tol``."""
     optimizer, best, last = LBFGS(problem.loss, problem.start), None, None
     gap = torch.ones_like(problem.sharpness)
+    done = gap < 0
     while True:
-        settled = _round(optimizer, problem, gap, min(ROUND, steps - optimizer.count), bar)
+        settled = _round(optimizer, problem, gap, done, min(ROUND, steps - optimizer.count), bar)
         seen = problem.look(optimizer.x, optimizer.count)
         best = seen if best is None else best.and_(seen)
         gap = problem.gap(best, optimizer.value)
@@ -188,14 +189,14 @@ def descend(problem: Problem, tol: float, steps: int, bar: tqdm) -> tuple[Best, 
         optimizer.renew()
 
 
-def _round(optimizer: LBFGS, problem: Problem, gap: Tensor, most: int, bar: tqdm) -> Tensor:
-    """Steps on one loss until it hardly falls; whether it does, (*batch)."""
+def _round(optimizer: LBFGS, problem: Problem, gap: Tensor, settled: Tensor, most: int, bar: tqdm) -> Tensor:
+    """Steps on one loss until those that are not ``settled`` have hardly fallen in a step; which did, (*batch)."""
     enough = SETTLED * gap.clamp_max(LOOSE) / problem.sharpness
     for _ in range(most):
         fell = optimizer.step()
         bar.update()
-        settled = fell.expand(enough.numel()).reshape(enough.shape) <= enough
-        if bool((settled | (gap == 0)).all()):
+        settled = settled | (fell.expand(enough.numel()).reshape(enough.shape) <= enough)
+        if bool(settled.all()):
             break
     return settled
 

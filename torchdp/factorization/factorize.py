@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,8 @@ from torchdp.factorization.structure.running import RunningFactorization, factor
 from torchdp.factorization.structure.signature import Root, root, signature
 from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums, Workload
+
+Matrix = Tensor | Workload | np.ndarray | Sequence[Sequence[float]]  # what functions of one take
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def factorize(
 
 @overload
 def factorize(
-    W: Tensor | Workload,
+    W: Matrix,
     p: float = ...,
     shift: bool = ...,
     tol: float = ...,
@@ -89,7 +92,7 @@ def factorize(
 
 
 def factorize(
-    W: Tensor | Workload | RunningSums,
+    W: Matrix | RunningSums,
     p: float = math.inf,
     shift: bool = False,
     tol: float = 1e-3,
@@ -102,9 +105,9 @@ def factorize(
     Minimises (sum_i (w_i ||L_i||)^p)^{1/p} * max_j ||R_j||, w = ``error_weights`` or 1. p = inf is gamma_2 (the
     worst query), p = 2 the root of the summed squared errors, sqrt(m) times gamma_F.
 
-    W: (*batch, m, n), real, or a :class:`Workload`, or :class:`RunningSums` (with momentum and learning rates,
-    too), which are never formed: in memory for a few vectors, with neither ``shift`` nor ``error_weights``, as a
-    :class:`RunningFactorization`.
+    W: (*batch, m, n), real, numpy arrays and lists too, or a :class:`Workload`, or :class:`RunningSums` (with
+    momentum and learning rates, too), which are never formed: in memory for a few vectors, with neither ``shift``
+    nor ``error_weights``, as a :class:`RunningFactorization`.
     A Kronecker product is factored factor by factor, but whole with
     ``shift`` or ``error_weights`` (weights that are a product themselves: weigh the factors of the workload).
     p: in [2, inf]. tol: relative gap at which it stops. error_weights: (*batch, m) or (m,), positive, what an error
@@ -162,9 +165,7 @@ def _factorization(W: Tensor, p: float, shift: bool, tol: float, max_iterations:
     return result
 
 
-def signature_form(
-    W: Tensor | Workload, tol: float = 1e-3, *, max_iterations: int = 10_000
-) -> SignatureFactorization:
+def signature_form(W: Matrix, tol: float = 1e-3, *, max_iterations: int = 10_000) -> SignatureFactorization:
     """The gamma_2 factorization of a symmetric W as R^T J R, J = diag(+-1), with its certificate.
 
     With equal weights w on rows and columns, diag(w)^{1/2} W diag(w)^{1/2} = V Lambda V^T and
@@ -227,7 +228,7 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
     return Factorization(left, right, shift, *weights, certificate, solution.iterations)
 
 
-def matrices_of(W: Tensor | Workload) -> list[Tensor]:
+def matrices_of(W: Matrix) -> list[Tensor]:
     """W's Kronecker factors, without their autograd history; half precision becomes float32, with a warning."""
     given = W.factors if isinstance(W, Workload) else (W if isinstance(W, Tensor) else checks.as_tensor("W", W),)
     return [working("W", checks.matrix("W", f).detach(), stacklevel=5) for f in given]

@@ -7,7 +7,7 @@ cost, ``offset`` what W alone adds.
 Why descent reaches the least value: for left T^{-1} and T right, G = T^T T, along G^{1/2} exp(u H)
 G^{1/2} every a_i and b_j is a sum of exponentials of linear functions of u, so its logarithm is
 convex; sums with weights >= 0, products, powers and maxima of such functions are such functions. So
-without offset, or with one >= 0, every local minimum is global.
+without shift and alpha, and with an offset >= 0 or none, every local minimum in T is global.
 """
 
 import math

@@ -32,6 +32,7 @@ class Strategy(nn.Module):
         self.C = nn.Parameter(start.expand(*W.shape[:-2], *start.shape).clone())
 
     def forward(self) -> tuple[Tensor, Tensor]:
+        """(left, right), of shapes (*batch, m, n) and (*batch, n, n)."""
         C = self.C.square() if self.nonnegative else self.C
         C = (C[..., self.place] if self.toeplitz else C) * self.mask
         return torch.linalg.solve(C, self.W, left=False), C
@@ -73,6 +74,7 @@ class Product(nn.Module):
         self.parts = nn.ModuleList(modules)
 
     def forward(self) -> tuple[Tensor, Tensor]:
+        """(left, right), the products of the modules' own."""
         left, right = self.parts[0]()
         for part in self.parts[1:]:
             factors = part()

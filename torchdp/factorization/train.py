@@ -12,18 +12,17 @@ from tqdm.auto import tqdm
 from torchdp import checks
 from torchdp.factorization.certificates.certificate import check_error_weights
 from torchdp.factorization.descending import Best, Problem, Structure, descend
-from torchdp.factorization.factorize import Factorization, matrices_of
+from torchdp.factorization.factorize import Factorization, Matrix, matrices_of
 from torchdp.factorization.objectives import Norm, Objective
 from torchdp.factorization.solvers.stopping import warn_where_open
 from torchdp.threads import one_thread
-from torchdp.workloads import Workload
 
 MOST_STEPS = 10**6
 DELAY = 1.0  # seconds without a progress bar
 
 
 def train(
-    W: Tensor | Workload,
+    W: Matrix,
     objective: Objective | float = math.inf,
     structure: Structure | None = None,
     *,

@@ -57,7 +57,9 @@ def _upper(W: list[Row], left: list[Row], right: list[Row], p: float) -> Fractio
     missing = [[w - _dot(l, r) for w, r in zip(row, right, strict=True)] for row, l in zip(W, left, strict=True)]
     over = sum if p == 2 else max
     factors = over(_dot(row, row) for row in left) * max(_dot(column, column) for column in right)
-    return _root(Fraction(factors), up=True) + _root(Fraction(over(_dot(row, row) for row in missing)), up=True)
+    return outer_root(Fraction(factors), up=True) + outer_root(
+        Fraction(over(_dot(row, row) for row in missing)), up=True
+    )
 
 
 def _lower(W: list[Row], x: Row, y: Row, Q: list[Row], p: float) -> Fraction:
@@ -67,19 +69,19 @@ def _lower(W: list[Row], x: Row, y: Row, Q: list[Row], p: float) -> Fraction:
     size = (
         rows * _dot(y, y) * _proved(Q if len(Q) < len(Q[0]) else [list(column) for column in zip(*Q, strict=True)])
     )
-    return _root(product * product / size, up=False) if product > 0 and size > 0 else Fraction(0)
+    return outer_root(product * product / size, up=False) if product > 0 and size > 0 else Fraction(0)
 
 
 def _proved(Q: list[Row]) -> Fraction:
     """nu with nu I - Q Q^T >= 0, near 1, for the short side of Q as its rows."""
     for excess in (Fraction(1, 2**30), Fraction(1, 2**10), Fraction(1), Fraction(3)):
         A = [[(1 + excess) * (i == j) - _dot(a, b) for j, b in enumerate(Q)] for i, a in enumerate(Q)]
-        if _positive(A):
+        if positive_definite(A):
             return 1 + excess
     raise ArithmeticError("no bound on the witness was proved: the weights or factors are not of this W")
 
 
-def _positive(A: list[Row]) -> bool:
+def positive_definite(A: list[Row]) -> bool:
     """Whether every pivot of A = L D L^T is positive."""
     for k, row in enumerate(A):
         if row[k] <= 0:
@@ -104,7 +106,7 @@ def _rounded(values: Tensor) -> list[Row]:
     return _fractions((values / unit).round() * unit)
 
 
-def _root(value: Fraction, up: bool) -> Fraction:
+def outer_root(value: Fraction, up: bool) -> Fraction:
     """The square root, rounded outwards to 64 bits."""
     places = 64 + max(0, value.denominator.bit_length() - value.numerator.bit_length() // 2)
     root = math.isqrt((value.numerator << 2 * places) // value.denominator)

@@ -53,6 +53,8 @@ def certify_objective(
     missing = W - left @ right if v is None else W - left @ right - v
     a, b = left.square().sum(-1), right.square().sum(-2)
     offset = objective.offset(W)
+    if v is not None and bool((offset != 0).any()):
+        raise ValueError("shift is for an objective without offset: the offset is of W, and a shift would move it")
     with torch.inference_mode(False), torch.enable_grad():
         at, by = a.clone().requires_grad_(), b.clone().requires_grad_()
         values, held = objective.rows(at), objective.least_columns(by)
