@@ -10,6 +10,7 @@ from laws import generator
 from torchdp import privacy
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
 from torchdp.shuffle import RandomizedResponseSum, least_flip
+from torchdp.sketching import entry_variance
 from torchdp.sketching.losses import Losses
 
 SIZE = 24
@@ -36,6 +37,7 @@ CALLS = {
         DuchiJordanWainwright.unit_variance,
         {"dim": (1, 1e6), "epsilon": (1e-6, 50)},
     ),
+    "entry_variance": (entry_variance, {"bound": (1e-3, 1e3), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)}),
     "least_flip": (least_flip, {"users": (1, 60), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)}),
     "gaussian_epsilon": (privacy.gaussian_epsilon, {"mu": (1e-6, 2e3), "delta": (1e-30, 0.9999)}),
 }
@@ -116,3 +118,9 @@ def test_guarantee_the_least_flip_is_private_and_a_little_less_is_not(users):
         for delta, flip in zip([1e-9, 1e-3, 0.2], row, strict=True):
             (curve,), (less,) = (RandomizedResponseSum(users, p).profiles() for p in (flip, 0.999 * flip))
             assert curve(np.array([at])) <= delta < less(np.array([at]))
+
+
+def test_sampled_multipliers_of_a_batch_are_those_of_its_loop():
+    found = privacy.sampled_multiplier([[4.0], [2.0]], 0.01, 0.9, torch.tensor([1, 1]))
+    loop = [privacy.sampled_multiplier(epsilon, 0.01, 0.9, 1) for epsilon in (4.0, 2.0)]
+    assert found.tolist() == [[loop[0]] * 2, [loop[1]] * 2] and type(loop[0]) is float
