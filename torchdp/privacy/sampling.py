@@ -49,15 +49,18 @@ def sampled_multiplier(
     Guarantees: ``sampled_guarantee(multiplier, chance, times, delta).epsilon`` <= epsilon.
     Source: as there; the epsilon falls with the multiplier.
     """
-    return entrywise(
-        _multipliers,
-        epsilon=(epsilon, checks.positive),
-        delta=(delta, checks.fraction),
-        chance=(chance, _chance),
-        times=(times, _times),
-    )
+    return _multipliers(epsilon, delta, chance, times)
 
 
+def _chance(name: str, value: float) -> float:
+    return checks.within(name, value, LEAST_CHANCE, 1.0)
+
+
+def _times(name: str, value: float) -> float:
+    return checks.within(name, value, 1, MOST_TIMES)
+
+
+@entrywise(epsilon=checks.positive, delta=checks.fraction, chance=_chance, times=_times)
 def _multipliers(*arguments: Tensor) -> Tensor:
     rows = zip(*(each.tolist() for each in arguments), strict=True)
     return torch.tensor([_multiplier(*row) for row in rows], dtype=torch.float64).to(arguments[0])
@@ -78,14 +81,6 @@ def _multiplier(epsilon: float, delta: float, chance: float, times: float) -> fl
         return math.log(min(max(found, 1e-300), 1e300)) - math.log(epsilon)
 
     return math.exp(root(excess, every - 0.5, every, TOLERANCE / 40))
-
-
-def _chance(name: str, value: float) -> float:
-    return checks.within(name, value, LEAST_CHANCE, 1.0)
-
-
-def _times(name: str, value: float) -> float:
-    return checks.within(name, value, 1, MOST_TIMES)
 
 
 def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float]:

@@ -93,13 +93,12 @@ def least_flip(users: Number | float, epsilon: Number | float, delta: Number | f
 
     Numbers, or batches that broadcast: users of one number are solved together, by numpy on the host. Some numbers of
     ones among the others bound the largest curve from below; where all of them hold at the flip that these ask for,
-    it is the least one. Raises TypeError, ValueError.
+    it is the least one. epsilon: in [1e-9, 700]; delta: at least 1e-25. Raises TypeError, ValueError.
 
     Guarantees: ``response_profile(users, flip)`` at epsilon is at most delta: all numbers of ones are tried last.
     Source: as there; the curve falls with the flip.
     """
-    asked = {"users": (users, _present), "epsilon": (epsilon, _asked), "delta": (delta, checks.fraction)}
-    return entrywise(_least_flips, **asked)
+    return _least_flips(users, epsilon, delta)
 
 
 def _present(name: str, value: float) -> float:
@@ -110,6 +109,11 @@ def _asked(name: str, value: float) -> float:
     return checks.within(name, value, 1e-9, 700.0)
 
 
+def _kept(name: str, value: float) -> float:
+    return checks.within(name, checks.fraction(name, value), 1e-25, 1.0)
+
+
+@entrywise(users=_present, epsilon=_asked, delta=_kept)
 def _least_flips(users: Tensor, epsilon: Tensor, delta: Tensor) -> Tensor:
     found = torch.full_like(delta, math.nan)
     for n in users[users == users.floor()].unique().tolist():

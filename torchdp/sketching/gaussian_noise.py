@@ -23,10 +23,10 @@ def entry_variance(bound: Number | float, *, epsilon: Number | float, delta: Num
     Guarantees: S A + N(0, V) is (epsilon, delta)-DP, exactly, for the sketch's every s, m, n and d.
     Source: Balle, Wang (2018), Theorem 8, at sensitivity |S_i (a_i - a_i')^T|_F = |a_i - a_i'|_2 <= 2 B.
     """
-    asked = {"epsilon": (epsilon, checks.positive), "delta": (delta, checks.fraction)}
-    return entrywise(_entry_variance, bound=(bound, checks.squarable), **asked)
+    return _entry_variance(bound, epsilon, delta)
 
 
+@entrywise(bound=checks.squarable, epsilon=checks.positive, delta=checks.fraction)
 def _entry_variance(bound: Tensor, epsilon: Tensor, delta: Tensor) -> Tensor:
     return gaussian_sigma(epsilon, delta, 2 * bound).square()
 
