@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 
-Check = Callable[[str, Any], float]  # of one number; passes what lies between two numbers that it passes
+Check = Callable[..., float]  # of a name and one number; passes what lies between two numbers that it passes
 MANY = (Tensor, np.ndarray, list, tuple)  # what a batch may be given as
 KEPT = 2**10  # answers to numbers that are not computed again
 AT_ONCE = 2**16  # entries of a batch

@@ -1,7 +1,7 @@
 """Gaussian noise on sums over users that were sampled: privacy loss distributions of the package dp_accounting."""
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -52,15 +52,12 @@ def sampled_multiplier(
     return _multipliers(epsilon, delta, chance, times)
 
 
-def _chance(name: str, value: float) -> float:
-    return checks.within(name, value, LEAST_CHANCE, 1.0)
-
-
-def _times(name: str, value: float) -> float:
-    return checks.within(name, value, 1, MOST_TIMES)
-
-
-@entrywise(epsilon=checks.positive, delta=checks.fraction, chance=_chance, times=_times)
+@entrywise(
+    epsilon=checks.positive,
+    delta=checks.fraction,
+    chance=partial(checks.within, low=LEAST_CHANCE, high=1.0),
+    times=partial(checks.within, low=1, high=MOST_TIMES),
+)
 def _multipliers(*arguments: Tensor) -> Tensor:
     rows = zip(*(each.tolist() for each in arguments), strict=True)
     return torch.tensor([_multiplier(*row) for row in rows], dtype=torch.float64).to(arguments[0])
@@ -84,11 +81,8 @@ def _multiplier(epsilon: float, delta: float, chance: float, times: float) -> fl
 
 
 def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float]:
-    return (
-        _chance("chance", chance),
-        checks.integer("times", times, 1, MOST_TIMES),
-        checks.fraction("delta", delta),
-    )
+    chance = checks.within("chance", chance, LEAST_CHANCE, 1.0)
+    return chance, checks.integer("times", times, 1, MOST_TIMES), checks.fraction("delta", delta)
 
 
 def _epsilon(chance: float, times: int, delta: float, multiplier: float) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -101,19 +102,11 @@ def least_flip(users: Number | float, epsilon: Number | float, delta: Number | f
     return _least_flips(users, epsilon, delta)
 
 
-def _present(name: str, value: float) -> float:
-    return checks.within(name, value, 1, 2**31)
-
-
-def _asked(name: str, value: float) -> float:
-    return checks.within(name, value, 1e-9, 700.0)
-
-
-def _kept(name: str, value: float) -> float:
-    return checks.within(name, checks.fraction(name, value), 1e-25, 1.0)
-
-
-@entrywise(users=_present, epsilon=_asked, delta=_kept)
+@entrywise(
+    users=partial(checks.within, low=1, high=2**31),
+    epsilon=partial(checks.within, low=1e-9, high=700.0),
+    delta=partial(checks.within, low=1e-25, high=1 - 2.0**-53),
+)
 def _least_flips(users: Tensor, epsilon: Tensor, delta: Tensor) -> Tensor:
     found = torch.full_like(delta, math.nan)
     for n in users[users == users.floor()].unique().tolist():

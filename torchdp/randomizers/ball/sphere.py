@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,7 @@ def log_half_gamma(p: Tensor) -> Tensor:
     return shift.log() - v / 8 * (1 - w / 24 * (1 - 3 * w / 10 * (1 - 85 * w / 84))) + (p + 32).log() / 2
 
 
-def _plane(name: str, value: float) -> float:
-    return checks.within(name, value, 2, checks.MOST)
-
-
-@entrywise(AT_ONCE, dim=_plane, epsilon=ball_epsilon)
+@entrywise(AT_ONCE, dim=partial(checks.within, low=2, high=checks.MOST), epsilon=ball_epsilon)
 def rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
     """artanh of the fixed point gamma = E T of ``CapLaw``; it keeps all digits of small gamma, and of 1 - gamma.
 
