@@ -30,11 +30,6 @@ USERS_AT_ONCE = 2**22  # whose T, sqrt(1 - T^2) and g0 a fused sum holds
 COORDINATE = 500  # units of 2^-53 in sqrt(dim + 1) T, and in sqrt(1 - T^2): measured, 34 and 20 at most
 
 
-@entrywise(dim=checks.positive, epsilon=ball_epsilon)
-def _unit_variance(dim: Tensor, epsilon: Tensor) -> Tensor:
-    return 1 / ((dim + 1) * sinh(rapidity(dim + 1, epsilon)).square())
-
-
 @dataclass(frozen=True)
 class PrivUnit(LatticeRandomizer):
     """For x in R^dim with ||x|| <= radius a message Y with E Y = x and Cov Y = v I, before it is rounded.
@@ -163,3 +158,8 @@ class PrivUnit(LatticeRandomizer):
         sums = self._sum.sums(users, lambda n: self.cap.draw((n,), draws), draws)
         height = (1 - points[held].square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
         return directed(torch.cat([points[held], height], -1), sums, draws)[..., :-1] / self.cap.threshold
+
+
+@entrywise(dim=checks.positive, epsilon=ball_epsilon)
+def _unit_variance(dim: Tensor, epsilon: Tensor) -> Tensor:
+    return 1 / ((dim + 1) * sinh(rapidity(dim + 1, epsilon)).square())
