@@ -2,12 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from laws import generator
 
 from torchdp import privacy
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
+from torchdp.shuffle import RandomizedResponseSum, least_flip
+from torchdp.sketching import entry_variance
 from torchdp.sketching.losses import Losses
 
 SIZE = 24
@@ -34,8 +37,12 @@ CALLS = {
         DuchiJordanWainwright.unit_variance,
         {"dim": (1, 1e6), "epsilon": (1e-6, 50)},
     ),
+    "entry_variance": (entry_variance, {"bound": (1e-3, 1e3), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)}),
+    "least_flip": (least_flip, {"users": (1, 60), "epsilon": (1e-2, 20), "delta": (1e-12, 0.5)}),
     "gaussian_epsilon": (privacy.gaussian_epsilon, {"mu": (1e-6, 2e3), "delta": (1e-30, 0.9999)}),
 }
+WHOLE = {"dim", "users"}
+NEAR = {"least_flip": 1e-4}  # of searches that end where all is safe: relative
 EACH = pytest.mark.parametrize("name", CALLS)
 
 
@@ -48,6 +55,8 @@ def drawn(name, size=SIZE):
         share[2 * i], share[2 * i + 1] = 0.0, 1.0
         logs = math.log(low) + share * math.log(high / low)
         batch[argument] = logs.exp().clamp(low, high)
+        if argument in WHOLE:
+            batch[argument] = batch[argument].floor()
     return call, batch
 
 
@@ -58,9 +67,9 @@ def test_a_batch_is_its_loop(name):
     loop = [call(**dict(zip(batch, row, strict=True))) for row in rows]
     assert all(type(one) is float for one in loop)
     found = call(**batch)
-    assert found.dtype == torch.float64 and found.tolist() == loop
-    assert call(**{argument: each.numpy() for argument, each in batch.items()}).tolist() == loop
-    assert call(**{argument: each.tolist() for argument, each in batch.items()}).tolist() == loop
+    assert found.dtype == torch.float64 and found.tolist() == pytest.approx(loop, rel=NEAR.get(name, 0), abs=0)
+    assert torch.equal(call(**{argument: each.numpy() for argument, each in batch.items()}), found)
+    assert torch.equal(call(**{argument: each.tolist() for argument, each in batch.items()}), found)
 
 
 @EACH
@@ -71,7 +80,8 @@ def test_arguments_broadcast(name):
     spread = {first: rows[first].expand(3, 4), **{other: rows[other].expand(3, 4) for other in others}}
     found = call(**rows)
     assert found.shape == ((3, 4) if others else (3, 1))
-    assert torch.equal(found, call(**spread)[:, : found.shape[1]])
+    same = call(**spread)[:, : found.shape[1]].flatten().tolist()
+    assert found.flatten().tolist() == pytest.approx(same, rel=NEAR.get(name, 0), abs=0)
     one = call(**{argument: each[0] for argument, each in batch.items()})
     assert isinstance(one, torch.Tensor) and one.shape == ()
     assert call(**{first: torch.zeros(0), **{other: float(batch[other][0]) for other in others}}).shape == (0,)
@@ -98,3 +108,19 @@ def test_the_variance_of_many_is_that_of_each(protocol, dim):
         expected = one.moments.variance - getattr(one, "step", 0.0) ** 2 / 6
         at = (epsilon,) if protocol is PrivUnitG else (dim, epsilon)
         assert 9 * protocol.unit_variance(*at) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 40, 700])
+def test_guarantee_the_least_flip_is_private_and_a_little_less_is_not(users):
+    epsilon = torch.tensor([0.03, 0.5, 2.0, 8.0], dtype=torch.float64)
+    found = least_flip(users, epsilon[:, None], torch.tensor([1e-9, 1e-3, 0.2], dtype=torch.float64))
+    for at, row in zip(epsilon.tolist(), found.tolist(), strict=True):
+        for delta, flip in zip([1e-9, 1e-3, 0.2], row, strict=True):
+            (curve,), (less,) = (RandomizedResponseSum(users, p).profiles() for p in (flip, 0.999 * flip))
+            assert curve(np.array([at])) <= delta < less(np.array([at]))
+
+
+def test_sampled_multipliers_of_a_batch_are_those_of_its_loop():
+    found = privacy.sampled_multiplier([[4.0], [2.0]], 0.01, 0.9, torch.tensor([1, 1]))
+    loop = [privacy.sampled_multiplier(epsilon, 0.01, 0.9, 1) for epsilon in (4.0, 2.0)]
+    assert found.tolist() == [[loop[0]] * 2, [loop[1]] * 2] and type(loop[0]) is float

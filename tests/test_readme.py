@@ -31,6 +31,10 @@ PRINTED = {  # a page and one of its blocks: what it prints
     + r"optimised strategy[\s\S]*local.*exactly.*\ngamma_\w: 0\.000\d+\n +10000 users: 0\.02.*\n.*0\.00",
     ("densities.md", 0): r"candidate[\s\S]* waves[\s\S]*at most epsilon = 1, delta = 1e-06",
     ("densities.md", 1): r"0\.2703\d*\n5\.\d+ .*at most epsilon = 1, delta = 1e-06[\s\S]*tensor[\s\S]*\n4\.\d+\n",
+    (
+        "batches.md",
+        0,
+    ): r"tensor\(\[\[3\.7\d+.*\n[\s\S]*float64\)\n3\.73\d*\n.*epsilon\[1\] must be a finite number > 0",
     ("means.md", 0): r"tensor\(57\.0*, .*tensor\(57\.[\s\S]*central",
     ("means.md", 1): r"tensor[\s\S]*Ellipsoid[\s\S]*central differential privacy",
     ("means.md", 2): HEAD + r"optimised strategy[\s\S]*numbers and products[\s\S]*tensor",

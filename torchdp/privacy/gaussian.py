@@ -37,14 +37,10 @@ def gaussian_log_delta(
     Guarantees: exact; no smaller delta holds at this epsilon.
     Source: Balle, Wang (2018), Theorem 8.
     """
-    return entrywise(
-        _log_delta,
-        sigma=(sigma, checks.positive),
-        epsilon=(epsilon, checks.non_negative),
-        sensitivity=(sensitivity, checks.positive),
-    )
+    return _log_delta(sigma, epsilon, sensitivity)
 
 
+@entrywise(sigma=checks.positive, epsilon=checks.non_negative, sensitivity=checks.positive)
 def _log_delta(sigma: Tensor, epsilon: Tensor, sensitivity: Tensor) -> Tensor:
     return log_delta(sensitivity / sigma, epsilon)
 
@@ -87,12 +83,7 @@ def gaussian_sigma(epsilon: Number | float, delta: Number | float, sensitivity: 
     Guarantees: delta(sigma) <= delta, and delta(sigma (1 - 1e-8)) > delta.
     Source: Balle, Wang (2018), Theorem 8 and Algorithm 1 (here by :func:`root`).
     """
-    return entrywise(
-        _sigma,
-        epsilon=(epsilon, _asked),
-        delta=(delta, checks.fraction),
-        sensitivity=(sensitivity, checks.positive),
-    )
+    return _sigma(epsilon, delta, sensitivity)
 
 
 def _asked(name: str, value: Any) -> float:
@@ -102,6 +93,7 @@ def _asked(name: str, value: Any) -> float:
     return number
 
 
+@entrywise(epsilon=_asked, delta=checks.fraction, sensitivity=checks.positive)
 def _sigma(epsilon: Tensor, delta: Tensor, sensitivity: Tensor) -> Tensor:
     target = _kept(delta)
     # From too much noise: delta is below e^-t^2/2, t = epsilon sigma - 1/(2 sigma), and below 1/(sigma sqrt(2 pi)).
@@ -154,14 +146,10 @@ def gaussian_epsilon(mu: Number | float, delta: Number | float, variation: Numbe
     Guarantees: delta_mu(epsilon) + (1 + e^epsilon) variation <= delta, as in ``Guarantee.rounded``.
     Source: Balle, Wang (2018), Theorem 8.
     """
-    return entrywise(
-        _epsilon,
-        mu=(mu, checks.non_negative),
-        delta=(delta, checks.fraction),
-        variation=(variation, checks.non_negative),
-    )
+    return _epsilon(mu, delta, variation)
 
 
+@entrywise(mu=checks.non_negative, delta=checks.fraction, variation=checks.non_negative)
 def _epsilon(mu: Tensor, delta: Tensor, variation: Tensor) -> Tensor:
     target = _kept(torch.where(variation > 0, delta * ROUNDED, delta))
     ratio = mu.clamp(5e-324, 1e3)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ def root(
     and whoever evaluates to r subtracts r from its target.
 
     Args:
-        excess: elementwise, float64; a NaN of it counts as unsafe.
+        excess: elementwise, float64, or of one float; a NaN of it counts as unsafe.
         low: a guess of the bracket's lower end, a float, or a float64 tensor for a batch.
         high: of its upper end, above ``low``, likewise.
         tolerance: of x, absolute.
@@ -44,93 +44,63 @@ def root(
         ``low`` is safe and must not move: low itself. NaN where no safe point was found.
     Source: Chandrupatla (1997), hybrid of bisection and inverse quadratic interpolation.
     """
-    by = _TENSORS if isinstance(low, Tensor) or isinstance(high, Tensor) else _FLOATS
-    low, high = by.both(low, high)
+    return _root(excess, low, high, tolerance, grow, longest)
 
-    def f(x: Any) -> Any:
-        return by.sound(excess(x))
 
-    b, fb, a, fa = _enclosed(f, low, high, grow, longest, by)  # a is the newest point, b the other side
-    found, alone = (fb > 0) & (fa <= 0), by.where(fb <= 0, b, math.nan)
-    c, fc, t = b, fb, 0.5
-    every = ASKED if isinstance(a, Tensor) and a.device.type != "cpu" else 1
+def _root(excess: Any, low: Any, high: Any, tolerance: float, grow: tuple[bool, bool], longest: float) -> Any:
+    device = next((end.device for end in (low, high) if isinstance(end, Tensor)), None)
+    if device is None:
+        alone = torch.tensor(low, dtype=torch.float64, device="cpu")
+        return float(_root(lambda x: alone.new_tensor(excess(float(x))), alone, high, tolerance, grow, longest))
+    low, high = torch.broadcast_tensors(
+        *(torch.as_tensor(end, dtype=torch.float64, device=device) for end in (low, high))
+    )
+
+    def f(x: Tensor) -> Tensor:
+        return excess(x).nan_to_num(math.inf, math.inf, -math.inf)
+
+    b, fb, a, fa = _enclosed(f, low, high, grow, longest)  # a is the newest point, b the other side
+    enclosed, nearest = (fb > 0) & (fa <= 0), torch.where(fb <= 0, b, math.nan)
+    c, fc, t = b, fb, torch.full_like(a, 0.5)
+    every = 1 if device.type == "cpu" else ASKED
     for turn in range(ROUNDS):
-        room = by.over(by.larger(ULPS * abs(a), tolerance), abs(b - a))
-        open_ = found & (room < 1)
-        if turn % every == 0 and not by.any(open_):
+        room = (ULPS * a.abs()).clamp_min(tolerance) / (b - a).abs()
+        open_ = enclosed & (room < 1)
+        if turn % every == 0 and not bool(open_.any()):
             break
-        x = by.where(open_, a + by.larger(by.smaller(1 - room / 2, t), room / 2) * (b - a), a)
+        x = torch.where(open_, a + t.minimum(1 - room / 2).maximum(room / 2) * (b - a), a)
         fx = f(x)
         same, crossed = open_ & ((fx > 0) == (fa > 0)), open_ & ((fx > 0) != (fa > 0))
-        c, fc = by.where(same, a, by.where(crossed, b, c)), by.where(same, fa, by.where(crossed, fb, fc))
-        b, fb = by.where(crossed, a, b), by.where(crossed, fa, fb)
-        a, fa = by.where(open_, x, a), by.where(open_, fx, fa)
-        xi, phi = by.over(a - b, c - b), by.over(fa - fb, fc - fb)
-        step = by.over(fa, fb - fa) * by.over(fc, fb - fc)
-        step = step + by.over(c - a, b - a) * by.over(fa, fc - fa) * by.over(fb, fc - fb)
-        smooth = (phi * phi < xi) & ((1 - phi) * (1 - phi) < 1 - xi) & (abs(step) < math.inf)
-        t = by.where(smooth, step, 0.5)
-    return by.where(found, by.where(fa <= 0, a, b), alone)
+        c, fc = (
+            torch.where(same, a, torch.where(crossed, b, c)),
+            torch.where(same, fa, torch.where(crossed, fb, fc)),
+        )
+        b, fb = torch.where(crossed, a, b), torch.where(crossed, fa, fb)
+        a, fa = torch.where(open_, x, a), torch.where(open_, fx, fa)
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        step = fa / (fb - fa) * (fc / (fb - fc)) + (c - a) / (b - a) * (fa / (fc - fa)) * (fb / (fc - fb))
+        smooth = (phi * phi < xi) & ((1 - phi) * (1 - phi) < 1 - xi) & (step.abs() < math.inf)
+        t = torch.where(smooth, step, 0.5)
+    return torch.where(enclosed, torch.where(fa <= 0, a, b), nearest)
 
 
 def _enclosed(
-    f: Callable[[Any], Any], low: Any, high: Any, grow: tuple[bool, bool], longest: float, by: "_Arithmetic"
-) -> tuple[Any, Any, Any, Any]:
+    f: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, grow: tuple[bool, bool], longest: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(low, f(low), high, f(high)) with f(low) > 0 >= f(high), where steps lead there."""
-    at, value, first = [low, high], [f(low), f(high)], by.larger(high - low, 2.0**-10)
+    at, value, first = [low, high], [f(low), f(high)], (high - low).clamp_min(2.0**-10)
     for end, other, sign in ((0, 1, -1), (1, 0, 1)):
         step = first
         for _ in range(OUTWARD * grow[end]):
             wrong = (value[end] > 0) == (end == 1)
-            if not by.any(wrong):
+            if not bool(wrong.any()):
                 break
-            x = by.where(wrong, at[end] + sign * step, at[end])
+            x = torch.where(wrong, at[end] + sign * step, at[end])
             fx = f(x)
-            growth = by.over(1.1 * fx, value[end] - fx)  # not finite where nothing falls
-            growth = by.smaller(by.larger(by.where(abs(growth) < math.inf, growth, LEAST), LEAST), MOST)
-            step = by.smaller(step * growth, longest)
-            at[other], value[other] = (
-                by.where(wrong, at[end], at[other]),
-                by.where(wrong, value[end], value[other]),
-            )
+            growth = 1.1 * fx / (value[end] - fx)  # not finite where nothing falls
+            growth = torch.where(growth.abs() < math.inf, growth, LEAST).clamp(LEAST, MOST)
+            step = (step * growth).clamp_max(longest)
+            at[other] = torch.where(wrong, at[end], at[other])
+            value[other] = torch.where(wrong, value[end], value[other])
             at[end], value[end] = x, fx
     return at[0], value[0], at[1], value[1]
-
-
-class _Arithmetic(NamedTuple):
-    """What the method asks of numbers beside +, -, * and comparisons."""
-
-    both: Callable[[Any, Any], tuple[Any, Any]]
-    sound: Callable[[Any], Any]  # NaN is unsafe
-    where: Callable[[Any, Any, Any], Any]
-    larger: Callable[[Any, Any], Any]
-    smaller: Callable[[Any, Any], Any]
-    over: Callable[[Any, Any], Any]  # a quotient; by 0 it is not finite
-    any: Callable[[Any], bool]
-
-
-def _broadcast(low: Tensor | float, high: Tensor | float) -> tuple[Tensor, Tensor]:
-    device = next(end.device for end in (low, high) if isinstance(end, Tensor))
-    ends = (torch.as_tensor(end, dtype=torch.float64, device=device) for end in (low, high))
-    one, other = torch.broadcast_tensors(*ends)
-    return one, other
-
-
-_FLOATS = _Arithmetic(
-    lambda low, high: (float(low), float(high)),
-    lambda value: math.inf if value != value else float(value),
-    lambda which, yes, no: yes if which else no,
-    max,
-    min,
-    lambda part, whole: part / whole if whole else math.nan,
-    bool,
-)
-_TENSORS = _Arithmetic(
-    _broadcast,
-    lambda value: value.nan_to_num(math.inf, math.inf, -math.inf),
-    torch.where,
-    torch.clamp_min,
-    torch.clamp_max,
-    torch.divide,
-    lambda which: bool(which.any()),
-)

@@ -34,6 +34,7 @@ from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
 from torchdp.shuffle.pure import PureSum
 from torchdp.shuffle.references import CentralGaussianSum, ExactSum
 from torchdp.shuffle.response import RandomizedResponseSum
+from torchdp.shuffle.response_curve import least_flip
 from torchdp.shuffle.sums import BitSums
 
 __all__ = [
@@ -51,5 +52,6 @@ __all__ = [
     "ShuffledMessages",
     "delta_of",
     "epsilon_of",
+    "least_flip",
     "paper",
 ]

@@ -16,7 +16,13 @@ from torchdp.protocol import Limits
 from torchdp.shuffle.draws import SURELY
 from torchdp.shuffle.inversion import response_delta
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
-from torchdp.shuffle.response_curve import response_pair, response_pairs, response_profile
+from torchdp.shuffle.response_curve import (
+    flip_of,
+    least_flip,
+    response_pair,
+    response_pairs,
+    response_profile,
+)
 from torchdp.shuffle.search import TOLERANCE, Target, crossing, least_noise, less_by_flips
 
 
@@ -118,9 +124,11 @@ class RandomizedResponseSum(MessageLaw):
             return law
         target = target.composed(cls)
         family = lambda rmse: cls.of_rmse(target.users, rmse)  # noqa: E731
-        if target.change >= target.flips or not target.follows:
-            return least_noise(family, target.central, target)
         present = target.users - target.absent
+        if target.change >= target.flips or not target.follows:
+            if target.flips == 1:
+                return cls(target.users, least_flip(present, target.epsilon, target.delta))
+            return least_noise(family, target.central, target)
         start = gaussian_sigma(target.epsilon, target.delta, math.sqrt(target.change))
         start *= math.sqrt(target.users / present)
 
@@ -141,5 +149,4 @@ class RandomizedResponseSum(MessageLaw):
     @classmethod
     def of_rmse(cls, users: int, rmse: float) -> Self:
         """flip = (1 - sqrt(n/(n + 4 rmse^2)))/2, without cancellation."""
-        whole = users + 4 * rmse**2
-        return cls(users, 2 * rmse**2 / (whole * (1 + math.sqrt(users / whole))))
+        return cls(users, flip_of(users, rmse))

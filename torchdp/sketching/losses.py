@@ -32,7 +32,7 @@ from torchdp.sketching.sketch import Sketch
 Array = NDArray[np.float64]
 NEGLIGIBLE = -90.0  # log of the probability of a number of honest pairs that is counted as the worst number
 SAFE = 1e-10  # of a factor: an epsilon found from it, to rounding, is not above the one asked for
-NEAR, TOLERANCE = 1e-3, 1e-12  # of the logarithm of a factor: of noise for the mean square; of what is found
+NEAR, TOLERANCE = 1e-2, 1e-12  # of the logarithm of a factor: of noise for the mean square; of what is found
 LOST = 1e-9  # of log delta: more than rounding takes away
 AT_ONCE = 2**16  # losses of a batch
 LEAST = math.exp(-30)  # epsilon that is no promise but delta
@@ -57,19 +57,20 @@ class Losses:
         Guarantees: (epsilon, delta)-DP; exact where ``exact``.
         Source: Balle, Wang (2018), Theorem 8, and the argument above.
         """
-        return entrywise(self._log_delta, self._at_once, epsilon=(epsilon, checks.positive))
+        return entrywise(self._at_once, epsilon=checks.positive)(self._log_delta)(epsilon)
 
     def factor(self, epsilon: Number | float, delta: Number | float) -> Number:
         """The least factor of the noise that makes it (epsilon, delta)-DP; numbers, or batches that broadcast.
 
         Raises TypeError, ValueError.
         """
-        asked = {"epsilon": (epsilon, checks.squarable), "delta": (delta, checks.fraction)}
-        return entrywise(self._factor, self._at_once, **asked)
+        return entrywise(self._at_once, epsilon=checks.squarable, delta=checks.fraction)(self._factor)(
+            epsilon, delta
+        )
 
     def epsilon(self, delta: Number) -> Number:
         """The least epsilon at delta, a number or a batch. Raises ValueError where each epsilon > 0 has less."""
-        return entrywise(self._epsilon, self._at_once, delta=(delta, checks.fraction))
+        return entrywise(self._at_once, delta=checks.fraction)(self._epsilon)(delta)
 
     def guarantee(self, delta: float) -> Guarantee:
         """The least epsilon at this delta. Raises ValueError where the noise has this delta at every epsilon > 0."""

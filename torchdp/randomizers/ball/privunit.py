@@ -61,7 +61,7 @@ class PrivUnit(LatticeRandomizer):
     @staticmethod
     def unit_variance(dim: Number | float, epsilon: Number | float) -> Number:
         """v at radius 1, of an entry before it is rounded; numbers, or batches that broadcast."""
-        return entrywise(_unit_variance, dim=(dim, checks.positive), epsilon=(epsilon, ball_epsilon))
+        return _unit_variance(dim, epsilon)
 
     @property
     def blanket(self) -> Blanket:
@@ -160,5 +160,6 @@ class PrivUnit(LatticeRandomizer):
         return directed(torch.cat([points, height], -1), sums, draws)[..., :-1] / self.cap.threshold
 
 
+@entrywise(dim=checks.positive, epsilon=ball_epsilon)
 def _unit_variance(dim: Tensor, epsilon: Tensor) -> Tensor:
     return 1 / ((dim + 1) * sinh(rapidity(dim + 1, epsilon)).square())

@@ -151,7 +151,7 @@ class PrivUnitG(LatticeRandomizer):
     @staticmethod
     def unit_variance(epsilon: Number) -> Number:
         """1/k^2, of an entry at radius 1 before it is rounded, in any dimension; a number or a batch of them."""
-        return entrywise(_unit_variance, epsilon=(epsilon, ball_epsilon))
+        return _unit_variance(epsilon)
 
     @property
     def blanket(self) -> Blanket:
@@ -256,13 +256,9 @@ def upper_quantile(context: Any, share: Any) -> Any:
     return z if small == share else -z
 
 
-def threshold(epsilon: Number) -> Number:
-    """k, the fixed point of k -> E tau, for a number in [1e-6, 50] or a batch of them. Raises TypeError, ValueError."""
-    return entrywise(_threshold, epsilon=(epsilon, ball_epsilon))
-
-
-def _threshold(epsilon: Tensor) -> Tensor:
-    """Newton's method on a concave function: monotone, quadratic."""
+@entrywise(epsilon=ball_epsilon)
+def threshold(epsilon: Tensor) -> Tensor:
+    """k, the fixed point of k -> E tau: Newton's method on a concave function, monotone and quadratic."""
     growth, k = log_excess(epsilon), torch.zeros_like(epsilon)
     while True:
         odds = growth + torch.special.log_ndtr(-k)
@@ -274,6 +270,7 @@ def _threshold(epsilon: Tensor) -> Tensor:
         k = torch.where(rising, mean, k)
 
 
+@entrywise(epsilon=ball_epsilon)
 def _unit_variance(epsilon: Tensor) -> Tensor:
     return threshold(epsilon).square().reciprocal()
 

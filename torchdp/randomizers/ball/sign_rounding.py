@@ -126,7 +126,7 @@ class DuchiJordanWainwright(SignRounding):
     @staticmethod
     def unit_variance(dim: Number | float, epsilon: Number | float) -> Number:
         """B^2/dim at radius 1: of an entry for x = 0; numbers, or batches that broadcast."""
-        return entrywise(_unit_variance, dim=(dim, checks.positive), epsilon=(epsilon, ball_epsilon))
+        return _unit_variance(dim, epsilon)
 
     @property
     def _half(self) -> Law:
@@ -245,5 +245,6 @@ def _axes(points: Tensor) -> Tensor:
     return points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
 
+@entrywise(dim=checks.positive, epsilon=ball_epsilon)
 def _unit_variance(dim: Tensor, epsilon: Tensor) -> Tensor:
     return 1 / (dim * (mean_coordinate(dim) * (epsilon / 2).tanh()).square())

@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.batch import added, entrywise
 from torchdp.draws import Draws
-from torchdp.privacy.root import Number, root
+from torchdp.privacy.root import root
 from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
 from torchdp.randomizers.ball.privunitg import Tilted, cap_chance, log_excess, threshold, tilted
 from torchdp.randomizers.base import ball_epsilon
@@ -33,12 +33,9 @@ def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
     return half.tanh(), half.cosh().reciprocal()
 
 
-def mean_coordinate(dim: Number) -> Number:
-    """E |T| = Gamma(dim/2) / (sqrt(pi) Gamma((dim + 1)/2)), to rounding, for a number or a batch of dimensions."""
-    return entrywise(_mean_coordinate, dim=(dim, checks.positive))
-
-
-def _mean_coordinate(dim: Tensor) -> Tensor:
+@entrywise(dim=checks.positive)
+def mean_coordinate(dim: Tensor) -> Tensor:
+    """E |T| = Gamma(dim/2) / (sqrt(pi) Gamma((dim + 1)/2)), to rounding in every dimension."""
     return torch.where(dim == 1, 1.0, (-log_half_gamma(dim / 2)).exp() / math.sqrt(math.pi))
 
 
@@ -52,19 +49,13 @@ def log_half_gamma(p: Tensor) -> Tensor:
     return shift.log() - v / 8 * (1 - w / 24 * (1 - 3 * w / 10 * (1 - 85 * w / 84))) + (p + 32).log() / 2
 
 
-def rapidity(dim: Number | float, epsilon: Number | float) -> Number:
+@entrywise(AT_ONCE, dim=partial(checks.within, low=2, high=checks.MOST), epsilon=ball_epsilon)
+def rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
     """artanh of the fixed point gamma = E T of ``CapLaw``; it keeps all digits of small gamma, and of 1 - gamma.
 
-    dim >= 2, epsilon in [1e-6, 50]: numbers, or batches that broadcast. Raises TypeError, ValueError.
-    """
-    return entrywise(_rapidity, AT_ONCE, dim=(dim, _plane), epsilon=(epsilon, ball_epsilon))
-
-
-def _rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
-    """Where log(w/gamma - s), w = E[T; T >= gamma] for uniform V, is log 1/(e^epsilon - 1).
-
-    The difference would lose all digits near gamma = 1. As an integral it loses none: that of
-    sech(t)^(dim + 1)/tanh(t)^2 over t >= y, divided by (dim - 1) times that of sech^(dim - 1) over the line.
+    It is where log(w/gamma - s), w = E[T; T >= gamma] for uniform V, is log 1/(e^epsilon - 1). The difference would
+    lose all digits near gamma = 1. As an integral it loses none: that of sech(t)^(dim + 1)/tanh(t)^2 over t >= y,
+    divided by (dim - 1) times that of sech^(dim - 1) over the line.
     """
     level = math.log(math.sqrt(math.pi)) - log_half_gamma((dim - 1) / 2) + (dim - 1).log() - log_excess(epsilon)
     x = (threshold(epsilon) / dim.sqrt()).asinh().log()  # that of many dimensions
@@ -95,10 +86,6 @@ def sinh(x: Tensor) -> Tensor:
     """By expm1: torch.sinh has other bits for an entry in a batch than for the same entry alone."""
     e = torch.expm1(x)
     return e / 2 * (1 + 1 / (1 + e))
-
-
-def _plane(name: str, value: float) -> float:
-    return checks.within(name, value, 2, checks.MOST)
 
 
 def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
