@@ -9,7 +9,7 @@ import torch
 
 from torchdp import workloads
 from torchdp.protocol import Objective
-from torchdp.queries import LocalOracle, choose, choose_central
+from torchdp.queries import FittedOracle, LocalOracle, choose, choose_central
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
@@ -151,6 +151,27 @@ def test_types_that_no_query_tells_apart_are_one():
     large = choose(few.repeat_interleave(200, 1), 100, 1.0, Objective.MEAN)
     assert large.candidates[0].error == pytest.approx(small.candidates[0].error, rel=1e-6)
     assert large.bound == pytest.approx(small.bound, rel=1e-9)
+
+
+def test_fitted_answers_have_reports_of_their_own():
+    k, n = 12, 2_000
+    prior = torch.softmax(-(((torch.arange(k) - 4) / 3.0) ** 2), 0).double()
+    made = [
+        choose(workloads.prefix(k), n, 1.0, Objective.MEAN, unbiased=False, prior=one) for one in (None, prior)
+    ]
+    for choice in made:
+        assert {"square wave", "shift strategy for fits"} <= {one.name for one in choice.candidates}
+        assert choice.best.guarantee.epsilon <= 1.0 and isinstance(choice.best, FittedOracle)
+        plain = choice.best.unbiased.worst_mse(n, Objective.MEAN).sqrt()
+        assert choice.candidates[0].error < 0.8 * plain and choice.bound < plain
+    best = made[1].best
+    counts = (n * prior).round().long()
+    drawn = best.sample_estimate(counts, generator=keyed_generator(b"fitted"), sample_shape=(100,))
+    error = float((drawn.value - best.exact(counts)).square().mean().sqrt())
+    assert error == pytest.approx(made[1].candidates[0].error, rel=0.2)
+    unordered = choose(torch.eye(3), n, 1.0, unbiased=False, ordered=False)
+    assert unordered.best.ordered is False and "square wave" not in {one.name for one in unordered.candidates}
+    assert choose(torch.eye(1), n, 1.0, unbiased=False).candidates[0].error == 0
 
 
 def test_a_prior_is_optimised_for():

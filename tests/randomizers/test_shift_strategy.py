@@ -40,6 +40,9 @@ def test_closed_forms_are_those_of_the_matrix_written_out():
         rtol=0,
         atol=1e-9,
     )
+    h = torch.tensor([[0.5, 0, 0, 0.2, 0.1, 0, 0.2], [0, 0, 1, 0, 0, 0, 0]], dtype=torch.float64)
+    torch.testing.assert_close(STRATEGY.mixed(h), h @ Q.mT, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(STRATEGY.gathered(reports.double()), reports.double() @ Q, rtol=1e-12, atol=1e-12)
     # On the whole circle the decoder is the best of all for uniform types: that of the matrix.
     circle = ShiftStrategy(PATTERNS, SHARES, 9, 1.2)
     matrix = StrategyMatrix(circle.laws(torch.arange(9)).mT)
@@ -64,6 +67,27 @@ def test_tuned_for_thresholds_is_near_the_lower_bound_and_far_below_the_oracles(
     assert found.epsilon <= 1.0
     assert bound < worst(found, W) < 0.4 * worst(SubsetSelection(k, 1.0), W)
     assert k == 40 or worst(found, W) < 1.25 * bound
+
+
+def posterior(oracle, W, users):
+    """n tr(G P), P the posterior covariance of a rough histogram, matrices written out."""
+    k, Q = oracle.k, oracle.laws(torch.arange(oracle.k)).mT
+    apart = (torch.arange(k)[:, None] - torch.arange(k)).abs().double() / k
+    C = (torch.exp(-8 * apart) + 4 * torch.exp(-32 * apart)) / (2 * k**2)
+    M = Q.mT @ (Q / Q.mean(1, keepdim=True))
+    P = torch.linalg.solve(torch.eye(k).double() + users * C @ M, C)
+    return users * float((W.mT @ W * P).sum())
+
+
+@pytest.mark.parametrize("users", [300, 10_000])
+def test_tuned_for_fits_has_a_small_posterior_variance(users):
+    W = centred(workloads.prefix(32))
+    fit, plain = (ShiftStrategy.tuned(W, 1.0, generator=generator(), users=each) for each in (users, None))
+    least = min(posterior(each, W, users) for each in (plain, ShiftStrategy.square_wave(32, 1.0)))
+    assert posterior(fit, W, users) < 0.98 * least
+    assert worst(fit, W) > worst(plain, W)
+    with pytest.raises(ValueError, match=r"W\.shape"):
+        ShiftStrategy.tuned(torch.ones(1, 300).cumsum(1), 1.0, generator=generator(), users=users)
 
 
 def test_rows_start_a_better_matrix():

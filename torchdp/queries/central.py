@@ -14,7 +14,8 @@ from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Tally
 from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
 from torchdp.queries.factored import FactoredQueries
-from torchdp.queries.protocol import QueryProtocol
+from torchdp.queries.projection import projections
+from torchdp.queries.protocol import Fits, QueryProtocol
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,10 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
         whole = exact_sums(self.queries.right, summary, self.sums.step)
         return Tally(int(summary.sum()), {"sum": self.sums.released(whole, draws, shape)})
+
+    def fits(self, tally: Tally, ordered: bool) -> Fits:
+        right, noise = self.queries.right, self.sigma**2 / tally.n
+        return projections(right.mT @ right / noise, tally["sum"] / tally.n @ right / noise, tally.n, ordered)
 
     def analyse(self, tally: Tally) -> Estimate:
         value = self.check(tally)["sum"] / tally.n @ self.queries.left.mT + self.queries.shift

@@ -11,12 +11,13 @@ from torchdp import checks
 from torchdp.factorization import factorize, least_error
 from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
-from torchdp.queries.adaptive import AdaptiveOracle
+from torchdp.queries.adaptive import decoding
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
 from torchdp.queries.factored import FactoredQueries, dense
+from torchdp.queries.fitted_choice import fitted_choice
 from torchdp.queries.local import LocalFactorization
-from torchdp.queries.oracle import ORACLES, LocalOracle
+from torchdp.queries.oracle import ORACLES
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import (
     PrivUnit,
@@ -40,7 +41,6 @@ FACTORED = 1024  # the smaller side of W up to which it is factorized: an iterat
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
 MOST_PARITIES = 256  # that one parity a user is tried for
-ADAPTED = 2**20  # outputs times types up to which reports are decoded twice
 BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
 DESIGNED = 512  # types up to which a block design is tried
 NEAR = 0.005  # how much more it may err on the worst data, relatively, to err less where few types are frequent
@@ -57,6 +57,8 @@ def choose(
     *,
     prior: Tensor | None = None,
     tol: float = 1e-3,
+    unbiased: bool = True,
+    ordered: bool = True,
 ) -> Choice:
     """The local mechanism of least predicted error for n users, among all that this package has.
 
@@ -79,6 +81,10 @@ def choose(
     percent more than the best on the worst data, that comes first which gains more where few types are frequent (shares
     like 1/(x + 1), from either end) than it costs there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
     types.
+    unbiased: False for answers by :func:`fitted` (:class:`FittedOracle`), of a lower error and biased; ordered: whether
+    types beside each other are alike. Candidates then are the three best oracles, and for ordered types the square wave
+    and up to 256 types shifts tuned for a rough prior. Their errors are simulated: on the prior, such as the histogram
+    fitted to a pilot's reports, or in geometric mean over eight public histograms, drawn once.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -88,6 +94,7 @@ def choose(
     W, epsilon = dense(workload), checks.positive("epsilon", epsilon)
     objective = checks.instance("objective", objective, Objective)
     n, prior = checks.integer("n", n, 1), _shares(prior, W)
+    unbiased, ordered = (checks.instance("unbiased and ordered", each, bool) for each in (unbiased, ordered))
     k, oracles = W.shape[1], list[tuple[str, FrequencyOracle]]()
     if k > 1:
         kinds = ORACLES if k <= BOUNDED else ORACLES[:-1]
@@ -99,7 +106,7 @@ def choose(
             oracles.append(("block design", StrategyMatrix.balanced(k, epsilon)))
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
-    reported = _ranked([(name, _decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
+    reported = _ranked([(name, decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
     protocols: list[tuple[str, QueryProtocol]] = []
     for name, queries in _factored(W, n, epsilon, tol, reported):
         protocols += [
@@ -108,7 +115,8 @@ def choose(
         ]
     found = _ranked(protocols, n, objective, prior)
     least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
-    return _choice((*found, *reported), least, n, objective, prior)
+    choice = _choice((*found, *reported), least, n, objective, prior)
+    return choice if unbiased else fitted_choice(choice, n, objective, prior, ordered)
 
 
 def _choice(
@@ -256,13 +264,6 @@ def _translates(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
 
 def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:
     return None if prior is None else checks.shares("prior", prior, W.shape[1]).detach().to(W)
-
-
-def _decoding(W: Tensor, oracle: FrequencyOracle) -> QueryProtocol:
-    """A strategy matrix that is not large is decoded for the data that its reports show."""
-    if isinstance(oracle, StrategyMatrix) and oracle.matrix.numel() <= ADAPTED:
-        return AdaptiveOracle(W, oracle)
-    return LocalOracle(W, oracle)
 
 
 def _ranked(

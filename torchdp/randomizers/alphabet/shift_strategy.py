@@ -17,7 +17,7 @@ from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import StrategyOracle, keep_range
 from torchdp.randomizers.alphabet.strategy_search import strategy_problem
-from torchdp.randomizers.alphabet.translates import shifts, signed_sums
+from torchdp.randomizers.alphabet.translates import FACTORED, shifts, signed_sums
 from torchdp.randomizers.base import exact_local
 
 LEAST_EPSILON = 1e-4
@@ -76,7 +76,14 @@ class ShiftStrategy(StrategyOracle):
 
     @classmethod
     def tuned(
-        cls, W: Tensor, epsilon: float, *, generator: torch.Generator, steps: int = 250, starts: int = 8
+        cls,
+        W: Tensor,
+        epsilon: float,
+        *,
+        generator: torch.Generator,
+        steps: int = 250,
+        starts: int = 8,
+        users: int | None = None,
     ) -> "ShiftStrategy":
         """One of small variance for W among all: of one user's part in the answers, worst type, mean over queries.
 
@@ -84,12 +91,17 @@ class ShiftStrategy(StrategyOracle):
         better. O(log k) rounds of Fourier transforms: seconds up to thousands of types.
 
         W: (m, k), real, no two columns alike, k >= 2. A constant may be taken off each row: it changes no variance.
-        epsilon: in [0.001, 30]. steps: of the descent on merged types; starts: of it. Raises TypeError, ValueError.
+        epsilon: in [0.001, 30]. steps: of the descent on merged types; starts: of it. users: for answers that are
+        fitted to so many reports, of at most 256 types: of small posterior variance under a rough prior, in the place
+        of the variance of unbiased answers. Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP. No gap is promised; ``strategy_lower_bound`` says how far it is from the best.
-        Source: see ``translates``.
+        Source: see ``translates``; Chaloner, Verdinelli (1995) for designs of least posterior variance.
         """
         W, epsilon, _ = strategy_problem(W, epsilon, None)
         steps, starts = checks.integer("steps", steps, 1), checks.integer("starts", starts, 1)
+        if users is not None:
+            users = checks.integer("users", users, 1)
+            checks.integer("W.shape[1], with users,", W.shape[1], 2, FACTORED)
         W, generator = W - W.mean(1, keepdim=True), checks.random_source(generator, W.device)
         if len(W) > MOST_QUERIES:
             W = signed_sums(W, SKETCHED, generator)
@@ -101,7 +113,7 @@ class ShiftStrategy(StrategyOracle):
                 return math.inf
             return float(tried.workload_variance(queries).mean(0).amax())
 
-        found = shifts(W / W.abs().max(), epsilon, steps, starts, judge, generator)
+        found = shifts(W / W.abs().max(), epsilon, steps, starts, judge, generator, users)
         if found is None:
             raise ValueError("W needs no shifts that tell all types apart; use StrategyMatrix.tuned")
         return cls(*found, W.shape[1], epsilon)
@@ -211,11 +223,18 @@ class ShiftStrategy(StrategyOracle):
     def _inverse(self, W: Tensor) -> Tensor:
         return torch.cholesky_solve(W.mT, self._triangle).mT
 
+    def mixed(self, shares: Tensor) -> Tensor:
+        chances = self._correlated(shares) * (self.shares / self.circle)[:, None]
+        return chances.flatten(-2).clamp_min(self.chances.amin())  # less is rounding
+
+    def gathered(self, values: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(values.unflatten(-1, (-1, self.circle))) * self._transform
+        return torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., : self.k]
+
     def totals(self, tally: Tally) -> Tensor:
         """M^{-1} Q^T D^{-1} reports. O(k^2 + B K log K) for each."""
-        reports = tally["reports"].double().unflatten(-1, (-1, self.circle))
-        spectrum = torch.fft.rfft(reports) * self._transform / self.shares[:, None]
-        seen = torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., : self.k] * self.circle
+        weights = (self.circle / self.shares).repeat_interleave(self.circle)
+        seen = self.gathered(tally["reports"] * weights)
         return self._inverse(seen if seen.ndim > 1 else seen[None]).view(seen.shape)
 
     def workload_variance(self, W: Tensor) -> Tensor:
@@ -223,8 +242,7 @@ class ShiftStrategy(StrategyOracle):
         W = self._workload(W)
         flat, second = W.reshape(-1, self.k), []
         for rows in self._inverse(flat).split(rows_at_once(4 * self.outputs)):
-            spectrum = torch.fft.rfft(self._correlated(rows).square()) * self._transform
-            second.append(torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., : self.k])
+            second.append(self.gathered(self._correlated(rows).square().flatten(-2)))
         return (torch.cat(second) - flat.square()).view(W.shape)
 
     @property

@@ -41,6 +41,7 @@ FORMS, STARTS, STEPS = (1.0, 2.0, 4.0, 1.0), 8, 400  # the same, and the effort,
 FIRST, LAST = 0.1, 0.005  # learning rates
 EXTREME = 8.0  # logit
 SETTLING = 30  # steps of the shares once the patterns are rounded
+ROUGH = ((1.0, 1 / 8), (2.0, 1 / 32))  # of a prior: a share's deviation, of the mean one; length, of the types
 RIDGE = 1e-12  # of the diagonal: keeps a singular M apart from rounding
 PROBES, ITERATIONS, RESIDUAL = 8, 60, 1e-4
 DIAGONAL = 1e-9  # what G may have beside its diagonal, of its largest entry
@@ -111,14 +112,21 @@ class Group(ABC):
 
 @dataclass(frozen=True)
 class Circle(Group):
-    """Z_K; rows (m, k), of mean 0, on its first k points: G = rows^T rows."""
+    """Z_K; rows (m, k), of mean 0, on its first k points: G = rows^T rows. known: what is added to M, (k, k)."""
 
     rows: Tensor
     size: int
+    known: Tensor | None = None
 
     @classmethod
-    def merged(cls, W: Tensor, low: float, generator: torch.Generator, size: int, width: int) -> "Circle":
-        """So many neighbouring types are one: at most twice as many rows as types where M is factored."""
+    def merged(
+        cls, W: Tensor, low: float, generator: torch.Generator, size: int, width: int, users: int | None
+    ) -> "Circle":
+        """So many neighbouring types are one: at most twice as many rows as types where M is factored.
+
+        users: for the posterior variance after so many reports, M + C^-1/users in the place of M, C the covariance of a
+        rough histogram.
+        """
         padded = torch.nn.functional.pad(W[None], (0, -W.shape[1] % width), mode="replicate")[0]
         rows = padded.unflatten(1, (-1, width)).mean(-1)
         rows = (rows - rows.mean(1, keepdim=True)) / math.sqrt(len(rows))
@@ -127,7 +135,8 @@ class Circle(Group):
             rows = torch.linalg.qr(rows, mode="r").R if len(rows) > k else rows
             floor = math.sqrt(FLOOR / k) * float(rows.norm())
             rows = torch.cat([rows, floor * torch.eye(k, dtype=rows.dtype, device=rows.device)])
-        return cls(low, generator, rows, -(-size // width))
+        known = None if users is None else torch.linalg.inv(users * rough(k, rows))
+        return cls(low, generator, rows, -(-size // width), known)
 
     def power(self, q: Tensor) -> Tensor:
         return torch.fft.rfft(q).abs().square()
@@ -139,7 +148,8 @@ class Circle(Group):
         y = (self._factored if factored else self._conjugate)(spectrum.detach(), w)
         power = torch.fft.rfft(y, n=self.size).abs().square().sum(-2)
         power[..., 1 : (self.size + 1) // 2] *= 2  # each frequency but 0 and K/2 stands for two
-        return 2 * (y * w).sum((-2, -1)) - (spectrum * power).sum(-1) / self.size
+        held = 0.0 if self.known is None else (y @ self.known * y).sum((-2, -1))
+        return 2 * (y * w).sum((-2, -1)) - (spectrum * power).sum(-1) / self.size - held
 
     def starts(self, count: int) -> Patterns:
         """Arcs with rough edges and thresholded noise of spectrum 1/f, of about K/(e^epsilon + 1) ones."""
@@ -169,7 +179,17 @@ class Circle(Group):
         types = torch.arange(w.shape[1], device=w.device)
         M = torch.fft.irfft(spectrum, n=self.size)[:, (types[:, None] - types).abs()]
         M.diagonal(dim1=-2, dim2=-1).mul_(1 + RIDGE)
+        if self.known is not None:
+            M = M + self.known
         return torch.cholesky_solve(w.mT.expand(len(M), -1, -1), torch.linalg.cholesky_ex(M)[0]).mT
+
+    def variance(self, found: Patterns) -> float:
+        """tr(G M^{-1}) of patterns of zeros and ones and their shares."""
+        patterns, shares = found
+        p = self.low + (1 - self.low) * patterns.to(self.rows)
+        power = self.power(p / p.sum(-1, keepdim=True))
+        spectrum = self.size * (shares[:, None] / shares.sum() * power).sum(-2)
+        return float(self.price(spectrum[None]))
 
     def _conjugate(self, spectrum: Tensor, w: Tensor) -> Tensor:
         """The same by conjugate gradients: the inverse circulant's corner is near the corner's inverse."""
@@ -225,34 +245,48 @@ class BitStrings(Group):
 
 @one_thread
 def shifts(
-    W: Tensor, epsilon: float, steps: int, starts: int, judge: Judge, generator: torch.Generator
+    W: Tensor,
+    epsilon: float,
+    steps: int,
+    starts: int,
+    judge: Judge,
+    generator: torch.Generator,
+    users: int | None = None,
 ) -> Patterns | None:
     """(patterns, shares) of the best search over the circle's sizes, judged on at most 256 merged types.
 
-    W: (m, k), rows of mean 0. None: no patterns tell all types apart. Unchecked.
+    W: (m, k), rows of mean 0. users: of a fit, on at most 256 types. None: no patterns tell all types apart. Unchecked.
     """
     low, k = math.exp(-epsilon), W.shape[1]
     halvings, judged = (max(0, math.ceil(math.log2(k / most))) for most in (COARSEST, FACTORED))
 
     def finer(circle: Circle, found: Patterns, size: int, levels: range) -> tuple[Circle, Patterns]:
         for level in levels:
-            circle = Circle.merged(W, low, generator, size, 2**level)
+            circle = Circle.merged(W, low, generator, size, 2**level, users)
             found, _ = circle.descend(circle.refined(found), range(steps // 3), steps // 3)
         return circle, found
 
     best, least = None, math.inf
     for pad in PADS:
         size = k + max(1, round(pad * k))
-        circle = Circle.merged(W, low, generator, size, 2**halvings)
+        circle = Circle.merged(W, low, generator, size, 2**halvings, users)
         logits, shares = circle.best(circle.starts(starts), steps)
         circle, found = finer(circle, (logits[:1], shares[:1]), size, range(halvings - 1, judged - 1, -1))
-        value = judge(*circle.rounded(found), circle.rows)
+        ends = circle.rounded(found)
+        value = judge(*ends, circle.rows) if users is None else circle.variance(ends)
         if value < least:
             best, least = (circle, found, size), value
     if best is None:
         return None
     circle, found = finer(*best, range(judged - 1, -1, -1))
     return circle.rounded(found)
+
+
+def rough(k: int, like: Tensor) -> Tensor:
+    """Covariance of a histogram on k ordered types, (k, k): the mean of those of a smoother and of a rougher one."""
+    types = torch.arange(k).to(like)
+    apart = (types[:, None] - types).abs() / k
+    return torch.stack([(size / k) ** 2 * torch.exp(-apart / length) for size, length in ROUGH]).mean(0)
 
 
 def flips(W: Tensor, epsilon: float, generator: torch.Generator) -> Tensor | None:
