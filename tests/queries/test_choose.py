@@ -10,6 +10,7 @@ import torch
 from torchdp import workloads
 from torchdp.protocol import Objective
 from torchdp.queries import FittedOracle, LocalOracle, choose, choose_central
+from torchdp.queries.choose import grid
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
@@ -121,6 +122,9 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
 
     assert found()["optimised strategy"] == average_query.candidates[0].error
     monkeypatch.setattr(room, "POLISHED_STRATEGY", 7)
+    monkeypatch.setattr(room, "CLOSE", 1.0)
+    assert {"shift strategy", "optimised strategy"} <= set(found())
+    monkeypatch.setattr(room, "CLOSE", 9.0)
     assert found()["shift strategy"] < 1.4 * average_query.candidates[0].error
     assert "optimised strategy" not in found()
     monkeypatch.setattr(room, "SHIFTED_STRATEGY", 7)
@@ -182,6 +186,23 @@ def test_a_prior_is_optimised_for():
     by_name = {one.name: one.error for one in choice.candidates}
     assert choice.candidates[0].name == "optimised strategy, prior"
     assert choice.bound < choice.candidates[0].error < 0.95 * by_name["optimised strategy"]
+
+
+@pytest.mark.parametrize(
+    ("factors", "found"),
+    [
+        ((workloads.prefix(3), workloads.prefix(5)), (3, 5)),
+        ((workloads.absolute_difference(4), workloads.all_ranges(2)), (2, 4)),  # of equal sums the first in order
+        ((workloads.prefix(12),), None),
+        ((workloads.absolute_difference(13),), None),
+    ],
+)
+def test_grids_are_seen_in_the_queries(factors, found):
+    W = functools.reduce(torch.kron, (each.dense() for each in factors))
+    side = grid(W)
+    assert (side is None) == (found is None)
+    if side is not None:
+        assert math.prod(side) == W.shape[1] and side in {found, found[::-1]}
 
 
 @pytest.mark.slow
