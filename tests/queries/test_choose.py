@@ -10,8 +10,8 @@ import torch
 from torchdp import workloads
 from torchdp.protocol import Objective
 from torchdp.queries import FittedOracle, LocalOracle, choose, choose_central
-from torchdp.queries.choose import grid
 from torchdp.randomizers import StrategyMatrix
+from torchdp.randomizers.alphabet.torus import grid_of
 from torchdp.randomness import keyed_generator
 
 pytestmark = pytest.mark.usefixtures("brief")
@@ -158,8 +158,8 @@ def test_types_that_no_query_tells_apart_are_one():
 
 
 def test_fitted_answers_have_reports_of_their_own():
-    k, n = 12, 2_000
-    prior = torch.softmax(-(((torch.arange(k) - 4) / 3.0) ** 2), 0).double()
+    k, n = 8, 2_000
+    prior = torch.softmax(-(((torch.arange(k) - 3) / 2.0) ** 2), 0).double()
     made = [
         choose(workloads.prefix(k), n, 1.0, Objective.MEAN, unbiased=False, prior=one) for one in (None, prior)
     ]
@@ -199,7 +199,7 @@ def test_a_prior_is_optimised_for():
 )
 def test_grids_are_seen_in_the_queries(factors, found):
     W = functools.reduce(torch.kron, (each.dense() for each in factors))
-    side = grid(W)
+    side = grid_of(W)
     assert (side is None) == (found is None)
     if side is not None:
         assert math.prod(side) == W.shape[1] and side in {found, found[::-1]}

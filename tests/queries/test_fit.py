@@ -272,12 +272,12 @@ def test_whole_numbers_are_the_nearest_of_their_sum(users):
 
 def test_a_fit_of_many_types_is_that_of_few():
     """Of merged types whose reports are known; the strengths are shares of the interval."""
-    client = ShiftStrategy.square_wave(512, 2.0)
-    counts = (20_000 * torch.softmax(-(((torch.arange(512) / 512 - 0.4) / 0.2) ** 2), 0)).round().long()
-    W = workloads.prefix(512).dense()
+    client = ShiftStrategy.square_wave(256, 2.0)
+    counts = (20_000 * torch.softmax(-(((torch.arange(256) / 256 - 0.4) / 0.2) ** 2), 0)).round().long()
+    W = workloads.prefix(256).dense()
     tally = client.sample_tally(counts, generator=keyed_generator(b"many"), sample_shape=(2,))
     found, truth = fitted(LocalOracle(W, client), tally), W @ counts.double() / counts.sum()
-    dense = StrategyMatrix(client.laws(torch.arange(512)).mT)  # the same reports by matrix products
+    dense = StrategyMatrix(client.laws(torch.arange(256)).mT)  # the same reports by matrix products
     again = fitted(LocalOracle(W, dense), tally)
     torch.testing.assert_close(found.value, again.value, rtol=0, atol=1e-3)
     errors = [float((each - truth).square().mean()) for each in (found.value, found.unbiased.value)]

@@ -28,8 +28,10 @@ from torchdp.randomizers import (
 )
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
+from torchdp.randomizers.alphabet.strategy import SHARP
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
+from torchdp.randomizers.alphabet.torus import grid_of
 from torchdp.randomizers.alphabet.translates import flips
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
@@ -42,12 +44,11 @@ FACTORED = 1024  # the smaller side of W up to which it is factorized: an iterat
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
 DESCENT = 150 * 400**3  # steps times cubed types of a matrix's descent beyond these: half a minute
-FEWEST, USUAL = 60, 150  # steps of it
+FEWEST, USUAL = 40, 150  # steps of it
 CLOSE = 1.2  # times the lower bound on the variance: shifts that a descent is not tried to improve on
 MOST_PARITIES = 256  # that one parity a user is tried for
 BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
 DESIGNED = 512  # types up to which a block design is tried
-KRONECKER = 1e-9  # of the largest entry of a Gram matrix: what its factors may miss
 NEAR = 0.005  # how much more it may err on the worst data, relatively, to err less where few types are frequent
 MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
@@ -72,7 +73,7 @@ def choose(
     beyond 256 types only where the singular values leave them a chance; randomized response, subset selection, OUE,
     SUE and, up to 1,024 types, Hadamard response; up to 512 types a block design; a strategy optimised for the
     workload: up to 256 types a matrix, up to 4,096 types a few patterns of ordered types and their shifts, of types on
-    a grid where the queries are a Kronecker product, and up to 540 types a matrix where these are far from the bound.
+    a grid where the queries are a Kronecker product, and up to 620 types a matrix where these are far from the bound.
     Types that no query tells apart count as one.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
@@ -231,31 +232,25 @@ def _strategies(
             return [(name, best)]
         sharper = best.sharpened(centred, None, max(240, min(500, LEISURE // (len(W) * k**2))))
         return [(name, best), (f"{name}, worst query", sharper)]
+    return _beyond(W, centred, epsilon, prior)
+
+
+def _beyond(W: Tensor, centred: Tensor, epsilon: float, prior: Tensor | None) -> list[tuple[str, FrequencyOracle]]:
+    """Of more than 256 types: shifts, and a matrix where these are far from the bound and time allows."""
+    k, generator = W.shape[1], keyed_generator(b"choose", W.device)
     found, variance = list[tuple[str, FrequencyOracle]](), math.inf
     if k <= SHIFTED_STRATEGY and prior is None:
         try:
-            shift = ShiftStrategy.tuned(centred, epsilon, generator=generator, grid=grid(W))
+            shift = ShiftStrategy.tuned(centred, epsilon, generator=generator, grid=grid_of(W))
             found.append(("shift strategy", shift))
             variance = float(shift.workload_variance(centred).mean(0).amax()) if k**3 * FEWEST < DESCENT else 0.0
         except ValueError:  # the patterns found do not tell all types apart
             pass
-    steps = min(USUAL, DESCENT // k**3)
+    steps = min(USUAL, DESCENT // k**3 // (3 if epsilon > SHARP else 1))  # for the second start
     if steps >= FEWEST and variance > CLOSE * strategy_lower_bound(W, epsilon, prior, program=False):
         best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps)
         found.append(("optimised strategy", best))
     return found
-
-
-def grid(W: Tensor) -> tuple[int, ...] | None:
-    """The sides (a, b) of a grid of types on which the queries' Gram matrix is a Kronecker product; None: no such."""
-    gram, k = W.mT @ W, W.shape[1]
-    for a in sorted((side for side in range(2, k) if k % side == 0), key=lambda side: side + k // side):
-        apart = gram.view(a, k // a, a, k // a).transpose(1, 2).reshape(a * a, -1)  # of rank 1
-        row, column = divmod(int(apart.abs().argmax()), apart.shape[1])
-        product = apart[:, column, None] * apart[row] / apart[row, column]
-        if float((product - apart).abs().max()) <= KRONECKER * float(apart.abs().max()):
-            return a, k // a
-    return None
 
 
 def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:

@@ -31,6 +31,7 @@ ARCS, CLOUDS = (1.0, 2.0, 4.0, 8.0, 3.0, 6.0), (1.0, 2.0, 1.5, 4.0)  # sizes of 
 ROUGH = ((1.0, 1 / 8), (2.0, 1 / 32))  # of a prior: a share's deviation, of the mean one; length, of the types
 RIDGE = 1e-12  # of the diagonal: keeps a singular M apart from rounding
 PROBES, ITERATIONS, RESIDUAL = 8, 60, 1e-4
+KRONECKER = 1e-9  # of the largest entry of a Gram matrix: what its factors may miss
 Grid = tuple[int, ...]
 
 
@@ -237,6 +238,18 @@ def coprime(sizes: Grid) -> Grid:
             size += 1
         found = (*found, size)
     return found
+
+
+def grid_of(W: Tensor) -> Grid | None:
+    """The sides (a, b) of a grid of types on which the queries' Gram matrix is a Kronecker product; None: no such."""
+    gram, k = W.mT @ W, W.shape[1]
+    for a in sorted((side for side in range(2, k) if k % side == 0), key=lambda side: side + k // side):
+        apart = gram.view(a, k // a, a, k // a).transpose(1, 2).reshape(a * a, -1)  # of rank 1
+        row, column = divmod(int(apart.abs().argmax()), apart.shape[1])
+        product = apart[:, column, None] * apart[row] / apart[row, column]
+        if float((product - apart).abs().max()) <= KRONECKER * float(apart.abs().max()):
+            return a, k // a
+    return None
 
 
 def rough(k: int, like: Tensor) -> Tensor:
