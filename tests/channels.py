@@ -75,7 +75,7 @@ def channel(oracle):
     if isinstance(oracle, ShiftStrategy):
         inside, outside = (part.tolist() for part in oracle.table.view(2, -1))
         found = []
-        for x in range(k):
+        for x in range(k) if oracle.place is None else oracle.place.tolist():
             law = []
             for pattern, *numbers in zip(oracle.patterns.tolist(), inside, outside, strict=True):
                 many = [sum(pattern), len(pattern) - sum(pattern)]

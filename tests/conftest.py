@@ -59,8 +59,8 @@ def brief(monkeypatch):
         steps, exchanges = (min(each or most, most) for each, most in ((steps, 60), (exchanges, 4)))
         return usual(k, outputs, steps, exchanges)
 
-    def shifts(W, epsilon, steps, starts, judge, source):
-        return SHIFTS(W, epsilon, min(steps, 40), min(starts, 2), judge, source)
+    def shifts(W, epsilon, steps, starts, *others):
+        return SHIFTS(W, epsilon, min(steps, 40), min(starts, 2), *others)
 
     monkeypatch.setattr(Effort, "of", of)
     monkeypatch.setattr(shift_strategy, "shifts", shifts)

@@ -11,8 +11,9 @@ from contest import Cell, Method, Squares, shares
 from torch import Tensor
 
 from torchdp import workloads
+from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Choice, Objective, Tally
-from torchdp.queries import AdaptiveOracle, LocalOracle, choose, consistent, lower_bound
+from torchdp.queries import AdaptiveOracle, LocalOracle, choose, lower_bound
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomness import keyed_generator
@@ -71,7 +72,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
             for name, mend in peers.AFTERWARDS.items():
                 found[name] = torch.as_tensor(mend(histogram.cpu().numpy())) @ W.mT
         if cell.k <= (CONSISTENT if ours else OPTIMISED):
-            found["consistent"] = consistent(W, answers, tol=1e-7).value
+            found["consistent"] = consistent(W, answers)
         return {name: (each - truth).square().mean(-1) for name, each in found.items()}
 
     def ours(name: str, side: str, protocol: QueryProtocol) -> Method:
@@ -99,6 +100,14 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
         optimised = LocalOracle(W, mckenna(cell.task, cell.k, cell.epsilon))
         found.append(ours("McKenna et al. 2020", "outside", optimised))
     return found, choice
+
+
+def consistent(W: Tensor, answers: Tensor) -> Tensor:
+    """The nearest answers that some histogram gives."""
+    middle = W.mean(1)
+    W = W - middle[:, None]
+    h, _ = nearest_histogram(W.mT @ W, (answers - middle) @ W, 1e-7 * float(W.abs().max() ** 2) * len(W))
+    return h @ W.mT + middle
 
 
 def drawable(protocol: QueryProtocol) -> bool:

@@ -22,7 +22,13 @@ def test_fitted(smoke):
     found = smoke("queries/fitted.py")
     (row,) = found.tables["fitted"]
     assert row["strategy, fitted"] < row["consistent"] < row["unbiased"] and len(found.tables["shapes"]) == 10
+    assert row["chosen, fitted"] < row["unbiased"] and row["worst"] > 0.5
     assert found.drew("fitted.png")
+
+
+def test_grids(smoke):
+    (row,) = smoke("queries/grids.py").tables["grids"]
+    assert 1 <= row["chosen"] <= min(row["torus"], row["circle"]) * 1.001 and row["torus"] < 1.6
 
 
 def test_strategies(smoke):

@@ -9,8 +9,9 @@ import torch
 
 from torchdp import workloads
 from torchdp.protocol import Objective
-from torchdp.queries import LocalOracle, choose, choose_central
+from torchdp.queries import FittedOracle, LocalOracle, choose, choose_central
 from torchdp.randomizers import StrategyMatrix
+from torchdp.randomizers.alphabet.torus import grid_of
 from torchdp.randomness import keyed_generator
 
 pytestmark = pytest.mark.usefixtures("brief")
@@ -121,6 +122,9 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
 
     assert found()["optimised strategy"] == average_query.candidates[0].error
     monkeypatch.setattr(room, "POLISHED_STRATEGY", 7)
+    monkeypatch.setattr(room, "CLOSE", 1.0)
+    assert {"shift strategy", "optimised strategy"} <= set(found())
+    monkeypatch.setattr(room, "CLOSE", 9.0)
     assert found()["shift strategy"] < 1.4 * average_query.candidates[0].error
     assert "optimised strategy" not in found()
     monkeypatch.setattr(room, "SHIFTED_STRATEGY", 7)
@@ -153,6 +157,27 @@ def test_types_that_no_query_tells_apart_are_one():
     assert large.bound == pytest.approx(small.bound, rel=1e-9)
 
 
+def test_fitted_answers_have_reports_of_their_own():
+    k, n = 8, 2_000
+    prior = torch.softmax(-(((torch.arange(k) - 3) / 2.0) ** 2), 0).double()
+    made = [
+        choose(workloads.prefix(k), n, 1.0, Objective.MEAN, unbiased=False, prior=one) for one in (None, prior)
+    ]
+    for choice in made:
+        assert {"square wave", "shift strategy for fits"} <= {one.name for one in choice.candidates}
+        assert choice.best.guarantee.epsilon <= 1.0 and isinstance(choice.best, FittedOracle)
+        plain = choice.best.unbiased.worst_mse(n, Objective.MEAN).sqrt()
+        assert choice.candidates[0].error < 0.8 * plain and choice.bound < plain
+    best = made[1].best
+    counts = (n * prior).round().long()
+    drawn = best.sample_estimate(counts, generator=keyed_generator(b"fitted"), sample_shape=(100,))
+    error = float((drawn.value - best.exact(counts)).square().mean().sqrt())
+    assert error == pytest.approx(made[1].candidates[0].error, rel=0.2)
+    unordered = choose(torch.eye(3), n, 1.0, unbiased=False, ordered=False)
+    assert unordered.best.ordered is False and "square wave" not in {one.name for one in unordered.candidates}
+    assert choose(torch.eye(1), n, 1.0, unbiased=False).candidates[0].error == 0
+
+
 def test_a_prior_is_optimised_for():
     """Most users of one type: a strategy for such data errs less on them than one for the worst type."""
     prefix, prior = workloads.prefix(16).dense(), torch.full((16,), 0.02)
@@ -161,6 +186,23 @@ def test_a_prior_is_optimised_for():
     by_name = {one.name: one.error for one in choice.candidates}
     assert choice.candidates[0].name == "optimised strategy, prior"
     assert choice.bound < choice.candidates[0].error < 0.95 * by_name["optimised strategy"]
+
+
+@pytest.mark.parametrize(
+    ("factors", "found"),
+    [
+        ((workloads.prefix(3), workloads.prefix(5)), (3, 5)),
+        ((workloads.absolute_difference(4), workloads.all_ranges(2)), (2, 4)),  # of equal sums the first in order
+        ((workloads.prefix(12),), None),
+        ((workloads.absolute_difference(13),), None),
+    ],
+)
+def test_grids_are_seen_in_the_queries(factors, found):
+    W = functools.reduce(torch.kron, (each.dense() for each in factors))
+    side = grid_of(W)
+    assert (side is None) == (found is None)
+    if side is not None:
+        assert math.prod(side) == W.shape[1] and side in {found, found[::-1]}
 
 
 @pytest.mark.slow

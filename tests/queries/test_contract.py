@@ -22,6 +22,7 @@ from torchdp.queries import (
     CentralFactorization,
     EnergyDistance,
     FactoredQueries,
+    FittedOracle,
     IntegerSums,
     KendallB,
     LocalFactorization,
@@ -109,6 +110,13 @@ class TestAdaptiveOracle(Queries, RelayContract):
     def test_a_wrong_constant_breaks_the_guarantee(self):
         louder = dataclasses.replace(self.protocol, client=pairs_of_types(4, 1.1))
         assert self.loss(louder) > self.bound(self.protocol) * (1 + 1e-9)
+
+
+class TestFittedOracle(Queries, RelayContract):
+    protocol = FittedOracle(W, RandomizedResponse(4, 2.0), ordered=False)
+    repeats = 1_000
+    slack = 0.5  # from draws
+    honest = (1.0, 2.5)  # of the unbiased estimate, whose error is larger
 
 
 class TestLocalFunction(Queries, RelayContract):

@@ -91,6 +91,16 @@ class TestShiftStrategy(OracleContract):
     )
 
 
+class TestShiftsOnATorus(OracleContract):  # of sides 3 and 4, five types of 2 x 3
+    protocol = ShiftStrategy(
+        torch.arange(24).view(2, 12) % 7 < torch.tensor([[2], [4]]),
+        torch.tensor([2.0, 1.0]),
+        5,
+        1.0,
+        torch.tensor([0, 9, 6, 4, 1]),
+    )
+
+
 class BallContract(UnbiasedContract):
     """Users at the centre, inside and on the sphere of radius 2."""
 

@@ -136,24 +136,30 @@ class OfPairs(Question):
 class OfShares(Question):
     """Linear queries of the shares of types, and what is read off their answers.
 
-    read: from the estimate, the level and z, the answers; spread: squared, what users add who round at random.
+    read: from the estimate and the level, the answers; spread: squared, what users add who round at random; fits:
+    whether the answers are read off a fitted histogram; ordered: whether neighbouring types are alike.
     """
 
     workload: Tensor
     read: Callable[[Estimate, float], list[Answer]]
     objective: Objective = Objective.MEAN
     spread: float = 0.0
+    fits: bool = False
+    ordered: bool = True
 
     def choice(self, name: str, n: int, epsilon: float) -> Choice:
         return queries.choose(self.workload, n, epsilon, self.objective)
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
-        estimate = protocol.analyse(tally)
+        estimate = self._fit(protocol, tally) if self.fits else protocol.analyse(tally)
         variance = estimate.standard_error.square() + self.spread / estimate.n
         if population:  # the most that a user's answer varies between its ends, at this mean
-            low, high = self.workload.amin(1), self.workload.amax(1)
-            variance = variance + ((estimate.value - low) * (high - estimate.value)).clamp_min(0) / estimate.n
-        return self.read(Estimate(estimate.value, variance.sqrt(), estimate.n, estimate.bias), level)
+            low, high, mean = self.workload.amin(1), self.workload.amax(1), estimate.centre
+            variance = variance + ((mean - low) * (high - mean)).clamp_min(0) / estimate.n
+        return self.read(replace(estimate, standard_error=variance.sqrt()), level)
+
+    def _fit(self, protocol: Asked, tally: Tally) -> queries.Fit:
+        return queries.fitted(cast(queries.QueryProtocol, protocol), tally, ordered=self.ordered)
 
     def error(self, protocol: Asked, n: float) -> float:
         worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)
@@ -164,7 +170,7 @@ class OfShares(Question):
         return queries.lower_bound(self.workload, n, epsilon, objective, prior=shares)
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
-        return queries.consistent(self.workload, protocol.analyse(tally).value).histogram
+        return self._fit(protocol, tally).histogram
 
 
 @dataclass(frozen=True)
@@ -190,7 +196,8 @@ class OfFunction(Question):
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
         own = cast(queries.LocalFunction, protocol)
-        return queries.consistent(workloads.identity(own.client.k), own.client.totals(tally) / tally.n).histogram
+        shares = queries.LocalOracle(workloads.identity(own.client.k).dense(), own.client)
+        return queries.fitted(shares, tally, ordered=False).histogram
 
 
 @dataclass(frozen=True)
@@ -262,8 +269,8 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
 
     The interval holds every bin that the answers do not exclude: those whose upper end has at least the share, up to z
     errors, and whose lower end has at most it. It holds the quantile at least as often as ``level`` says, for both
-    ends are of the bin in which it is. The value is read off the nearest distribution function, straight in each bin;
-    its error is that of the share of users up to there.
+    ends are of the bin in which it is. The value is read off the fitted distribution function, straight in each bin,
+    moved to the interval where it is outside; its error is that of the unbiased share of users up to there.
     Source: Woodruff (1952).
     """
 
@@ -273,8 +280,7 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
         error = torch.cat([zero, _rmse(estimate), zero])
         before, high = torch.cat([zero, low]), torch.cat([high, one])  # of each bin's lower and upper end
         edges = torch.tensor(bins.edges, dtype=torch.float64)
-        fit = queries.consistent(workloads.prefix(bins.count).dense()[:-1], estimate.value).value
-        fit = torch.cat([zero, fit, one]).cummax(0).values
+        fit = torch.cat([zero, estimate.value, one]).cummax(0).values
         found = []
         for share in shares:
             held = ((high >= share) & (before <= share)).nonzero()[:, 0]
@@ -282,7 +288,8 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
             first, last = (int(held[0]), int(held[-1])) if len(held) else (place, place)
             inside = (share - float(fit[place])) / max(float(fit[place + 1] - fit[place]), 1e-12)
             value = float(edges[place]) + min(1.0, max(0.0, inside)) * bins.width
-            ends = float(edges[min(first, place)]), float(edges[max(last, place) + 1])
+            ends = float(edges[first]), float(edges[last + 1])
+            value = min(max(value, ends[0]), ends[1])
             found.append(Answer(f"quantile {share:g}", value, float(error[place : place + 2].max()), ends))
         return found
 

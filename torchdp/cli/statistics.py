@@ -63,7 +63,8 @@ def _histogram(axes: list[Axis], options: argparse.Namespace) -> Question:
     words = "{0.count} stated categories" if axis.bins is None else "{0.count} bins of width {0.bins.width:g}"
     read = each_answer(axis.cells, (0.0, 1.0))
     W = workloads.identity(axis.count).dense()
-    return OfShares(f"shares of {axis.name}", words.format(axis), W, read, unit="of users")
+    ordered = axis.bins is not None
+    return OfShares(f"shares of {axis.name}", words.format(axis), W, read, unit="of users", ordered=ordered)
 
 
 def _quantiles(axes: list[Axis], options: argparse.Namespace) -> Question:
@@ -71,7 +72,7 @@ def _quantiles(axes: list[Axis], options: argparse.Namespace) -> Question:
     shares = [checks.fraction("--quantiles", share) for share in options.quantiles or [0.5]]  # or of a median
     words = f"{bins.count} bins of width {bins.width:g}: an interval ends where bins do"
     W = workloads.prefix(bins.count).dense()[:-1]
-    return OfShares(name, words, W, quantiles_of(bins, shares), unit="of users")
+    return OfShares(name, words, W, quantiles_of(bins, shares), unit="of users", fits=True)
 
 
 def _gini(axis: Axis) -> PairwiseStatistic:

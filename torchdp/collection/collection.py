@@ -174,7 +174,7 @@ class Collection(Brief):
         half = (
             proxy.to(found.value.device) * (self.n + spread) * (math.log1p(self.n / spread) + twice)
         ).sqrt() / self.n + found.bias
-        low, high = ((found.value + sign * half).clamp(*found.limits) for sign in (-1, 1))
+        low, high = ((found.centre + sign * half).clamp(*found.limits) for sign in (-1, 1))
         return low, high
 
 

@@ -44,13 +44,14 @@ def difference(first: Estimate, second: Estimate) -> Difference:
     every p-value is small. First ``pairwise.of_population``, and it speaks of the populations they were drawn from.
     Not for paired data, where a user has a value under each of two conditions: the two errors are then dependent. For
     those define the question on pairs of values (one type for each pair) and send one message.
-    Epsilon, the protocol and n may differ between the groups. Raises TypeError.
+    Epsilon, the protocol and n may differ between the groups; of fitted answers the unbiased ones are compared.
+    Raises TypeError.
     """
     for name, value in (("first", first), ("second", second)):
         checks.instance(name, value, Estimate)
     (low, high), (other_low, other_high) = first.limits, second.limits
     return Difference(
-        first.value - second.value,
+        first.centre - second.centre,
         (first.standard_error.square() + second.standard_error.square()).sqrt(),
         first.n + second.n,
         first.bias + second.bias,

@@ -240,6 +240,11 @@ class Estimate(Brief):
     limits: tuple[float, float] = (-math.inf, math.inf)
     stretch: Callable[[float], Tensor | float] | None = None
 
+    @property
+    def centre(self) -> Tensor:
+        """The unbiased value, which intervals lie around."""
+        return self.value
+
     @cached_property
     def parts(self) -> Error:
         """The error's distribution, as intervals need it."""
@@ -250,7 +255,7 @@ class Estimate(Brief):
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """(low, high): the error's ends at this level, widened by bias; see :class:`ErrorParts`. Raises ValueError."""
         stretch = 1.0 if self.stretch is None else self.stretch(checks.fraction("level", level))
-        return interval(self.value, self.parts, level, self.limits, self.bias, stretch)
+        return interval(self.centre, self.parts, level, self.limits, self.bias, stretch)
 
     def _repr_html_(self) -> str:
         """The first numbers with their standard errors; few of them with 95 % intervals."""

@@ -27,15 +27,15 @@ from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
 from torchdp.queries.choose import choose, choose_central
 from torchdp.queries.concepts import ConceptClass, conjunctions, parities, stumps, thresholds
-from torchdp.queries.consistent import consistent
 from torchdp.queries.factored import FactoredQueries
-from torchdp.queries.fit import fitted
+from torchdp.queries.fit import Fit, FittedOracle, fitted
 from torchdp.queries.function import LocalFunction, ShareFunction, choose_function, function_lower_bound
 from torchdp.queries.integer_sums import IntegerSums
 from torchdp.queries.learn import PrivateLearner
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import LocalOracle
 from torchdp.queries.pilot import after_pilot, pooled
+from torchdp.queries.protocol import QueryProtocol
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 
 __all__ = [
@@ -45,6 +45,8 @@ __all__ = [
     "Correlation",
     "EnergyDistance",
     "FactoredQueries",
+    "Fit",
+    "FittedOracle",
     "IntegerSums",
     "KendallB",
     "LocalFactorization",
@@ -52,6 +54,7 @@ __all__ = [
     "LocalOracle",
     "MeanDiscrepancy",
     "PrivateLearner",
+    "QueryProtocol",
     "ShareFunction",
     "Spearman",
     "after_pilot",
@@ -59,7 +62,6 @@ __all__ = [
     "choose_central",
     "choose_function",
     "conjunctions",
-    "consistent",
     "fitted",
     "function_lower_bound",
     "lower_bound",

@@ -10,9 +10,11 @@ from torchdp import checks
 from torchdp.factorization.solvers.acceleration import onto_simplex
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Estimate, Tally
-from torchdp.queries.oracle import OracleQueries
+from torchdp.queries.oracle import LocalOracle, OracleQueries
 from torchdp.randomizers import StrategyMatrix
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 
+ADAPTED = 2**20  # outputs times types up to which reports are decoded twice
 RANK = 1e-9  # singular values of a strategy below this share of the largest are rounding
 
 
@@ -87,3 +89,10 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         mean = h @ self._centred.square().mT if full or reports is None else (h @ self._centred.mT).square()
         value = second if reports is None else (((reports / law)[:, None] @ Q) @ weights)[:, 0]
         return value, (second - mean).clamp_min(0)
+
+
+def decoding(workload: Tensor, client: FrequencyOracle) -> OracleQueries:
+    """A strategy matrix that is not large is decoded for the data that its reports show."""
+    if isinstance(client, StrategyMatrix) and client.matrix.numel() <= ADAPTED:
+        return AdaptiveOracle(workload, client)
+    return LocalOracle(workload, client)

@@ -13,9 +13,10 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Tally, Users
 from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
-from torchdp.protocol.users import users_of
+from torchdp.protocol.users import alike, users_of
 from torchdp.queries.factored import FactoredQueries
-from torchdp.queries.protocol import QueryProtocol
+from torchdp.queries.projection import projections
+from torchdp.queries.protocol import Fits, QueryProtocol
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,11 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
     def release(self, summary: Tensor, draws: Draws, shape: tuple[int, ...]) -> Tally:
         whole = exact_sums(self.queries.right, summary, self.sums.step)
         return Tally(users_of(summary), {"sum": self.sums.released(whole, draws, shape)})
+
+    def fits(self, tally: Tally, ordered: bool) -> Fits:
+        right, n = self.queries.right, alike(tally.n)
+        noise = self.sigma**2 / n
+        return projections(right.mT @ right / noise, tally["sum"] / n @ right / noise, n, ordered)
 
     def analyse(self, tally: Tally) -> Estimate:
         value = self.check(tally)["sum"] / tally.users(1) @ self.queries.left.mT + self.queries.shift

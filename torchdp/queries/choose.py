@@ -11,23 +11,27 @@ from torchdp import checks
 from torchdp.factorization import factorize, least_error
 from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
-from torchdp.queries.adaptive import AdaptiveOracle
+from torchdp.queries.adaptive import decoding
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
 from torchdp.queries.factored import FactoredQueries, dense
+from torchdp.queries.fitted_choice import fitted_choice
 from torchdp.queries.local import LocalFactorization
-from torchdp.queries.oracle import ORACLES, LocalOracle
+from torchdp.queries.oracle import ORACLES
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import (
     PrivUnit,
     PrivUnitG,
     ShiftStrategy,
     StrategyMatrix,
+    strategy_lower_bound,
 )
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
+from torchdp.randomizers.alphabet.strategy import SHARP
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
+from torchdp.randomizers.alphabet.torus import grid_of
 from torchdp.randomizers.alphabet.translates import flips
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
@@ -39,8 +43,10 @@ LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share 
 FACTORED = 1024  # the smaller side of W up to which it is factorized: an iteration takes half a minute at 4,096
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
+DESCENT = 150 * 400**3  # steps times cubed types of a matrix's descent beyond these: half a minute
+FEWEST, USUAL = 40, 150  # steps of it
+CLOSE = 1.2  # times the lower bound on the variance: shifts that a descent is not tried to improve on
 MOST_PARITIES = 256  # that one parity a user is tried for
-ADAPTED = 2**20  # outputs times types up to which reports are decoded twice
 BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
 DESIGNED = 512  # types up to which a block design is tried
 NEAR = 0.005  # how much more it may err on the worst data, relatively, to err less where few types are frequent
@@ -57,6 +63,8 @@ def choose(
     *,
     prior: Tensor | None = None,
     tol: float = 1e-3,
+    unbiased: bool = True,
+    ordered: bool = True,
 ) -> Choice:
     """The local mechanism of least predicted error for n users, among all that this package has.
 
@@ -64,8 +72,9 @@ def choose(
     the alpha of least error where that may pay; the identity and the plain answers; each with PrivUnit and PrivUnitG,
     beyond 256 types only where the singular values leave them a chance; randomized response, subset selection, OUE,
     SUE and, up to 1,024 types, Hadamard response; up to 512 types a block design; a strategy optimised for the
-    workload: up to 256 types a matrix, up to 4,096 types a few patterns of ordered types and their shifts. Types that
-    no query tells apart count as one.
+    workload: up to 256 types a matrix, up to 4,096 types a few patterns of ordered types and their shifts, of types on
+    a grid where the queries are a Kronecker product, and up to 620 types a matrix where these are far from the bound.
+    Types that no query tells apart count as one.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
     data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
@@ -79,6 +88,10 @@ def choose(
     percent more than the best on the worst data, that comes first which gains more where few types are frequent (shares
     like 1/(x + 1), from either end) than it costs there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
     types.
+    unbiased: False for answers by :func:`fitted` (:class:`FittedOracle`), of a lower error and biased; ordered: whether
+    types beside each other are alike. Candidates then are the three best oracles, and for ordered types the square wave
+    and up to 256 types shifts tuned for a rough prior. Their errors are simulated: on the prior, such as the histogram
+    fitted to a pilot's reports, or in geometric mean over eight public histograms, drawn once.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -88,6 +101,7 @@ def choose(
     W, epsilon = dense(workload), checks.positive("epsilon", epsilon)
     objective = checks.instance("objective", objective, Objective)
     n, prior = checks.integer("n", n, 1), _shares(prior, W)
+    unbiased, ordered = (checks.instance("unbiased and ordered", each, bool) for each in (unbiased, ordered))
     k, oracles = W.shape[1], list[tuple[str, FrequencyOracle]]()
     if k > 1:
         kinds = ORACLES if k <= BOUNDED else ORACLES[:-1]
@@ -99,7 +113,7 @@ def choose(
             oracles.append(("block design", StrategyMatrix.balanced(k, epsilon)))
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
-    reported = _ranked([(name, _decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
+    reported = _ranked([(name, decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
     protocols: list[tuple[str, QueryProtocol]] = []
     for name, queries in _factored(W, n, epsilon, tol, reported):
         protocols += [
@@ -108,7 +122,8 @@ def choose(
         ]
     found = _ranked(protocols, n, objective, prior)
     least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
-    return _choice((*found, *reported), least, n, objective, prior)
+    choice = _choice((*found, *reported), least, n, objective, prior)
+    return choice if unbiased else fitted_choice(choice, n, objective, prior, ordered)
 
 
 def _choice(
@@ -217,12 +232,25 @@ def _strategies(
             return [(name, best)]
         sharper = best.sharpened(centred, None, max(240, min(500, LEISURE // (len(W) * k**2))))
         return [(name, best), (f"{name}, worst query", sharper)]
-    if k > SHIFTED_STRATEGY or prior is not None:
-        return []
-    try:
-        return [("shift strategy", ShiftStrategy.tuned(centred, epsilon, generator=generator))]
-    except ValueError:  # the patterns found do not tell all types apart
-        return []
+    return _beyond(W, centred, epsilon, prior)
+
+
+def _beyond(W: Tensor, centred: Tensor, epsilon: float, prior: Tensor | None) -> list[tuple[str, FrequencyOracle]]:
+    """Of more than 256 types: shifts, and a matrix where these are far from the bound and time allows."""
+    k, generator = W.shape[1], keyed_generator(b"choose", W.device)
+    found, variance = list[tuple[str, FrequencyOracle]](), math.inf
+    if k <= SHIFTED_STRATEGY and prior is None:
+        try:
+            shift = ShiftStrategy.tuned(centred, epsilon, generator=generator, grid=grid_of(W))
+            found.append(("shift strategy", shift))
+            variance = float(shift.workload_variance(centred).mean(0).amax()) if k**3 * FEWEST < DESCENT else 0.0
+        except ValueError:  # the patterns found do not tell all types apart
+            pass
+    steps = min(USUAL, DESCENT // k**3 // (3 if epsilon > SHARP else 1))  # for the second start
+    if steps >= FEWEST and variance > CLOSE * strategy_lower_bound(W, epsilon, prior, program=False):
+        best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps)
+        found.append(("optimised strategy", best))
+    return found
 
 
 def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
@@ -256,13 +284,6 @@ def _translates(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
 
 def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:
     return None if prior is None else checks.shares("prior", prior, W.shape[1]).detach().to(W)
-
-
-def _decoding(W: Tensor, oracle: FrequencyOracle) -> QueryProtocol:
-    """A strategy matrix that is not large is decoded for the data that its reports show."""
-    if isinstance(oracle, StrategyMatrix) and oracle.matrix.numel() <= ADAPTED:
-        return AdaptiveOracle(W, oracle)
-    return LocalOracle(W, oracle)
 
 
 def _ranked(

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from torchdp.memory import rows_at_once
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 
 TINY = 1e-300
 GAP = 0.1  # nats that the log likelihood of a plain fit may lack; a 95 % interval is 1.9 nats wide
@@ -11,29 +12,47 @@ PRODUCTS = 3000  # of a fit with the distributions, at most
 STEPS, STILL = 300, 1e-3  # of smoothed EM at one strength, at most; nats of a step at which it ends
 STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
 LIGHT = 1e-3  # a type of a smaller share than this of 1/k does not move
+LEAST = 1e-12  # of 1/k: what rounding may leave of a smoothed share
+MERGED = 128  # types at most on which degrees of freedom are computed
 
 
-def expected(Q: Tensor, shares: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Fits (fits, b, k), their Akaike values (fits, b) and the gap of the last, (b,): each starts from the smoother.
+
+    reports: (b, outputs).
+    """
+    h = torch.full((len(reports), client.k), 1 / client.k, dtype=torch.float64, device=reports.device)
+    found, n = list[Tensor](), reports.sum(-1)
+    for kernel in smoothers(client.k, reports.device) if ordered else []:
+        h = smoothed(client, reports, kernel, h)
+        found.append(h)
+    h, gap = most_likely(client, reports, h)
+    found.append(h)
+    values = torch.stack([n * expected(client, reports / n[:, None], each)[1] for each in found])
+    return torch.stack(found), values - freedoms(client, found, ordered), gap
+
+
+def expected(client: FrequencyOracle, shares: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """One step of EM less its product with h, Q^T(shares/Q h), and the log likelihood of one user, (b, k) and (b,)."""
-    p = (h @ Q.mT).clamp_min(TINY)
-    return (shares / p) @ Q, (shares * p.log()).sum(-1)
+    p = client.mixed(h).clamp_min(TINY)
+    return client.gathered(shares / p), (shares * p.log()).sum(-1)
 
 
-def most_likely(Q: Tensor, reports: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+def most_likely(client: FrequencyOracle, reports: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     """argmax over histograms h of sum_y reports_y log (Q h)_y, (b, k), and what the log likelihood may lack, (b,).
 
     The gap n (max_x (Q^T(f/Q h))_x - 1), f = reports/n, is at least the lack: the log likelihood is concave, and its
     gradient's product with h is n. EM keeps the sum of h; extrapolation is taken only where it does not lower the
     likelihood. What is not within ``GAP`` after ``PRODUCTS`` says so by its gap.
 
-    Q: (outputs, k), columns that add up to 1; reports: (b, outputs); start: (b, k), positive histograms.
+    client: Q are the distributions of its messages; reports: (b, outputs); start: (b, k), positive histograms.
     Source: Dempster, Laird, Rubin (1977); Varadhan, Roland (2008), SQUAREM.
     """
     n = reports.sum(-1)
-    f, h, alive = reports / n[:, None], start.clone(), torch.arange(len(reports), device=Q.device)
+    f, h, alive = reports / n[:, None], start, torch.arange(len(reports), device=start.device)
     best, lack = start.clone(), torch.full_like(n, torch.inf)
     for _ in range(0, PRODUCTS, 3):
-        ratio, value = expected(Q, f, h)
+        ratio, value = expected(client, f, h)
         gap = n[alive] * (ratio.amax(-1) - 1)
         best[alive], lack[alive] = h, gap
         going = gap > GAP
@@ -41,12 +60,12 @@ def most_likely(Q: Tensor, reports: Tensor, start: Tensor) -> tuple[Tensor, Tens
             break
         alive, f, h, ratio, value = alive[going], f[going], h[going], ratio[going], value[going]
         once = h * ratio
-        twice = once * expected(Q, f, once)[0]
-        h = _further(Q, f, (h, once, twice), value)
+        twice = once * expected(client, f, once)[0]
+        h = _further(client, f, (h, once, twice), value)
     return best, lack.clamp_min(0)
 
 
-def _further(Q: Tensor, f: Tensor, path: tuple[Tensor, Tensor, Tensor], value: Tensor) -> Tensor:
+def _further(client: FrequencyOracle, f: Tensor, path: tuple[Tensor, Tensor, Tensor], value: Tensor) -> Tensor:
     """Three histograms of EM extrapolated and one step of EM on, or the last where that has a lower likelihood."""
     h, once, twice = path
     first = once - h
@@ -55,36 +74,63 @@ def _further(Q: Tensor, f: Tensor, path: tuple[Tensor, Tensor, Tensor], value: T
     length = norms.sqrt().clamp_min(1)
     moved = torch.maximum(h + 2 * length * first + length.square() * bend, 1e-3 * twice)  # never to 0 at once
     moved = moved / moved.sum(-1, keepdim=True)
-    ratio, reached = expected(Q, f, moved)
+    ratio, reached = expected(client, f, moved)
     return torch.where((reached >= value)[:, None], moved * ratio, twice)
 
 
 def smoothers(k: int, device: torch.device) -> list[Tensor]:
-    """Doubly stochastic (k, k), from the widest to the narrowest: (1 - s) I + s B^w, B = (1, 2, 1)/4 reflected."""
-    eye = torch.eye(k, dtype=torch.float64, device=device)
-    B, i = eye / 2, torch.arange(k - 1, device=device)
-    B[i, i + 1] = B[i + 1, i] = 0.25
-    B[0, 0] = B[-1, -1] = 0.75
-    w = max(1, round((k / 64) ** 2))  # a strength is a share of the interval, whatever the number of types
-    B = torch.matrix_power(B, w)
-    wide = [torch.matrix_power(B, 16), torch.matrix_power(B, 4)]
-    return wide + [(1 - s) * eye + s * B for s in STRENGTHS]
+    """Kernels from the widest to the narrowest: (1 - s) I + s B^w, B = (1, 2, 1)/4 reflected at the ends.
+
+    Each by its eigenvalues (k + 1,) on the circle of the k types and their mirror image.
+    """
+    wave = (1 + torch.cos(torch.pi / k * torch.arange(k + 1, dtype=torch.float64, device=device))) / 2
+    width = max(1, round((k / 64) ** 2))  # a strength is a share of the interval, whatever the number of types
+    once = wave**width
+    return [once**16, once**4, *((1 - s) + s * once for s in STRENGTHS)]
 
 
-def smoothed(Q: Tensor, reports: Tensor, S: Tensor, start: Tensor) -> Tensor:
-    """EM whose every step is smoothed by S, (k, k): (b, k). Source: Silverman, Jones, Wilson, Nychka (1990)."""
-    n, h, before = reports.sum(-1), start, torch.full_like(start[:, 0], -torch.inf)
+def convolved(h: Tensor, kernel: Tensor) -> Tensor:
+    """h, (*batch, k), smoothed: the kernels are doubly stochastic."""
+    spectrum = torch.fft.rfft(torch.cat([h, h.flip(-1)], -1)) * kernel
+    return torch.fft.irfft(spectrum, n=2 * h.shape[-1])[..., : h.shape[-1]]
+
+
+def smoothed(client: FrequencyOracle, reports: Tensor, kernel: Tensor, start: Tensor) -> Tensor:
+    """EM whose every step is smoothed: (b, k), each until it is still.
+
+    Source: Silverman, Jones, Wilson, Nychka (1990).
+    """
+    n, h, found = reports.sum(-1), start, start.clone()
+    f, before, alive = reports / n[:, None], torch.full_like(n, -torch.inf), torch.arange(len(n), device=n.device)
     for _ in range(STEPS):
-        ratio, value = expected(Q, reports / n[:, None], h)
-        if bool((n * (value - before).abs() < STILL).all()):
+        ratio, value = expected(client, f, h)
+        found[alive] = h
+        going = n * (value - before).abs() >= STILL
+        if not bool(going.any()):
             break
-        h, before = (h * ratio) @ S, value
+        alive, n, f, before, h = (each[going] for each in (alive, n, f, value, h * ratio))
+        h = convolved(h, kernel).clamp_min(LEAST / h.shape[-1])
         h = h / h.sum(-1, keepdim=True)
-    return h
+    return found
+
+
+def freedoms(client: FrequencyOracle, fits: list[Tensor], ordered: bool) -> Tensor:
+    """Degrees of freedom of fits (b, k) by each of ``smoothers`` and without one: how much reports flatter them.
+
+    On merged neighbours beyond ``MERGED`` types: a smoothed fit hardly varies within such a group. (fits, b).
+    """
+    k, device = fits[0].shape[-1], fits[0].device
+    width = -(-k // MERGED) if ordered else 1
+    group = torch.arange(k, device=device) // width
+    held = (torch.arange(-(-k // width), device=device)[:, None] == group).double()  # (groups, k)
+    Q = client.mixed(held / held.sum(1, keepdim=True)).mT
+    eye = torch.eye(len(held), dtype=torch.float64, device=device)
+    kernels = [convolved(eye, each) for each in smoothers(len(held), device)] if ordered else []
+    return torch.stack([freedom(Q, h @ held.mT, S) for h, S in zip(fits, [*kernels, None], strict=True)])
 
 
 def freedom(Q: Tensor, h: Tensor, S: Tensor | None) -> Tensor:
-    """Degrees of freedom of a fit smoothed by S, (b,): how much its own reports flatter its log likelihood.
+    """Degrees of freedom of fits h (b, k) smoothed by S (k, k), Q (outputs, k): (b,).
 
     At the fixed point h = S EM(h, f), with H = diag(h), D = diag(Q h), M = Q^T D^-1 Q, to first order
     dh = (I - S + S H M)^-1 S H Q^T D^-1 df. Reports of users whose types are fixed have covariance (D - Q H Q^T)/n,

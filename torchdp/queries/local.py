@@ -10,7 +10,8 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd, Estimate, Relay, Tally
 from torchdp.queries.factored import FactoredQueries
-from torchdp.queries.protocol import QueryProtocol
+from torchdp.queries.projection import projections
+from torchdp.queries.protocol import Fits, QueryProtocol
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
 
@@ -71,6 +72,10 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.sample_unchecked(Crowd.shared(self.queries.right.mT, summary), draws, shape)
+
+    def fits(self, tally: Tally, ordered: bool) -> Fits:
+        right, noise = self.queries.right, self.client.moments.variance
+        return projections(right.mT @ right / noise, tally["sum"] / tally.users(1) @ right / noise, tally.users(), ordered)
 
     def analyse(self, tally: Tally) -> Estimate:
         """The standard error is that on the worst data."""

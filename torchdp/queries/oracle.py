@@ -11,8 +11,10 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Estimate, Relay, Tally
+from torchdp.queries import likelihood
 from torchdp.queries.factored import dense
-from torchdp.queries.protocol import QueryProtocol
+from torchdp.queries.projection import projections
+from torchdp.queries.protocol import Fits, QueryProtocol
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -58,6 +60,14 @@ class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
     @property
     def bias(self) -> Tensor:
         return torch.zeros_like(self.workload)
+
+    def fits(self, tally: Tally, ordered: bool) -> Fits:
+        noise = self.client.entry_variance
+        if noise is None:
+            return likelihood.fits(self.client, tally["reports"].double(), ordered)
+        shares = self.client.totals(tally) / tally.users(1)
+        eye = torch.eye(self.client.k, dtype=torch.float64, device=shares.device)
+        return projections(eye / noise, shares / noise, tally.users(), ordered)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_unchecked(x, draws)

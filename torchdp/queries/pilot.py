@@ -61,7 +61,7 @@ def pooled(groups: Sequence[tuple[QueryProtocol, Tally]]) -> Estimate:
             raise ValueError("groups must ask the same queries of the same types")
         found.append(protocol.analyse(tally))
     n = sum(each.n for each in found)
-    value = torch.stack([each.n / n * each.value for each in found]).sum(0)
+    value = torch.stack([each.n / n * each.centre for each in found]).sum(0)
     error = torch.stack([(each.n / n * each.standard_error).square() for each in found]).sum(0).sqrt()
     bias = sum(each.n / n * torch.as_tensor(each.bias, dtype=value.dtype) for each in found)
     return Estimate(value, error, n, bias=bias)

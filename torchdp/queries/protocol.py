@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol import Objective, Protocol, Users
+from torchdp.protocol import Objective, Protocol, Tally, Users
 from torchdp.protocol.users import beside
+
+Fits = tuple[Tensor, Tensor, Tensor]
+"""Histograms (fits, b, k), their Akaike values (fits, b), and what the log likelihood of the last may lack, (b,)."""
 
 
 class QueryProtocol(Protocol[Tensor]):
@@ -33,6 +36,10 @@ class QueryProtocol(Protocol[Tensor]):
     @abstractmethod
     def variance(self) -> Tensor:
         """(m, k): of query i's answer from one user of type x."""
+
+    @abstractmethod
+    def fits(self, tally: Tally, ordered: bool) -> Fits:
+        """Histograms of falling smoothness that make a tally (b, ...) likely; if not ordered the last one alone."""
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types, n >= 1. Raises TypeError, ValueError."""

@@ -77,6 +77,10 @@ class BitVectorOracle(FrequencyOracle):
         return AlikeVariance(self.k, own, other)
 
     @property
+    def entry_variance(self) -> float:
+        return self.variance.other
+
+    @property
     def layout(self) -> Layout:
         return {"reports": ((self.k,), torch.int64)}
 

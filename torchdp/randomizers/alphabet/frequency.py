@@ -100,6 +100,26 @@ class FrequencyOracle(TypeProtocol):
         raise ValueError(f"{type(self).__name__} has too many messages to list; its reports are counts of bits")
 
     @property
+    def entry_variance(self) -> float | None:
+        """Of an entry of Y but the user's, where messages are too many to list; None: ``laws`` lists them."""
+        return None
+
+    @cached_property
+    def _listed(self) -> Tensor:
+        return self.laws(torch.arange(self.k))
+
+    def mixed(self, shares: Tensor) -> Tensor:
+        """Distribution of the message of a user of shares of types that sum to 1: (*batch, k) -> (*batch, outputs).
+
+        Raises ValueError as ``laws`` does.
+        """
+        return shares @ self._listed.to(shares.device)
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """Mean of the messages' values, (*batch, outputs), for each type: (*batch, k)."""
+        return values @ self._listed.mT.to(values.device)
+
+    @property
     def layout(self) -> Layout:
         return {"reports": ((self.outputs,), torch.int64)}
 

@@ -17,7 +17,8 @@ from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import StrategyOracle, keep_range
 from torchdp.randomizers.alphabet.strategy_search import strategy_problem
-from torchdp.randomizers.alphabet.translates import shifts, signed_sums
+from torchdp.randomizers.alphabet.torus import FACTORED, Grid, Torus, shifts, signed_sums
+from torchdp.randomizers.alphabet.translates import Patterns
 from torchdp.randomizers.base import exact_local
 
 LEAST_EPSILON = 1e-4
@@ -35,8 +36,9 @@ class ShiftStrategy(StrategyOracle):
     circle, of least variance. The message (b, s) is the number b K + s.
 
     patterns: (B, K), bool, each neither empty nor full; shares: (B,), positive, scaled to 1, drawn as integers over
-    2^63; k: in 2..K; epsilon in [1e-4, 700]. Raises TypeError, ValueError, also where the reports can not tell all
-    types apart. Memory: O(B K + k^2), never the matrix Q of B K outputs.
+    2^63; k: in 2..K; epsilon in [1e-4, 700]; place: (k,), where on the circle the types are, no two at one place, where
+    these are not its first k points; what is said of x above holds of its place. Raises TypeError, ValueError, also
+    where the reports can not tell all types apart. Memory: O(B K + k^2), never the matrix Q of B K outputs.
 
     Guarantees: exactly epsilon-LDP: all draws are integers, and ``guarantee`` states the log ratio drawn.
     Source: strategy matrices of McKenna, Maity, Mazumdar, Miklau (2020), that the shifts of a circle leave as
@@ -47,6 +49,7 @@ class ShiftStrategy(StrategyOracle):
     shares: Tensor
     k: int
     epsilon: float
+    place: Tensor | None = None
     table: Tensor = field(init=False, repr=False)  # (2B,), int64: of (b, in the pattern), then of (b, outside)
 
     def __post_init__(self) -> None:
@@ -65,6 +68,12 @@ class ShiftStrategy(StrategyOracle):
             )
         if k > circle:
             raise ValueError(f"k = {k} types do not fit on a circle of {circle}; give patterns of {k} or more")
+        if self.place is not None:
+            place = checks.indices("place", self.place, circle)
+            if place.shape != (k,) or len(place.unique()) < k:
+                raise ValueError(
+                    f"place must hold {k} different points of the circle, not shape {tuple(place.shape)}"
+                )
         shares = checks.shares("shares", self.shares, len(patterns), positive=True).detach().double()
         numbers, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, epsilon)
         table = torch.tensor(numbers, dtype=torch.int64, device=patterns.device)
@@ -76,7 +85,15 @@ class ShiftStrategy(StrategyOracle):
 
     @classmethod
     def tuned(
-        cls, W: Tensor, epsilon: float, *, generator: torch.Generator, steps: int = 250, starts: int = 8
+        cls,
+        W: Tensor,
+        epsilon: float,
+        *,
+        generator: torch.Generator,
+        steps: int = 250,
+        starts: int = 8,
+        users: int | None = None,
+        grid: Grid | None = None,
     ) -> "ShiftStrategy":
         """One of small variance for W among all: of one user's part in the answers, worst type, mean over queries.
 
@@ -84,27 +101,36 @@ class ShiftStrategy(StrategyOracle):
         better. O(log k) rounds of Fourier transforms: seconds up to thousands of types.
 
         W: (m, k), real, no two columns alike, k >= 2. A constant may be taken off each row: it changes no variance.
-        epsilon: in [0.001, 30]. steps: of the descent on merged types; starts: of it. Raises TypeError, ValueError.
+        epsilon: in [0.001, 30]. steps: of the descent on merged types; starts: of it. users: for answers that are
+        fitted to so many reports, of at most 256 types: of small posterior variance under a rough prior, in the place
+        of the variance of unbiased answers. grid: types in each direction where they are on a grid, the last direction
+        first to change; their product is k. Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP. No gap is promised; ``strategy_lower_bound`` says how far it is from the best.
-        Source: see ``translates``.
+        Source: see ``translates``; Chaloner, Verdinelli (1995) for designs of least posterior variance.
         """
         W, epsilon, _ = strategy_problem(W, epsilon, None)
         steps, starts = checks.integer("steps", steps, 1), checks.integer("starts", starts, 1)
+        if users is not None:
+            users = checks.integer("users", users, 1)
+            checks.integer("W.shape[1], with users,", W.shape[1], 2, FACTORED)
+        grid = (W.shape[1],) if grid is None else tuple(checks.integer("grid", side, 1) for side in grid)
+        if math.prod(grid) != W.shape[1] or (len(grid) > 1 and users is not None):
+            raise ValueError(f"grid must have the product {W.shape[1]}, and one side with users, not {grid}")
         W, generator = W - W.mean(1, keepdim=True), checks.random_source(generator, W.device)
         if len(W) > MOST_QUERIES:
             W = signed_sums(W, SKETCHED, generator)
 
-        def judge(patterns: Tensor, shares: Tensor, queries: Tensor) -> float:
+        def judge(found: Patterns, torus: Torus) -> float:
             try:
-                tried = cls(patterns, shares, queries.shape[1], epsilon)
+                tried = cls(*found, torus.rows.shape[1], epsilon, torus.place)
             except ValueError:  # these reports can not tell all types apart
                 return math.inf
-            return float(tried.workload_variance(queries).mean(0).amax())
+            return float(tried.workload_variance(torus.rows).mean(0).amax())
 
-        found = shifts(W / W.abs().max(), epsilon, steps, starts, judge, generator)
+        found = shifts(W / W.abs().max(), epsilon, steps, starts, judge, generator, grid, users)
         if found is None:
             raise ValueError("W needs no shifts that tell all types apart; use StrategyMatrix.tuned")
-        return cls(*found, W.shape[1], epsilon)
+        return cls(*found[0], W.shape[1], epsilon, found[1])
 
     @classmethod
     def square_wave(cls, k: int, epsilon: float, width: int | None = None) -> "ShiftStrategy":
@@ -149,13 +175,17 @@ class ShiftStrategy(StrategyOracle):
     def rows(self) -> Tensor:
         """Which types make each output likelier: (B K, k), bool, of the heaviest pattern first."""
         place = torch.arange(self.circle, device=self.device)
-        held = (torch.arange(self.k, device=self.device) - place[:, None]) % self.circle
+        held = (self._place - place[:, None]) % self.circle
         return self.patterns[self.shares.argsort(descending=True)][:, held].flatten(0, 1)
 
     @property
     def circle(self) -> int:
         """K."""
         return self.patterns.shape[1]
+
+    @cached_property
+    def _place(self) -> Tensor:
+        return torch.arange(self.k, device=self.device) if self.place is None else self.place.long()
 
     @property
     def outputs(self) -> int:
@@ -178,8 +208,8 @@ class ShiftStrategy(StrategyOracle):
         """The Cholesky factor of M, (k, k)."""
         power = (self._transform.abs().square() * (self.circle / self.shares)[:, None]).sum(0)
         column = torch.fft.irfft(power, n=self.circle)
-        types = torch.arange(self.k, device=column.device)
-        triangle, failed = torch.linalg.cholesky_ex(column[(types[:, None] - types).abs()])
+        apart = (self._place[:, None] - self._place) % self.circle
+        triangle, failed = torch.linalg.cholesky_ex(column[apart])
         pivots = triangle.diagonal().square()
         if bool(failed) or bool(pivots.min() <= SINGULAR * pivots.max()):
             raise ValueError("patterns must tell all types apart; take more of them, or less regular ones")
@@ -197,11 +227,13 @@ class ShiftStrategy(StrategyOracle):
         for each, held in enumerate(torch.cat([self.patterns, ~self.patterns])):
             members, users = held.nonzero()[:, 0], cell == each
             place[users] = members[draws.below(len(members), (int(users.sum()),))]
-        return cell % count * self.circle + (x.long() - place) % self.circle
+        return cell % count * self.circle + (self._place.to(x.device)[x.long()] - place) % self.circle
 
     def _correlated(self, values: Tensor) -> Tensor:
         """sum_x values_x P(b, s | x) K/share_b: (*batch, k) -> (*batch, B, K)."""
-        spectrum = torch.fft.rfft(values, n=self.circle)[..., None, :] * self._transform.conj()
+        full = values.new_zeros(*values.shape[:-1], self.circle)
+        full[..., self._place] = values
+        spectrum = torch.fft.rfft(full)[..., None, :] * self._transform.conj()
         return torch.fft.irfft(spectrum, n=self.circle) * (self.circle / self.shares)[:, None]
 
     def decoder(self, W: Tensor) -> Tensor:
@@ -211,11 +243,18 @@ class ShiftStrategy(StrategyOracle):
     def _inverse(self, W: Tensor) -> Tensor:
         return torch.cholesky_solve(W.mT, self._triangle).mT
 
+    def mixed(self, shares: Tensor) -> Tensor:
+        chances = self._correlated(shares) * (self.shares / self.circle)[:, None]
+        return chances.flatten(-2).clamp_min(self.chances.amin())  # less is rounding
+
+    def gathered(self, values: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(values.unflatten(-1, (-1, self.circle))) * self._transform
+        return torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., self._place]
+
     def totals(self, tally: Tally) -> Tensor:
         """M^{-1} Q^T D^{-1} reports. O(k^2 + B K log K) for each."""
-        reports = tally["reports"].double().unflatten(-1, (-1, self.circle))
-        spectrum = torch.fft.rfft(reports) * self._transform / self.shares[:, None]
-        seen = torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., : self.k] * self.circle
+        weights = (self.circle / self.shares).repeat_interleave(self.circle)
+        seen = self.gathered(tally["reports"] * weights)
         return self._inverse(seen if seen.ndim > 1 else seen[None]).view(seen.shape)
 
     def workload_variance(self, W: Tensor) -> Tensor:
@@ -223,8 +262,7 @@ class ShiftStrategy(StrategyOracle):
         W = self._workload(W)
         flat, second = W.reshape(-1, self.k), []
         for rows in self._inverse(flat).split(rows_at_once(4 * self.outputs)):
-            spectrum = torch.fft.rfft(self._correlated(rows).square()) * self._transform
-            second.append(torch.fft.irfft(spectrum.sum(-2), n=self.circle)[..., : self.k])
+            second.append(self.gathered(self._correlated(rows).square().flatten(-2)))
         return (torch.cat(second) - flat.square()).view(W.shape)
 
     @property
@@ -232,7 +270,7 @@ class ShiftStrategy(StrategyOracle):
         return self.table.device
 
     def laws(self, types: Tensor) -> Tensor:
-        j = (types[:, None] - torch.arange(self.circle, device=types.device)) % self.circle
+        j = (self._place[types][:, None] - torch.arange(self.circle, device=types.device)) % self.circle
         return self.chances[:, j].transpose(0, 1).flatten(1)
 
 

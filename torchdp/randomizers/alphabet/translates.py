@@ -7,22 +7,14 @@ characters. Where translations leave the Gram matrix G of a workload as it is, a
 loses nothing, for tr(G M^{-1}) is convex in M. So Adam descends on the logits of p and u against
 log tr(G M^{-1}), without a constraint; then p is rounded, and the shares descend alone.
 
-Shifts of a circle are for ordered types, k of its K points, M the Toeplitz corner. The descent
-begins where neighbouring types are merged to at most 64, from arcs and from noise with a falling
-spectrum; then each logit is repeated twice, with noise, and descends again. On up to 256 types M is
-factored, beyond tr(G M^{-1}) is estimated from random signs and conjugate gradients with Fourier
-transforms. The room beyond the k types is tried at three sizes, of which the best on at most 256
-merged types goes on. Translates x -> x xor s of bit strings are for sums of parities, in which G and
-M are diagonal: all types have one variance. They begin as thresholds of random linear and quadratic
-forms in the signs of the bits.
-Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kingma, Ba (2015) for Adam;
-Hutchinson (1990) for the estimate of a trace; T. Chan (1988) for circulant preconditioners of
-Toeplitz systems.
+Shifts of a circle or torus are for ordered types (``torus``). Translates x -> x xor s of bit strings
+are for sums of parities, in which G and M are diagonal: all types have one variance. They begin as
+thresholds of random linear and quadratic forms in the signs of the bits.
+Source: McKenna, Maity, Mazumdar, Miklau (2020) for the problem; Kingma, Ba (2015) for Adam.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,22 +23,15 @@ from torch import Tensor
 from torchdp.descent import Adam
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
 from torchdp.randomizers.alphabet.strategy_search import FLOOR
-from torchdp.threads import one_thread
 
-COARSEST, FACTORED = 64, 256  # types at which the search begins; up to which M is factored
-PADS = (1 / 8, 1 / 4, 1 / 2)  # room beyond the types, of their number
-SHIFTED, FLIPPED = 8, 4  # patterns: on a circle, of bit strings
-ARCS, CLOUDS = (1.0, 2.0, 4.0, 8.0, 3.0, 6.0), (1.0, 2.0, 1.5, 4.0)  # sizes of the starts, in K/(e^epsilon + 1)
-FORMS, STARTS, STEPS = (1.0, 2.0, 4.0, 1.0), 8, 400  # the same, and the effort, of bit strings
+FLIPPED = 4  # patterns
+FORMS, STARTS, STEPS = (1.0, 2.0, 4.0, 1.0), 8, 400  # sizes of the starts, in K/(e^epsilon + 1), and the effort
 FIRST, LAST = 0.1, 0.005  # learning rates
 EXTREME = 8.0  # logit
 SETTLING = 30  # steps of the shares once the patterns are rounded
-RIDGE = 1e-12  # of the diagonal: keeps a singular M apart from rounding
-PROBES, ITERATIONS, RESIDUAL = 8, 60, 1e-4
 DIAGONAL = 1e-9  # what G may have beside its diagonal, of its largest entry
 LEAST = 1e-6  # share of a pattern that is dropped
 
-Judge = Callable[[Tensor, Tensor, Tensor], float]  # of patterns, shares and a workload: the worst type's variance
 # Of R searches side by side: logits (R, B, K) of entries, logarithms (R, B) of shares.
 Patterns = tuple[Tensor, Tensor]
 
@@ -110,92 +95,6 @@ class Group(ABC):
 
 
 @dataclass(frozen=True)
-class Circle(Group):
-    """Z_K; rows (m, k), of mean 0, on its first k points: G = rows^T rows."""
-
-    rows: Tensor
-    size: int
-
-    @classmethod
-    def merged(cls, W: Tensor, low: float, generator: torch.Generator, size: int, width: int) -> "Circle":
-        """So many neighbouring types are one: at most twice as many rows as types where M is factored."""
-        padded = torch.nn.functional.pad(W[None], (0, -W.shape[1] % width), mode="replicate")[0]
-        rows = padded.unflatten(1, (-1, width)).mean(-1)
-        rows = (rows - rows.mean(1, keepdim=True)) / math.sqrt(len(rows))
-        k = rows.shape[1]
-        if k <= FACTORED:
-            rows = torch.linalg.qr(rows, mode="r").R if len(rows) > k else rows
-            floor = math.sqrt(FLOOR / k) * float(rows.norm())
-            rows = torch.cat([rows, floor * torch.eye(k, dtype=rows.dtype, device=rows.device)])
-        return cls(low, generator, rows, -(-size // width))
-
-    def power(self, q: Tensor) -> Tensor:
-        return torch.fft.rfft(q).abs().square()
-
-    def price(self, spectrum: Tensor) -> Tensor:
-        """From y = M^{-1} w: 2 <y, w> - <y, M y>, whose gradient in y is 0."""
-        factored = self.rows.shape[1] <= FACTORED
-        w = self.rows if factored else signed_sums(self.rows, PROBES, self.generator)
-        y = (self._factored if factored else self._conjugate)(spectrum.detach(), w)
-        power = torch.fft.rfft(y, n=self.size).abs().square().sum(-2)
-        power[..., 1 : (self.size + 1) // 2] *= 2  # each frequency but 0 and K/2 stands for two
-        return 2 * (y * w).sum((-2, -1)) - (spectrum * power).sum(-1) / self.size
-
-    def starts(self, count: int) -> Patterns:
-        """Arcs with rough edges and thresholded noise of spectrum 1/f, of about K/(e^epsilon + 1) ones."""
-        place = torch.arange(self.size, dtype=torch.float64, device=self.rows.device)
-        logits = []
-        for start in range(count):
-            sizes = ARCS if start % 2 == 0 else CLOUDS
-            for b in range(SHIFTED):
-                ones = self.size / (1 / self.low + 1) * sizes[(start // 2 + b) % len(sizes)]
-                ones = min(max(1, round(ones)), self.size - 1)
-                if start % 2 == 0:
-                    height = (ones / 2 - (place - self.size / 2).abs()) / (1 + 0.15 * ones)
-                else:
-                    falling = torch.fft.rfft(self.normal(self.size)) / (1 + place[: self.size // 2 + 1])
-                    cloud = torch.fft.irfft(falling, n=self.size)
-                    height = 3.0 * (cloud >= cloud.topk(ones).values[-1]).double() - 1.5
-                logits.append(height.clamp(-2, 2) + 0.3 * self.normal(self.size))
-        return self.even(logits, count)
-
-    def refined(self, found: Patterns) -> Patterns:
-        """From half as many points: without the noise the new frequencies would stay empty."""
-        logits = found[0].clamp(-2, 2).repeat_interleave(2, -1)[..., : self.size]
-        return logits + 0.4 * self.normal(*logits.shape), found[1]
-
-    def _factored(self, spectrum: Tensor, w: Tensor) -> Tensor:
-        """M^{-1} w for each spectrum: (R, characters), (P, k) -> (R, P, k)."""
-        types = torch.arange(w.shape[1], device=w.device)
-        M = torch.fft.irfft(spectrum, n=self.size)[:, (types[:, None] - types).abs()]
-        M.diagonal(dim1=-2, dim2=-1).mul_(1 + RIDGE)
-        return torch.cholesky_solve(w.mT.expand(len(M), -1, -1), torch.linalg.cholesky_ex(M)[0]).mT
-
-    def _conjugate(self, spectrum: Tensor, w: Tensor) -> Tensor:
-        """The same by conjugate gradients: the inverse circulant's corner is near the corner's inverse."""
-
-        def times(factor: Tensor, y: Tensor) -> Tensor:
-            moved = torch.fft.irfft(torch.fft.rfft(y, n=self.size) * factor[:, None], n=self.size)
-            return moved[..., : w.shape[1]]
-
-        y, residual = torch.zeros(len(spectrum), *w.shape).to(w), w.expand(len(spectrum), -1, -1)
-        inverse = 1 / spectrum
-        direction = image = times(inverse, residual)
-        product = (residual * image).sum(-1, keepdim=True)
-        enough = RESIDUAL**2 * product
-        for _ in range(ITERATIONS):
-            moved = times(spectrum, direction)
-            length = product / (direction * moved).sum(-1, keepdim=True)
-            y, residual = y + length * direction, residual - length * moved
-            image = times(inverse, residual)
-            before, product = product, (residual * image).sum(-1, keepdim=True)
-            if bool((product <= enough).all()):
-                break
-            direction = image + product / before * direction
-        return y
-
-
-@dataclass(frozen=True)
 class BitStrings(Group):
     """Z_2^d: needed (k - 1,), the diagonal of G in the orthonormal basis of parities but for the constant."""
 
@@ -223,38 +122,6 @@ class BitStrings(Group):
         return self.even(logits, count)
 
 
-@one_thread
-def shifts(
-    W: Tensor, epsilon: float, steps: int, starts: int, judge: Judge, generator: torch.Generator
-) -> Patterns | None:
-    """(patterns, shares) of the best search over the circle's sizes, judged on at most 256 merged types.
-
-    W: (m, k), rows of mean 0. None: no patterns tell all types apart. Unchecked.
-    """
-    low, k = math.exp(-epsilon), W.shape[1]
-    halvings, judged = (max(0, math.ceil(math.log2(k / most))) for most in (COARSEST, FACTORED))
-
-    def finer(circle: Circle, found: Patterns, size: int, levels: range) -> tuple[Circle, Patterns]:
-        for level in levels:
-            circle = Circle.merged(W, low, generator, size, 2**level)
-            found, _ = circle.descend(circle.refined(found), range(steps // 3), steps // 3)
-        return circle, found
-
-    best, least = None, math.inf
-    for pad in PADS:
-        size = k + max(1, round(pad * k))
-        circle = Circle.merged(W, low, generator, size, 2**halvings)
-        logits, shares = circle.best(circle.starts(starts), steps)
-        circle, found = finer(circle, (logits[:1], shares[:1]), size, range(halvings - 1, judged - 1, -1))
-        value = judge(*circle.rounded(found), circle.rows)
-        if value < least:
-            best, least = (circle, found, size), value
-    if best is None:
-        return None
-    circle, found = finer(*best, range(judged - 1, -1, -1))
-    return circle.rounded(found)
-
-
 def flips(W: Tensor, epsilon: float, generator: torch.Generator) -> Tensor | None:
     """A matrix Q of at most 4 k outputs, (outputs, k), of small variance; None where G is not diagonal.
 
@@ -272,9 +139,3 @@ def flips(W: Tensor, epsilon: float, generator: torch.Generator) -> Tensor | Non
     types = torch.arange(k, device=W.device)
     weights = shares / shares.sum() / p.sum(-1)
     return (weights[:, None, None] * p[:, types[:, None] ^ types]).flatten(0, 1)  # (patterns, s, x)
-
-
-def signed_sums(W: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Random combinations w of the queries, (count, k), with E w w^T = W^T W / count."""
-    signs = torch.randint(0, 2, (count, len(W)), device=W.device, generator=generator).to(W) * 2 - 1
-    return signs @ W / math.sqrt(count)

@@ -1,0 +1,70 @@
+"""Which reports are best where their histogram is fitted: errors simulated on a public prior, or on a public family."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchdp.protocol import Choice, Objective
+from torchdp.protocol.choice import Candidate
+from torchdp.queries.fit import FittedOracle
+from torchdp.queries.oracle import OracleQueries
+from torchdp.randomizers import ShiftStrategy
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
+from torchdp.randomizers.alphabet.torus import FACTORED
+from torchdp.randomness import keyed_generator
+
+TRIED, WORSE = 3, 1.5  # oracles of the unbiased choice, and their errors over that of the best oracle
+DRAWS, PRIOR_DRAWS = 8, 64  # tallies of each public histogram; of a prior
+WAVES = 8  # of a smooth histogram's logarithm
+FEW = 0.1  # shape of the gamma variables of a histogram of few frequent types
+
+
+def fitted_choice(choice: Choice, n: int, objective: Objective, prior: Tensor | None, ordered: bool) -> Choice:
+    """The oracles of an unbiased choice, and others that are meant for fits, by the error of the fitted answers."""
+    asked = [one for one in choice.candidates if isinstance(one.protocol, OracleQueries)]
+    if not asked:  # one type
+        return choice
+    asked = [one for one in asked[:TRIED] if one.error <= WORSE * asked[0].error]
+    W = asked[0].protocol.workload
+    clients = [(one.name, one.protocol.client) for one in asked]
+    clients += _meant(W, n, asked[0].protocol.client.epsilon) if ordered and W.shape[1] > 2 else []
+    shapes = family(W.shape[1], W.device) if prior is None else prior[None]
+    draws, found = DRAWS if prior is None else PRIOR_DRAWS, []
+    for name, client in clients:
+        protocol = FittedOracle(W, client, ordered)
+        errors = [math.sqrt(float(objective.of(each))) for each in protocol.simulated(n * shapes, draws)]
+        error = math.exp(sum(math.log(max(each, 1e-300)) for each in errors) / len(errors))
+        found.append(Candidate(name, protocol, error, f"{min(errors):.4g} to {max(errors):.4g}"))
+    return Choice(tuple(found), choice.bound)
+
+
+def _meant(W: Tensor, n: int, epsilon: float) -> list[tuple[str, FrequencyOracle]]:
+    """The square wave, and shifts of least posterior variance under a rough prior."""
+    k, found = W.shape[1], list[tuple[str, FrequencyOracle]]()
+    if SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        generator = keyed_generator(b"fitted", W.device)
+        waves = [("square wave", lambda: ShiftStrategy.square_wave(k, epsilon))]
+        if k <= FACTORED:
+            tuned = lambda: ShiftStrategy.tuned(W, epsilon, generator=generator, users=n)  # noqa: E731
+            waves.append(("shift strategy for fits", tuned))
+        for name, make in waves:
+            try:
+                found.append((name, make()))
+            except ValueError:  # these reports can not tell all types apart
+                continue
+    return found
+
+
+def family(k: int, device: torch.device) -> Tensor:
+    """Eight public histograms of k ordered types, (8, k): smooth ones, few frequent types, and both at once."""
+    generator = keyed_generator(b"histograms", device)
+    place = (torch.arange(k, dtype=torch.float64, device=device) + 0.5) / k
+    waves = torch.arange(1, WAVES + 1, dtype=torch.float64, device=device)
+    heights = torch.randn(4, WAVES, dtype=torch.float64, device=device, generator=generator) / waves
+    size = torch.tensor([[1.0], [2.0], [3.0], [4.0]], dtype=torch.float64, device=device)
+    smooth = torch.softmax(size * heights @ torch.cos(torch.pi * waves[:, None] * place), -1)
+    steep = torch.rand(3, k, dtype=torch.float64, device=device, generator=generator) ** (1 / FEW)
+    few = steep / steep.sum(-1, keepdim=True)
+    return torch.cat([smooth, few, (smooth[-1:] + few[:1]) / 2])

@@ -1,0 +1,60 @@
+"""The nearest histograms in the metric of the reports' noise, at several strengths of smoothing."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchdp.factorization.solvers.pivoting import nearest_histogram
+
+FREEDOMS = (2.5, 4, 6, 9, 14, 22, 40)  # of the penalised fits
+HALVINGS, STEEPEST = 60, 60.0  # of the search of a strength, and its largest logarithm
+ROUNDING = 1e-10  # of the largest diagonal entry
+
+
+def projections(gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each strength s, the last 0.
+
+    gram: A, (k, k), the inverse covariance of what one user reports of the types; pull: (b, k); n: users, or (b,). The fits (fits, b, k),
+    their Akaike values (fits, b) and the gap of the last, (b,), in nats.
+    """
+    k, rounding = len(gram), ROUNDING * float(gram.diagonal().amax())
+    bend = torch.zeros(max(k - 2, 1), k, dtype=gram.dtype, device=gram.device)
+    if k > 2:
+        i = torch.arange(k - 2, device=gram.device)
+        bend[i, i], bend[i, i + 1], bend[i, i + 2] = 1.0, -2.0, 1.0
+    rough = bend.mT @ bend
+    fits, scores, gap = [], [], pull.new_zeros(len(pull))
+    for s in [*(_strengths(gram, rough) if ordered and k > 2 else []), 0.0]:
+        stiff = gram + s * rough
+        h, gap = nearest_histogram(stiff, pull, rounding)
+        fits.append(h)
+        scores.append(n * ((pull * h).sum(-1) - ((h @ gram) * h).sum(-1) / 2) - _held(gram, stiff, h, rounding))
+    return torch.stack(fits), torch.stack(scores), n * gap.clamp_min(0)
+
+
+def _held(gram: Tensor, stiff: Tensor, h: Tensor, rounding: float) -> Tensor:
+    """Degrees of freedom of projections: of the types with weight, less 1 for the sum. (b, k) -> (b,)."""
+    on = (h > 1e-9).to(h)
+    both = on[:, :, None] * on[:, None]
+    system = both * stiff + torch.diag_embed(1 - on + rounding * on)  # a type without weight is a block of its own
+    return torch.linalg.solve(system, both * gram).diagonal(dim1=-2, dim2=-1).sum(-1) - 1
+
+
+def _strengths(gram: Tensor, rough: Tensor) -> list[float]:
+    """Those at which the unconstrained fit has ``FREEDOMS`` degrees of freedom, from the public distribution alone."""
+    scale = float(gram.trace() / rough.trace())
+    root = torch.linalg.cholesky(gram + scale * (rough + ROUNDING * torch.eye(len(gram)).to(gram)))
+    half = torch.linalg.solve_triangular(root, gram, upper=False)
+    kept = torch.linalg.eigvalsh(torch.linalg.solve_triangular(root, half.mT, upper=False)).clamp(0, 1)
+    kept = kept[kept > ROUNDING]  # of A in A + scale R
+    found = []
+    for wanted in FREEDOMS:
+        if wanted < len(kept) - 1:
+            low, high = -STEEPEST, STEEPEST
+            for _ in range(HALVINGS):
+                middle = (low + high) / 2
+                more = float((kept / (kept + math.exp(middle) * (1 - kept))).sum()) > wanted
+                low, high = (middle, high) if more else (low, middle)
+            found.append(scale * math.exp(low))
+    return found
