@@ -30,7 +30,6 @@ import torch
 from attacks import strongest
 from batches import Ragged, Stacked, apart, batch_of, turns_of
 from laws import generator, one_law, z_scores
-from torchdp.regression.shared_sum import SharedSum
 
 from torchdp.collection import Collection, Journal
 from torchdp.mean import StrategyCovariance
