@@ -75,9 +75,8 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
         right, noise = self.queries.right, self.client.moments.variance
-        return projections(
-            right.mT @ right / noise, tally["sum"] / tally.users(1) @ right / noise, tally.users(), ordered
-        )
+        mean = tally["sum"] / tally.users(1)
+        return projections(right.mT @ right / noise, mean @ right / noise, tally.users(), ordered)
 
     def analyse(self, tally: Tally) -> Estimate:
         """The standard error is that on the worst data."""

@@ -15,8 +15,8 @@ ROUNDING = 1e-10  # of the largest diagonal entry
 def projections(gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
     """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each strength s, the last 0.
 
-    gram: A, (k, k), the inverse covariance of what one user reports of the types; pull: (b, k); n: users, or (b,). The fits (fits, b, k),
-    their Akaike values (fits, b) and the gap of the last, (b,), in nats.
+    gram: A, (k, k), the inverse covariance of what one user reports of the types; pull: (b, k); n: users, or (b,).
+    The fits are (fits, b, k), their Akaike values (fits, b) and the gap of the last (b,), in nats.
     """
     k, rounding = len(gram), ROUNDING * float(gram.diagonal().amax())
     bend = torch.zeros(max(k - 2, 1), k, dtype=gram.dtype, device=gram.device)
