@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 import torchdp
+from torchdp.brief import Brief
 from torchdp import density, pairwise, secure, shuffle, simulate, sketching, training, workloads
 from torchdp.factorization import factorize
 from torchdp.noise import SeededNoise
@@ -123,7 +124,10 @@ def traced(call: Callable[[], object]) -> tuple[set[str], Counter[tuple[str, str
 
 
 def ancestors() -> dict[str, list[str]]:
-    """Each class of the library by its full name: torchdp's classes among its ancestors, itself first."""
+    """Each class of the library by its full name: torchdp's classes among its ancestors, itself first.
+
+    Without ``Brief``, from which a class has nothing but the way in which it prints itself.
+    """
     for room in pkgutil.iter_modules(torchdp.__path__):
         if room.name != "__main__":
             importlib.import_module(f"torchdp.{room.name}")
@@ -131,7 +135,7 @@ def ancestors() -> dict[str, list[str]]:
     kinds = {each for module in loaded for each in vars(module).values() if inspect.isclass(each)}
     return {
         f"{each.__module__}.{each.__qualname__}": [
-            kind.__name__ for kind in each.__mro__ if kind.__module__.startswith("torchdp.")
+            kind.__name__ for kind in each.__mro__ if kind.__module__.startswith("torchdp.") and kind is not Brief
         ]
         for each in kinds
         if each.__module__.startswith("torchdp.")
