@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 import torchdp
-from torchdp.brief import Brief
 from torchdp import density, pairwise, secure, shuffle, simulate, sketching, training, workloads
+from torchdp.brief import Brief
 from torchdp.factorization import factorize
 from torchdp.noise import SeededNoise
 
