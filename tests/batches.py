@@ -92,7 +92,8 @@ def batch_of(turns, axis=0):
         return Crowd(*(torch.stack([getattr(one, name) for one in turns]) for name in ("values", "counts")))
     if isinstance(first, torch.Tensor):
         return torch.stack(turns)
-    n = torch.tensor([one.n for one in turns], dtype=torch.int64)
+    held = first.matrix if isinstance(first, SecondMoments) else next(iter(first.parts.values()))
+    n = torch.tensor([one.n for one in turns], dtype=torch.int64, device=held.device)
     if isinstance(first, SecondMoments):
         return SecondMoments(n, torch.stack([one.matrix for one in turns]))
     return Tally(n, {name: torch.stack([one[name] for one in turns], axis) for name in first.parts})

@@ -17,7 +17,8 @@ import device
 device.register("--fused" in sys.argv)
 
 import torch  # noqa: E402
-from contract import entries  # noqa: E402
+from batches import batch_of  # noqa: E402
+from contract import UNBATCHED, entries  # noqa: E402
 
 from torchdp import draws  # noqa: E402
 from torchdp.noise import SeededNoise  # noqa: E402
@@ -97,6 +98,20 @@ class Side:
         estimate = self.protocol.sample_estimate(made, generator=self.generator(), sample_shape=(2,))
         return found | {"sample_estimate": estimate}
 
+    def batches(self):
+        here, made = self.protocol, self.summarised()
+        if isinstance(here, UNBATCHED):
+            return {}
+        batch, beside = batch_of([made, made]), torch.stack([self.x, self.x])
+        groups = torch.arange(2, device=self.device).repeat_interleave(len(self.x))
+        here.estimate(beside.flatten(0, 1), groups=groups, noise=self.noise())
+        return {
+            "exact": here.exact(batch),
+            "predicted_mse": here.predicted_mse(batch),
+            "sample_estimate": here.sample_estimate(batch, generator=self.generator(), sample_shape=(2,)),
+            "collect": here.collect(beside, noise=self.noise()),
+        }
+
     def messages(self):
         here = self.protocol
         if not hasattr(here, "randomize"):
@@ -109,7 +124,7 @@ class Side:
         return {"randomize": sent, "encode": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)}
 
 
-PARTS = ("collect", "interval", "summary", "sample", "messages")
+PARTS = ("collect", "interval", "summary", "sample", "batches", "messages")
 DEFAULTS = {
     "--there": None,
     "--device": lambda: torch.device(device.DEVICE),

@@ -194,7 +194,7 @@ class OneMessage(SingleMessage):
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """||J s|| is at most n max ||J u_x||; a user's own term is affine in s, so it is largest at one type."""
         points, unit = self.statistic.points, self.statistic.points / self.statistic.radius
-        each = (torch.as_tensor(n, dtype=torch.float64)[..., None] * row for row in points)
+        each = (torch.as_tensor(n, dtype=torch.float64, device=points.device)[..., None] * row for row in points)
         own = torch.stack([self._noise.beyond_normal(unit, total, form.weights).amax(-1) for total in each])
         return self._variance((n * self.statistic.longest(form)) ** 2, n, form) + own.amax(0) / n**3
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.privacy import Model
 from torchdp.protocol import Users
+from torchdp.protocol.users import tensor_of
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol
 from torchdp.regression.second_moment_noise import NoisyMoments, triangular, vectorized
@@ -110,7 +111,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
         return value / self.scales.to(value), summary.n
 
     def variances(self, n: Users) -> Tensor:
-        return (self.noise.level_of(n, 1) * self.scales).square()
+        return (self.noise.level_of(n, 1) * self.scales.to(tensor_of(n).device)).square()
 
     def value(self, total: Tensor, n: Users) -> Tensor:
         return total * self.scales.to(total)

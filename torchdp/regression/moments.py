@@ -109,7 +109,7 @@ class FrequencyMoments(SharedSum[Tally]):
 
     def variances(self, n: Users) -> Tensor:
         """D^(2k) times that of the noise, whatever n."""
-        return (self.noise.level_of(n, 1) * self.scales).square()
+        return (self.noise.level_of(n, 1) * self.scales.to(tensor_of(n).device)).square()
 
     def value(self, total: Tensor, n: Users) -> Tensor:
         return total * self.scales.to(total)
@@ -177,7 +177,8 @@ class SecureHistogram(SharedSum[Tensor]):
 
     def variances(self, n: Users) -> Tensor:
         """A share 1 - 1/k of the noise's, whatever n."""
-        return self.noise.level_of(n, 1) ** 2 * torch.full((self.types,), 1 - 1 / self.types, dtype=torch.float64)
+        level, device = self.noise.level_of(n, 1), tensor_of(n).device
+        return level**2 * torch.full((self.types,), 1 - 1 / self.types, dtype=torch.float64, device=device)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
         return total + (beside(n, 1) - total.sum(-1, keepdim=True)) / self.types
