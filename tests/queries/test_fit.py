@@ -62,6 +62,9 @@ def test_distributions_are_those_that_reports_decode(client):
     torch.testing.assert_close(Q.sum(1), torch.ones(K, dtype=torch.float64), rtol=0, atol=1e-12)
     spent = float((Q.log().amax(0) - Q.log().amin(0)).max())
     assert spent == pytest.approx(client.guarantee.epsilon, abs=1e-9)
+    h, values = uneven(b"shares", 2, 3, K), uneven(b"values", 2, 3, len(Q.mT))
+    torch.testing.assert_close(client.mixed(h), h @ Q, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(client.gathered(values), values @ Q.mT, rtol=1e-12, atol=1e-14)
     decoded = client.totals(Tally(1, {"reports": Q}))
     torch.testing.assert_close(decoded, torch.eye(K, dtype=torch.float64), rtol=0, atol=1e-7)
 

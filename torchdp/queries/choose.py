@@ -44,7 +44,7 @@ FACTORED = 1024  # the smaller side of W up to which it is factorized: an iterat
 LARGEST_LOSSY = 512  # m + n up to which it is tried
 CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
 DESCENT = 150 * 400**3  # steps times cubed types of a matrix's descent beyond these: half a minute
-FEWEST, USUAL = 40, 150  # steps of it
+FEWEST, USUAL = 60, 150  # steps of it
 CLOSE = 1.2  # times the lower bound on the variance: shifts that a descent is not tried to improve on
 MOST_PARITIES = 256  # that one parity a user is tried for
 BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
@@ -73,7 +73,7 @@ def choose(
     beyond 256 types only where the singular values leave them a chance; randomized response, subset selection, OUE,
     SUE and, up to 1,024 types, Hadamard response; up to 512 types a block design; a strategy optimised for the
     workload: up to 256 types a matrix, up to 4,096 types a few patterns of ordered types and their shifts, of types on
-    a grid where the queries are a Kronecker product, and up to 620 types a matrix where these are far from the bound.
+    a grid where the queries are a Kronecker product, and up to 540 types a matrix where these are far from the bound.
     Types that no query tells apart count as one.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
@@ -91,7 +91,8 @@ def choose(
     unbiased: False for answers by :func:`fitted` (:class:`FittedOracle`), of a lower error and biased; ordered: whether
     types beside each other are alike. Candidates then are the three best oracles, and for ordered types the square wave
     and up to 256 types shifts tuned for a rough prior. Their errors are simulated: on the prior, such as the histogram
-    fitted to a pilot's reports, or in geometric mean over eight public histograms, drawn once.
+    fitted to a pilot's reports, or in geometric mean over eight public histograms, drawn once; a candidate's note holds
+    the least and the most.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.

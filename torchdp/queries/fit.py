@@ -46,7 +46,7 @@ def fitted(protocol: QueryProtocol, tally: Tally, *, ordered: bool = True) -> Fi
     noise, projections onto the histograms in the metric of that noise, with a penalty on second differences. The answer
     is their mixture with Akaike's weights, softmax of log likelihood less degrees of freedom: the reports choose the
     strength, and no constant is tuned. On ten shapes of 64 ordered types its error is .86 to .90 of that of the nearest
-    consistent answers in geometric mean, .73 to .83 from the reports of ``choose(..., unbiased=False)``
+    consistent answers in geometric mean, .72 to .83 from the reports of ``choose(..., unbiased=False)``
     (``experiments/queries/fitted.py``).
 
     Args:

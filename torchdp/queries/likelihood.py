@@ -28,8 +28,10 @@ def fits(client: FrequencyOracle, reports: Tensor, ordered: bool) -> tuple[Tenso
         found.append(h)
     h, gap = most_likely(client, reports, h)
     found.append(h)
+    if not ordered:  # one fit, of weight 1
+        return h[None], torch.zeros_like(gap)[None], gap
     values = torch.stack([n * expected(client, reports / n[:, None], each)[1] for each in found])
-    return torch.stack(found), values - freedoms(client, found, ordered), gap
+    return torch.stack(found), values - freedoms(client, found), gap
 
 
 def expected(client: FrequencyOracle, shares: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,18 +116,18 @@ def smoothed(client: FrequencyOracle, reports: Tensor, kernel: Tensor, start: Te
     return found
 
 
-def freedoms(client: FrequencyOracle, fits: list[Tensor], ordered: bool) -> Tensor:
+def freedoms(client: FrequencyOracle, fits: list[Tensor]) -> Tensor:
     """Degrees of freedom of fits (b, k) by each of ``smoothers`` and without one: how much reports flatter them.
 
     On merged neighbours beyond ``MERGED`` types: a smoothed fit hardly varies within such a group. (fits, b).
     """
     k, device = fits[0].shape[-1], fits[0].device
-    width = -(-k // MERGED) if ordered else 1
+    width = -(-k // MERGED)
     group = torch.arange(k, device=device) // width
     held = (torch.arange(-(-k // width), device=device)[:, None] == group).double()  # (groups, k)
     Q = client.mixed(held / held.sum(1, keepdim=True)).mT
     eye = torch.eye(len(held), dtype=torch.float64, device=device)
-    kernels = [convolved(eye, each) for each in smoothers(len(held), device)] if ordered else []
+    kernels = [convolved(eye, each) for each in smoothers(len(held), device)]
     return torch.stack([freedom(Q, h @ held.mT, S) for h, S in zip(fits, [*kernels, None], strict=True)])
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 
 FREEDOMS = (2.5, 4, 6, 9, 14, 22, 40)  # of the penalised fits
+LARGEST = 1024  # types up to which roughness is penalised
 HALVINGS, STEEPEST = 60, 60.0  # of the search of a strength, and its largest logarithm
 ROUNDING = 1e-10  # of the largest diagonal entry
 
@@ -15,17 +16,20 @@ ROUNDING = 1e-10  # of the largest diagonal entry
 def projections(gram: Tensor, pull: Tensor, n: float | Tensor, ordered: bool) -> tuple[Tensor, Tensor, Tensor]:
     """argmin over histograms of h^T A h/2 - <pull, h> + s ||h''||^2/2 at each strength s, the last 0.
 
+    Beyond ``LARGEST`` types or where these are not ordered only the last.
+
     gram: A, (k, k), the inverse covariance of what one user reports of the types; pull: (b, k); n: users, or (b,).
     The fits are (fits, b, k), their Akaike values (fits, b) and the gap of the last (b,), in nats.
     """
     k, rounding = len(gram), ROUNDING * float(gram.diagonal().amax())
-    bend = torch.zeros(max(k - 2, 1), k, dtype=gram.dtype, device=gram.device)
-    if k > 2:
-        i = torch.arange(k - 2, device=gram.device)
-        bend[i, i], bend[i, i + 1], bend[i, i + 2] = 1.0, -2.0, 1.0
+    if not ordered or not 2 < k <= LARGEST:
+        h, gap = nearest_histogram(gram, pull, rounding)
+        return h[None], torch.zeros_like(gap)[None], n * gap.clamp_min(0)
+    bend, i = torch.zeros(k - 2, k, dtype=gram.dtype, device=gram.device), torch.arange(k - 2, device=gram.device)
+    bend[i, i], bend[i, i + 1], bend[i, i + 2] = 1.0, -2.0, 1.0
     rough = bend.mT @ bend
     fits, scores, gap = [], [], pull.new_zeros(len(pull))
-    for s in [*(_strengths(gram, rough) if ordered and k > 2 else []), 0.0]:
+    for s in [*_strengths(gram, rough), 0.0]:
         stiff = gram + s * rough
         h, gap = nearest_histogram(stiff, pull, rounding)
         fits.append(h)

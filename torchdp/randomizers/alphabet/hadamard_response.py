@@ -102,6 +102,14 @@ class HadamardResponse(FrequencyOracle):
         signs = 1 - 2 * (popcount((types.long()[:, None] + 1) & y) & 1).double()
         return (1 + signs * (1 - 2 * self.lost)) / self.outputs
 
+    def mixed(self, shares: Tensor) -> Tensor:
+        padded = torch.nn.functional.pad(shares, (1, self.outputs - self.k - 1))
+        return (1 + (1 - 2 * self.lost) * walsh_hadamard(padded)) / self.outputs
+
+    def gathered(self, values: Tensor) -> Tensor:
+        signed = walsh_hadamard(values)[..., 1 : self.k + 1]
+        return (values.sum(-1, keepdim=True) + (1 - 2 * self.lost) * signed) / self.outputs
+
     def workload_proxy(self, W: Tensor) -> Tensor:
         W = self._workload(W)
         values = self._scale * walsh_hadamard(torch.nn.functional.pad(W, (1, self.outputs - self.k - 1)))

@@ -101,6 +101,12 @@ class RandomizedResponse(FrequencyOracle):
         own = types[:, None] == torch.arange(self.k, device=types.device)
         return self._q + (self.p - self._q) * own.double()
 
+    def mixed(self, shares: Tensor) -> Tensor:
+        return self._q + (self.p - self._q) * shares
+
+    def gathered(self, values: Tensor) -> Tensor:
+        return self._q * values.sum(-1, keepdim=True) + (self.p - self._q) * values
+
     def workload_proxy(self, W: Tensor) -> Tensor:
         W = self._workload(W)
         low, high = ((end - self._q * W.sum(-1)) / self._kept for end in (W.amin(-1), W.amax(-1)))
