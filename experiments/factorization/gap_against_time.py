@@ -4,7 +4,7 @@ Papers: Edmonds, Nikolov, Ullman (2020); peers as named.
 Command:  OMP_NUM_THREADS=1 python experiments/factorization/gap_against_time.py
 Expected: the accelerated fixed point is first to every gap below 1e-2 on every problem; 1e-8 takes it at most 0.3 s, on
     all ranges of [64] 1.5 s, where the plain iteration takes ten times as long from 1e-6 on. The relaxation reaches the
-    gaps too, some tens of times later (relaxation.py); SCS takes over 50 times as long to 1e-4; jax-privacy's
+    gaps too, ten to twenty times later (relaxation.py); SCS takes over 50 times as long to 1e-4; jax-privacy's
     strategies end between 5e-4 (p-norm, random signs) and 9e-2 (max, prefix sums of 256).
 Each point is one run from the start with one setting (target gap, number of steps, accuracy), judged as in solvers.py;
 a line ends with the first run of over 30 s. A peer that is missing has no line.

@@ -78,8 +78,11 @@ class Problem:
         shared = any(shape[: len(batch)] != batch for shape in self.shapes)
         self.lead = 1 if shared else batch.numel()
         self.start = torch.cat([each.detach().reshape(self.lead, -1) for each in parameters], -1)
+        flat = self.module.flatness if isinstance(self.module, Relaxation) else {}
+        units = [flat.get(name, torch.ones_like(each)) for name, each in zip(self.names, parameters, strict=True)]
+        self.units = torch.cat([each.detach().reshape(self.lead, -1) for each in units], -1)
         self.offset = objective.offset(self.W)
-        left, right = self.factors(self.start)
+        left, right = self.factors(torch.zeros_like(self.start))
         if structure is not None and float((self.W - left @ right).abs().max()) > INEXACT:
             raise ValueError("structure must give a module whose factors' product is W at every parameter")
         rows, columns = self.values(left, right)
@@ -87,8 +90,8 @@ class Problem:
         self.sharpness = W.new_full(batch, SHARPNESS)
 
     def factors(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """(left, right) / scale^{1/2} of the parameters x, (lead, d)."""
-        parts = x.split([shape.numel() // self.lead for shape in self.shapes], -1)
+        """(left, right) / scale^{1/2} of the parameters start + units x, (lead, d)."""
+        parts = self._parts(x)
         shaped = [part.reshape(shape) for part, shape in zip(parts, self.shapes, strict=True)]
         named = dict(zip(self.names, shaped, strict=True))
         left, right = torch.func.functional_call(self.module, named, ())
@@ -105,7 +108,7 @@ class Problem:
 
     def look(self, x: Tensor, steps: int) -> Best:
         """The factors and bounds at x, where the multipliers take the slopes of the smoothed maxima."""
-        parts = x.split([shape.numel() // self.lead for shape in self.shapes], -1)
+        parts = self._parts(x)
         with torch.no_grad():
             for parameter, part in zip(self.module.parameters(), parts, strict=True):
                 parameter.copy_(part.reshape(parameter.shape))
@@ -162,6 +165,9 @@ class Problem:
         c, P, *U = best.dual
         return Factorization(left, right, None if v is None else v[..., 0], c, P, judged, best.steps, *U)
 
+    def _parts(self, x: Tensor) -> tuple[Tensor, ...]:
+        return (self.start + self.units * x).split([shape.numel() // self.lead for shape in self.shapes], -1)
+
     def _smooth(self, values: Tensor, multipliers: Tensor) -> Tensor:
         return self._sharp(values, multipliers).logsumexp(-1) / self.sharpness
 
@@ -171,7 +177,7 @@ class Problem:
 
 def descend(problem: Problem, tol: float, steps: int, bar: tqdm) -> tuple[Best, bool]:
     """The best bounds that L-BFGS meets, and whether each problem's gap is at most ``tol``."""
-    optimizer, best, last = LBFGS(problem.loss, problem.start), None, None
+    optimizer, best, last = LBFGS(problem.loss, torch.zeros_like(problem.start)), None, None
     gap = torch.ones_like(problem.sharpness)
     done = gap < 0
     while True:

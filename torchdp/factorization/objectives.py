@@ -135,7 +135,10 @@ class LocalError(Objective):
     outer: float
 
     def __post_init__(self) -> None:
-        prior = checks.shares("prior", self.prior, len(checks.real("prior", self.prior)))
+        prior = checks.real("prior", self.prior)
+        if prior.ndim != 1:
+            raise ValueError(f"prior must be a vector, one share for each type, not of shape {tuple(prior.shape)}")
+        prior = checks.shares("prior", prior, len(prior))
         object.__setattr__(self, "prior", prior)
         object.__setattr__(self, "outer", checks.within("outer", self.outer, -1, 1e6))
 

@@ -83,6 +83,13 @@ class Relaxation(nn.Module):
         return (right.mT, left.mT) if wide else (left, right)
 
     @property
+    def flatness(self) -> dict[str, Tensor]:
+        """Of T_kl, (s_k + s_l)^{-1/2} for the squared row norms s of R0, relative: a unit of descent there."""
+        s = self.start_right.square().sum(-1)
+        s = s / s.mean(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
+        return {"T": ((s[..., :, None] + s[..., None, :]) / 2).clamp_min(1e-8).rsqrt()}
+
+    @property
     def shift(self) -> Tensor | None:
         """v of left right = W - v 1^T, (*batch, m); None where none was asked for."""
         if self.mu is None or self.centre is None:

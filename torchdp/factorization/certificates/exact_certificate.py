@@ -41,11 +41,11 @@ def exact_certificate(
     """
     if check_exponent(p) not in (2, math.inf):
         raise ValueError(f"p must be 2 or inf, not {p:g}: other powers of fractions are no fractions")
-    W = checks.one_matrix("W", W).cpu()
+    W = checks.one_matrix("W", W)
     if sum(W.shape) > LARGEST:
         raise ValueError(f"W must be (m, n) with m + n <= {LARGEST}, not {tuple(W.shape)}")
-    left, right = fitting_factors(left.cpu(), right.cpu(), W)
-    c, P = dual_weights(row_weights.cpu(), column_weights.cpu(), W)
+    given = W, *fitting_factors(left, right, W), *dual_weights(row_weights, column_weights, W)
+    W, left, right, c, P = (each.cpu() for each in given)
     x, y = (w / w.amax().clamp_min(torch.finfo(w.dtype).tiny) for w in (c.sqrt(), P.sqrt()))
     U, _, Vh = torch.linalg.svd(x[:, None] * (W / magnitude(W)) * y, full_matrices=False)
     exact, (x_, y_) = _fractions(W), (_rounded(w[None])[0] for w in (x, y))

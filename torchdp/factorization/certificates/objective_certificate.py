@@ -52,7 +52,7 @@ def certify_objective(
     v = None if shift is None else fitting("shift", shift, W, W.shape[-2:-1])[..., None]
     missing = W - left @ right if v is None else W - left @ right - v
     a, b = left.square().sum(-1), right.square().sum(-2)
-    offset = objective.offset(W)
+    offset = checks.instance("objective", objective, Objective).offset(W)
     if v is not None and bool((offset != 0).any()):
         raise ValueError("shift is for an objective without offset: the offset is of W, and a shift would move it")
     with torch.inference_mode(False), torch.enable_grad():

@@ -94,8 +94,10 @@ class MarginalFactorization:
         ``gaussian_sigma(epsilon, delta, 1)`` for two histograms whose R differ by at most the sensitivity.
         """
         sigma, (codes, index) = checks.non_negative("sigma", sigma), self.subsets(sets)
-        if checks.real("normals", normals).shape != codes.shape:
-            raise ValueError(f"normals must hold one number for each of {len(codes)} subsets, not {len(normals)}")
+        if checks.floating("normals", normals).shape != codes.shape:
+            raise ValueError(
+                f"normals must hold one number for each of {len(codes)} sets, not {tuple(normals.shape)}"
+            )
         inside = _bits(self.order, sets.device)
         scale = [self._sigma(k) ** -0.5 if k in self._sizes else 0.0 for k in range(self.order + 1)]
         scales = torch.tensor(scale, dtype=torch.float64, device=sets.device)[inside.sum(-1)]
