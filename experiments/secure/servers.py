@@ -43,7 +43,7 @@ class Config:
     organisations: int = 4
 
 
-FULL, SMOKE = Config(), Config(2_000, 2, 2)
+FULL, SMOKE = Config(), Config(20_000, 2, 2)
 COLUMNS, HEIGHT, COPIES, EPSILON, DELTA, RIDGE = 10, 100, 2, 0.5, 1e-6, 10.0
 WAIT = 600.0
 Question = SecureSketch | SharedSum
