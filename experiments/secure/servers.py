@@ -43,7 +43,7 @@ class Config:
     organisations: int = 4
 
 
-FULL, SMOKE = Config(), Config(2_000, 2, 2)
+FULL, SMOKE = Config(), Config(20_000, 2, 2)
 COLUMNS, HEIGHT, COPIES, EPSILON, DELTA, RIDGE = 10, 100, 2, 0.5, 1e-6, 10.0
 WAIT = 600.0
 Question = SecureSketch | SharedSum
@@ -136,9 +136,9 @@ def compare(kind: str, folder: Path, session: Session, x: Tensor, report: Report
     value, error, n = torch.load(folder / "release.pt")
     files = {tuple(path.name.split(".")): path.stat().st_size for path in (folder / "session").glob("*.*.*")}
     for path in sorted(folder.glob("*.json")):
-        sent, read = (sum(size for ends, size in files.items() if ends[end] == path.stem) for end in (0, 1))
+        through = sum(size for ends, size in files.items() if path.stem in ends) / 1e6
         seconds = json.loads(path.read_text())
-        report.row("roles", question=kind, role=path.stem, cpu_seconds=seconds, sent=sent, read=read)
+        report.row("roles", question=kind, role=path.stem, cpu_seconds=seconds, megabytes=through)
     here, question = alone(session, x), session.question
     report.say(session.sums.guarantee)
     z = (value - question.exact(question.summary(x))) / error

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shlex
 import subprocess
@@ -79,12 +78,10 @@ def test_the_guide_is_three_terminals_and_ten_commands(run):
 
 
 @pytest.mark.slow
-def test_the_guide_as_three_processes_from_an_empty_folder(tmp_path):
-    python = f"{sys.executable} -m torchdp"
-    for name, count in (("north", 75), ("south", 50)):
-        os.chdir(tmp_path)
-        table(name, PEOPLE * count)
-    running = []
+def test_the_guide_as_three_processes_from_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table("north", PEOPLE * 75), table("south", PEOPLE * 50)
+    python, running = f"{sys.executable} -m torchdp", []
     for terminal in TERMINALS:
         commands = [shlex.join(words[1:]) for words in terminal]
         lines = [f"until {python} {command}; do sleep 1; done" for command in commands]

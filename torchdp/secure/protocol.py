@@ -31,7 +31,7 @@ class SecureSketch(SecureSums):
 
     x: A, a row for each client, in their order. A message is a client's words before it shares them out; a tally is
     their signed total modulo 2^bits, what the servers' sums add up to. Summaries are the exact sums of the truncated
-    rows, (m, d) integers. Shares, frames and servers are the channel: ``share``, ``servers``, ``processes``.
+    rows, (m, d) integers. Shares, frames and servers are the channel: ``share``, ``servers``, ``roles``.
 
     Client i adds to its integers q = trunc(a_i 2^f), for each copy c, fresh noise round(N(0, sigma_j^2 4^f I)), j =
     rows[c, i], multiplies by the public sign, splits the words into one share for each server. Servers add the shares

@@ -37,7 +37,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     x: A, a row for each client, in their order. A message is a client's words before it shares them out; a tally is
     their signed total modulo 2^bits, what the servers' sums add up to. Summaries are the exact sums of the truncated
-    rows, (m, d) integers. Shares, frames and servers are the channel: ``share``, ``servers``, ``processes``. What noise
+    rows, (m, d) integers. Shares, frames and servers are the channel: ``share``, ``servers``, ``roles``. What noise
     clients add, and which servers, is the subclass's.
     """
 
