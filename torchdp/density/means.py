@@ -176,9 +176,8 @@ class OfFeatures(Protocol[Crowd]):
     def validate_summary(self, summary: Crowd) -> Crowd:
         """``summary``, a crowd of as many users as the law is of. Raises TypeError, ValueError."""
         summary = self._users(summary)
-        odd = tensor_of(summary.n) != self.law.users
-        if bool(odd.any()):
-            raise ValueError(f"summary must be of {self.law.users} users, as the law is{checks.at(odd)}")
+        if (n := alike(summary.n)) != self.law.users:
+            raise ValueError(f"summary must be of {self.law.users} users, as the law is, not {n}")
         return summary
 
 
