@@ -57,7 +57,7 @@ class Choice(Generic[T]):
         width = max(len("lower bound"), *(len(one.name) for one in self.candidates))
         lines = [f"{'candidate':<{width}}  predicted error"]
         lines += [f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates]
-        least = "none known" if self.bound is None else f"{self.bound:<10.6g}  of what is unbiased"
+        least = "none known" if self.bound is None else f"{self.bound:<10.6g}  for unbiased estimators"
         return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
 
     __repr__ = __str__
