@@ -47,7 +47,7 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
     def calibrated(features: Features, users: int, epsilon: float, delta: float) -> "CentralKDE":
         """With the least Gaussian noise that makes the release (epsilon, delta)-DP. Raises ValueError, TypeError."""
         sums = _rounded(checks.instance("features", features, Features))
-        multiplier = gaussian_sigma(epsilon, checks.fraction("delta", delta) * ROUNDED)
+        multiplier = gaussian_sigma(checks.positive("epsilon", epsilon), checks.fraction("delta", delta) * ROUNDED)
         return CentralKDE(features, CentralGaussianSum(users, sums(multiplier).sigma), delta)
 
     @cached_property
