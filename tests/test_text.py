@@ -40,6 +40,24 @@ def test_no_message_names_a_distribution_that_no_index_has():
     assert not wrong and len(pages) > 400
 
 
+GENERATED = {"figures.md", "mechanisms.md", "papers.md", "theorems.md"}
+DIALECT = (  # regular expressions of words for which the field has a term: docs/notation.md
+    "errs", "err less", "nobody", "laws?", "bits tell", "off by", "people who", "hides? less", "harder to hide",
+    "speaks? of", "rooms?", "takes? part", "private to the last bit", "told apart", "attained", "in earnest",
+    "beforehand", "goes on where", "mix people", "last one's", "without a message", "what may still be spent",
+    "types of users", "numbers of memory", "battery", "of one's own", "that no unbiased one is below",
+)  # fmt: skip
+
+
+def test_pages_written_by_hand_use_the_terms_of_the_field():
+    pages = [path for path in ROOT.glob("docs/*.md") if path.name not in GENERATED]
+    for page in pages:
+        prose = re.sub(r"(?ms)^```.*?^```|`[^`]*`|\]\([^)]*\)", " ", page.read_text())  # no code and no address
+        found = re.findall(rf"(?i)\b(?:{'|'.join(DIALECT)})\b", " ".join(prose.split()))
+        assert not found, f"{page.name}: {found}"
+    assert len(pages) > 25
+
+
 ABSENT = {
     "cvxpy": lambda: factorization.reference(torch.eye(2)),
     "cvxpylayers": lambda: gram_layer(torch.ones(5, 7)),
