@@ -10,9 +10,10 @@ from test_readme import PRINTED, TOLD, estimates, runnable
 
 ROOT = Path(__file__).resolve().parent.parent
 # Pages named by what runs their commands. The rest are blocks of Python, and what those print.
-TUTORIALS = {  # every indented line that begins so
+TUTORIALS = {  # every line that begins so
     "docs/sweeps.md": "torchdp ",  # tests/cli/test_scripts.py
     "docs/cluster.md": "torchdp ",
+    "docs/sums.md": "torchdp secure ",  # tests/cli/test_secure_command.py
 }
 FORMULAS = "kernels/"  # indented lines there are mathematics
 DENSITY = "tests/experiments/test_density_scripts.py"
@@ -86,8 +87,7 @@ def unrun(pages):
             elif not page.startswith(FORMULAS):
                 known = {*COMMANDS, *estimates(inner)}
                 for command in commands(code):
-                    tutorial = language == "indented" and command.startswith(TUTORIALS.get(page, "\0"))
-                    if not (tutorial or command in known):
+                    if not (command.startswith(TUTORIALS.get(page, "\0")) or command in known):
                         yield f"{page}: {command}"
             before = language
 
