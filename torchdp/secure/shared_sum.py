@@ -78,7 +78,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
         return self.noise.guarantee
 
     def guarantee_of(self, clients: int) -> Guarantee:
-        """What the sum of so many clients' messages promises. Raises ValueError where nothing."""
+        """The guarantee of the sum of so many clients' messages. Raises ValueError where nothing."""
         return self.noise.guarantee_of(clients)
 
     @property

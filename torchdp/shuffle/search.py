@@ -131,7 +131,7 @@ Family = Callable[[float], Law]  # noise > 0 -> a law, by and large more private
 
 
 def least_noise(family: Family[Law], start: float, target: Target) -> Law:
-    """The law of the smallest noise found whose delta over all flips is at most the target's; start: a guess.
+    """That of the smallest noise found whose delta over all flips is at most the target's; start: a guess.
 
     Guarantees: the certified delta of what is returned is at most the target's: it is computed last, so nothing rests
     on the family being monotone.

@@ -24,7 +24,7 @@ COUNT_BITS = 32  # of the number of users, before the messages of a bag
 
 
 class Shuffled(MessageProtocol[S, ShuffledMessages]):
-    """Users who send bits under one law in each of ``instances`` sums, whatever their bits are made from.
+    """Users who send bits by one mechanism in each of ``instances`` sums, whatever their bits are made from.
 
     A tally keeps each instance's total and how many users were heard. ``absent``: so many of ``law.users`` may send
     nothing, or collude, and the guarantee still holds; an analyst takes tallies of no fewer of them.

@@ -1,4 +1,4 @@
-"""Whose noise counts: clients who know their own noise, or send none, protect nobody else.
+"""Whose noise counts: clients who know their own noise, or send none, protect no one else.
 
 Two numbers: ``corrupt`` clients may collude with the reader of the result, and beside them ``absent`` ones may drop
 out. Both are taken away, t' = corrupt + absent; what is left of each row, h_j honest (client, copy) pairs, is what

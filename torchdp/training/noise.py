@@ -110,7 +110,7 @@ class CorrelatedNoise(nn.Module):
         participation: Participation,
         neighbours: Neighbours = Neighbours.ADD_REMOVE,
     ) -> Guarantee:
-        """What the outputs of all steps promise where each user's part of a sum has norm at most ``bound``.
+        """The guarantee of the outputs of all steps if each user's part of a sum has norm at most ``bound``.
 
         The gradients of a step may depend on all earlier outputs. ADD_REMOVE: the user's parts are there or 0, the
         other users' steps stay. Raises TypeError, ValueError, as ``sensitivity`` and ``gaussian_guarantee`` do.
@@ -121,7 +121,7 @@ class CorrelatedNoise(nn.Module):
         return noise_guarantee(self.strategy, self.sigma, bound, delta, participation, neighbours)
 
     def secret_state(self) -> dict[str, Any]:
-        """The whole state, for ``torch.save``: key, step, past noise and its law's name. As secret as the data."""
+        """The whole state, for ``torch.save``: key, step, past noise and its kind. As secret as the data."""
         return self._stream.secret_state()
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
@@ -132,9 +132,9 @@ class CorrelatedNoise(nn.Module):
         self._stream.load_secret_state(state)
 
     def skip(self, step: int) -> None:
-        """Spends all steps before ``step`` on nothing: their noise is drawn, as later noise needs it, and unseen.
+        """Skips all steps before ``step``: their noise is drawn, as later noise depends on it, but never released.
 
-        In the time of so many steps, or none where noise is independent. Raises ValueError.
+        Takes the time of so many steps, or none if the noise is independent. Raises ValueError.
         """
         self._stream.skip(step)
 

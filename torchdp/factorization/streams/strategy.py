@@ -121,7 +121,7 @@ class StreamStrategy(ABC):
         """What a user moves who is in at most ``times`` steps, any two at least ``gap`` apart; None: C must be formed.
 
         Here of a Toeplitz C >= 0: e_t = max_{s >= t} c_s does not rise, and <column i, column j> of e's matrix is at
-        least that of C's and falls in j - i and in j: so 0, gap, 2 gap, ... are its worst steps, and under C nobody
+        least that of C's and falls in j - i and in j: so 0, gap, 2 gap, ... are its worst steps, and under C no user
         moves further. Attained where c = e.
         Source: Kalinin, Lampert (2024), Theorem 2, where c does not rise; the envelope: here.
         """
