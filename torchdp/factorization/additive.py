@@ -1,4 +1,4 @@
-"""How much noise a central mechanism must add, whatever the workload: a lower bound with every constant.
+"""Lower bound on the noise of a central mechanism, for any workload, with explicit constants.
 
 One query of width 1 (its largest change when one user's value is replaced). Z is the noise, c its mean, q = e^-epsilon
 and s(t) = P(|Z - c| >= t), so that Var Z = int 2t s(t) dt. Comparing Z with Z - 1 and Z + 1 on half-lines,

@@ -1,9 +1,9 @@
-"""How many users a locally private protocol needs: hard distributions from a dual witness, with every constant.
+"""Sample complexity lower bounds of local privacy: hard distributions from a dual witness, with explicit constants.
 
 The claim. W (m x n) are linear queries on n types. Users hold i.i.d. types of unknown distribution mu; each sends
 one epsilon-LDP message (non-interactive: no message depends on another; users may differ, public coins are allowed).
 If every answer (W mu)_v is estimated with root mean squared error at most alpha whatever mu is, then at least
-``HardInstance.samples`` users spoke.
+``HardInstance.samples`` users took part.
 
 Its proof. Take a distribution c on queries, P on types, and directions M_v with sum_x M_vx = 0, <W_v, M_v> = 1. For
 each v the types are from lambda_v + t M_v, t unknown in [-B_v, B_v], where B_v |M_v| <= lambda_v: the answer to query
@@ -174,7 +174,7 @@ def hard_instance(
 def sample_upper_bound(
     norm: float, variance: float, alpha: float, *, spread: float = 0.0, bias: float = 0.0
 ) -> float:
-    """Users with whom the local factorization mechanism has root mean squared error ``alpha`` on every query.
+    """Users for whom the local factorization mechanism has root mean squared error ``alpha`` on every query.
 
     (norm^2 variance + spread^2 / 4) / (alpha^2 - bias^2): each user of type x sends an unbiased message of R_x with
     covariance ``variance`` * (largest ||R_x||)^2 * I, and query v is read off the mean as <L_v, .> (plus the shift).

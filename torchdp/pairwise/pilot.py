@@ -29,7 +29,7 @@ def after_pilot(pilot: StrategyReports, heard: Tally, n: int) -> StrategyReports
 
     pilot: of a mean that approximates no other. heard: its tally, of 2 users at least. Raises TypeError, ValueError.
 
-    Guarantees: each user's is that of the protocol by which that user speaks, once: at most the pilot's epsilon.
+    Guarantees: each user's is that of the one protocol to which that user sends a message: at most the pilot's epsilon.
     Source: McKenna, Maity, Mazumdar, Miklau (2020) for strategies of a prior; the pilot is made here.
     """
     checks.instance("pilot", pilot, StrategyReports)
@@ -58,7 +58,7 @@ def after_pilot(pilot: StrategyReports, heard: Tally, n: int) -> StrategyReports
 
 
 def pooled(groups: Sequence[tuple[StrategyReports, Tally]]) -> Estimate:
-    """The statistic of all users, pairs across the groups and all, who spoke once each, in groups.
+    """The statistic of all users, pairs across the groups included, each of whom sent one message, in groups.
 
     The groups' decoded vectors add up: whoever is in which group, the value is that of these users, without bias. The
     error counts the groups as alike. groups: of one mean, their tallies of one shape. Raises TypeError, ValueError.

@@ -210,7 +210,7 @@ class Tally(Brief):
         return self
 
     def _judge(self, name: str, value: Tensor, low: Tensor | float, high: Tensor | float) -> None:
-        """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of nobody."""
+        """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of no user."""
         n = tensor_of(self.n)
         behind = max(end.ndim for end in (low, high) if isinstance(end, Tensor)) - n.ndim
         some = (n > 0).view(*n.shape, *[1] * behind)

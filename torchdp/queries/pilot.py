@@ -26,7 +26,7 @@ def after_pilot(pilot: AdaptiveOracle, heard: Tally) -> AdaptiveOracle:
 
     pilot: of at most 256 types, all told apart. heard: its tally. Raises TypeError, ValueError.
 
-    Guarantees: each user's is that of the protocol by which that user speaks, once: at most the pilot's epsilon.
+    Guarantees: each user's is that of the one protocol to which that user sends a message: at most the pilot's epsilon.
     Source: McKenna, Maity, Mazumdar, Miklau (2020) for strategies of a prior; the pilot is made here.
     """
     own = checks.instance("pilot", pilot, AdaptiveOracle).client
@@ -46,7 +46,7 @@ def after_pilot(pilot: AdaptiveOracle, heard: Tally) -> AdaptiveOracle:
 
 
 def pooled(groups: Sequence[tuple[QueryProtocol, Tally]]) -> Estimate:
-    """The answers for all users, who spoke once each, in groups: the mean of the groups' answers by their sizes.
+    """The answers for all users, one message each, in groups: the mean of the groups' answers by their sizes.
 
     It is the answer of these users whoever is in which group; squared standard errors add up. groups: of the same
     queries, their tallies of one shape. Raises TypeError, ValueError.

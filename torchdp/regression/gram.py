@@ -82,12 +82,12 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
 
     @property
     def gram_sigma(self) -> float:
-        """Level of the released gram's noise, everybody heard: this on the diagonal, 1/sqrt 2 of it elsewhere."""
+        """Level of the released gram's noise, no client absent: this on the diagonal, 1/sqrt 2 of it elsewhere."""
         return self.noise.level
 
     @property
     def cross_sigma(self) -> float:
-        """Standard deviation of each entry of the released A^T b, everybody heard."""
+        """Standard deviation of each entry of the released A^T b, no client absent."""
         return self.noise.level / self.weight
 
     @property

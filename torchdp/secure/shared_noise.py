@@ -38,7 +38,7 @@ class SharedNoise(ABC):
 
     @property
     def level(self) -> float:
-        """Standard deviation of all the noise of the sum, everybody heard."""
+        """Standard deviation of all the noise of the sum, no client absent."""
         return float(self.level_of(self.clients))
 
     @property
@@ -71,7 +71,7 @@ class SharedNoise(ABC):
 
     @abstractmethod
     def add_sum(self, total: Tensor, clients: Users, draws: Draws, shape: tuple[int, ...]) -> Tensor:
-        """Sums of what so many show, (*batch, words), and noise: (*shape, *batch, words), exact; unchecked."""
+        """What so many show summed, (*batch, words), and noise: (*shape, *batch, words), by distribution; unchecked."""
 
     def heard(self, clients: Users) -> None:
         """Refuses ``clients`` whose noise does not suffice for ``guarantee``. Raises ValueError."""

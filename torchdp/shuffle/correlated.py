@@ -107,7 +107,7 @@ class CorrelatedSum(MessageLaw):
         """Noise ratio e^(-(1 - share) e), e the largest that unlimited flood makes private; then a small flood.
 
         The flood is NB(shape, e^(-c e)), c in [0.02, 1.5] chosen for the fewest messages by moments of a coarse
-        law; the shape, found to about 3 % of delta, is certified. Flips alone are counted.
+        distribution; the shape, found to about 3 % of delta, is certified. Flips alone are counted.
         """
         share = checks.fraction("share", share)
         target, left = target.composed(cls), (target.users - target.absent) / target.users

@@ -188,7 +188,7 @@ class BitLaw(ABC):
 
     @classmethod
     def refuse_counts(cls, largest: float) -> None:
-        """Raises TypeError where users move by more than a bit does, and the law takes bits alone."""
+        """Raises TypeError where users move by more than a bit does, and only bits are accepted."""
         if largest > 1 and not (cls.takes_counts or cls.takes_numbers):
             raise TypeError(f"{cls.__name__} takes bits, which move by 1 at most; take BoundedSum or PoissonSum")
 

@@ -32,7 +32,7 @@ class PureSum(MessageLaw):
     Z1, Z2 ~ NB(1/n, ratio), ratio = e^(-epsilon_1); F in {0, ..., s}, Pr[F = f] proportional to e^(epsilon_2 f), with
     epsilon_2 = share epsilon, epsilon_1 = epsilon - epsilon_2 and the least s for which
     (1 - drop) Pr[F = 0] <= (e^epsilon - 1) drop. The estimate is the sum of all messages over 1 - drop: the flood
-    cancels, and the variance is S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2). Among laws with
+    cancels, and the variance is S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2). Among distributions with
     Pr[F = f + 1] <= e^epsilon_2 Pr[F = f] and this Pr[F = 0], F is stochastically the smallest, up to the rounding
     of s.
     epsilon: of one instance. share, drop in (0, 1). Raises ValueError.

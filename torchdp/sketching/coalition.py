@@ -43,7 +43,7 @@ class Coalition(ABC):
 
     @abstractmethod
     def honest(self, sketch: Sketch, delta: float) -> Tensor:
-        """Honest pairs that each row holds at least: (m,), int64; 0 in rows that hold nobody.
+        """Honest pairs that each row holds at least: (m,), int64; 0 in empty rows.
 
         delta: of the whole release, of which ``slack(delta)`` goes into this. Raises ValueError where a used row may
         have no honest client: such a sketch must not be released.

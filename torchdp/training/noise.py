@@ -25,7 +25,7 @@ class CorrelatedNoise(nn.Module):
     Args:
         strategy: C, (steps, steps), lower triangular, its diagonal positive; or for any number of steps a
             :class:`StreamStrategy`: bands, buffers, which keep buffers x size numbers, buffers that draw rows of Z of
-            earlier passes again, or one's own.
+            earlier passes again, or a custom one.
         size: numbers in a gradient.
         sigma: standard deviation of Z's entries.
         noise: the 256 bits from which all of it is made come from here, for None from the system.
