@@ -1,22 +1,22 @@
 """torchdp: differentially private mechanisms as batched tensor programs.
 
-The rooms (each a module; loaded on first use, so ``import torchdp`` costs nothing):
+The packages (each a module; loaded on first use, so ``import torchdp`` costs nothing):
 
-- :mod:`torchdp.privacy`: what is guaranteed, and calibration
-- :mod:`torchdp.protocol`: the verbs that every mechanism has, tallies, estimates, choices
-- :mod:`torchdp.noise`: the randomness of what users and curators send
+- :mod:`torchdp.privacy`: privacy guarantees, composition and calibration
+- :mod:`torchdp.protocol`: the interface of every mechanism, tallies, estimates, choices
+- :mod:`torchdp.noise`: the cryptographic randomness of what users and curators send
 - :mod:`torchdp.workloads`: linear queries and pairwise kernels as matrices
 - :mod:`torchdp.factorization`: certified factorization norms
-- :mod:`torchdp.randomizers`: what one user runs
+- :mod:`torchdp.randomizers`: local randomizers: what one user runs
 - :mod:`torchdp.queries`: linear queries, local and central; agnostic learning
 - :mod:`torchdp.pairwise`: pairwise statistics under local differential privacy
 - :mod:`torchdp.collection`: messages that arrive in batches, in memory and on disk; groups compared
 - :mod:`torchdp.domains`: convex sets given by oracles, and the shape of the noise for each
 - :mod:`torchdp.mean`: unbiased means of any bounded domain, with the Gaussian noise of the best shape
-- :mod:`torchdp.shuffle`: sums of bits through a shuffler, and their exact accounting
-- :mod:`torchdp.density`: kernel densities through a shuffler, and learning from them
+- :mod:`torchdp.shuffle`: sums of bits in the shuffle model, and their exact accounting
+- :mod:`torchdp.density`: kernel density estimation in the shuffle model, and learning from it
 - :mod:`torchdp.sketching`: public sketches and noise that clients divide among them
-- :mod:`torchdp.secure`: sums by servers that see shares only
+- :mod:`torchdp.secure`: secure aggregation by servers that see secret shares only
 - :mod:`torchdp.regression`: ridge, low rank and moments of secure sums
 - :mod:`torchdp.training`: correlated noise and public features in a training loop
 - :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume

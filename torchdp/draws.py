@@ -206,7 +206,7 @@ class Draws(ABC):
 
 
 class Simulated(Draws):
-    """A ``torch.Generator`` as :class:`Draws`: for ``sample_`` and for what is public, never for what hides a user.
+    """A ``torch.Generator`` as :class:`Draws`: for ``sample_`` and for what is public, never for private noise.
 
     Counts are torch's own. Raises TypeError for anything but a generator, ValueError where it is on another device
     than ``device``.

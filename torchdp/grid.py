@@ -1,4 +1,4 @@
-"""Whole steps of a grid: what it costs to round vectors, and the normal noise that hides them. The one proof of it.
+"""Whole steps of a grid: the cost of rounding vectors, and the normal noise added to them. The one proof of it.
 
 *1. Vectors.* Two vectors of d numbers at distance D, both rounded to multiples of h, to the nearest or toward 0, are
 at most D + h d^{1/2} apart (``moved``): each coordinate's difference grows by less than h. Toward 0 no norm grows.
@@ -33,17 +33,17 @@ taken.
 *4. Where the grid is fine for one client's noise it costs a variation alone.* Let s = sigma_j 2^f.
 
 *Claim.* The sum of h rounded normals is within v = ``grid_variation(h, s)`` in total variation of round(h^{1/2} s g +
-U), U a sum of h - 1 uniforms on [-1/2, 1/2]. That law, moved by an integer, is a function of the normal moved by it.
+U), U a sum of h - 1 uniforms on [-1/2, 1/2]. Moved by an integer, it is a function of the normal moved by it.
 So Y has at most (1 + e^epsilon) (copies columns v) more delta than Gaussian noise at mu^2 = sum_c D^2/(h_j sigma_j^2).
 
 *Proof.* f(x) = P(round(s g) = x), continued to all real x, is the density of s g + V, V uniform; its transform is
-q(t) = e^(-s^2 t^2/2) sin(t/2)/(t/2). By Poisson's formula the sum's law has the series (sum_m q(t + 2 pi m))^h, and the
-density of h such numbers, taken at the integers, sum_m q(t + 2 pi m)^h; the last uniform makes these values the law of
+q(t) = e^(-s^2 t^2/2) sin(t/2)/(t/2). By Poisson's formula the sum has the series (sum_m q(t + 2 pi m))^h, and the
+density of h such numbers, taken at the integers, sum_m q(t + 2 pi m)^h; the last uniform makes these the masses of
 round(.). Let |t| <= pi and R the sum over m != 0 of |q(t + 2 pi m)|: R <= 2.1 e^(-s^2 (2 pi - |t|)^2/2) for s >= 1/2.
 The series differ by at most h R (|q(t)| + R)^(h - 1) + 2.1 e^(-h s^2 pi^2/2). For |t| <= pi/2 the first is at most
 2.1 h exp(-2 pi^2 s^2 (h - 1)/h + 2.1 h e^(-pi^2 s^2)): the quadratic is least at t = 2 pi/h. Beyond, 2 pi - |t| >= pi
 and R <= 2.1 e^(-s^2 t^2/2), so it is at most 2.1 h e^(-s^2 pi^2/2) (3.1 e^(-s^2 pi^2/8))^(h - 1). No mass differs by
-more than the series do. Both laws have E e^(l X) <= e^(w l^2/2) (1 + 2.1 e^(-2 pi^2 s^2))^h, w = h (s^2 + 1/12), by
+more than the series do. Both have E e^(l X) <= e^(w l^2/2) (1 + 2.1 e^(-2 pi^2 s^2))^h, w = h (s^2 + 1/12), by
 Poisson's formula again, so that beyond N = (200 w)^{1/2} lies 2 e^-100 of either, times that last power. QED
 """
 

@@ -1,7 +1,7 @@
 """Where the noise of users and curators comes from: a cipher keyed by the system, or a seed in its place for tests.
 
-Public draws (features, sketches, matrices) and ``sample_`` take a ``torch.Generator``; what hides a user takes a
-:class:`Noise`. The two are different types, so no stream can be published and hide somebody at once.
+Public draws (features, sketches, matrices) and ``sample_`` take a ``torch.Generator``; private noise takes a
+:class:`Noise`. The two are different types, so no stream can be both published and used for privacy.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def process() -> tuple[int, int]:
 
 
 class Noise(Draws):
-    """ChaCha20 under 256 bits of the operating system's: nobody can repeat it, and no two threads share a word.
+    """ChaCha20 under 256 bits of the operating system's: it cannot be repeated, and no two threads share a word.
 
     Each thread has its own key, drawn at its first use; so has a forked child. A key makes 2^26 words, or those of one
     larger call, and is forgotten. A copy or a pickle would repeat its words: both raise TypeError. On a GPU the words

@@ -43,7 +43,7 @@ class RoundedNormal:
     same for all c but for a share 2.0001 e^(-2 pi^2 v^2), by Poisson's summation. Beyond 2^20 steps K is made of such
     pieces in its turn, for which the same holds: P(L + z K = n) for discrete normals L, K.
 
-    Guarantees: independent draws, each within ``variation`` of this law in total variation, for uniform words.
+    Guarantees: independent draws, each within ``variation`` of this distribution in total variation, for uniform words.
     """
 
     sigma: float
@@ -70,13 +70,13 @@ class RoundedNormal:
 
     @property
     def variation(self) -> float:
-        """Largest total variation distance of one draw from the law: (thresholds + 3) 2^-129, of both pieces."""
+        """Largest total variation distance of one draw from its target: (thresholds + 3) 2^-129, of both pieces."""
         pieces = self._pieces("cpu")
         return sum(guide.variation for _, guide in pieces) + BUMPS * (len(pieces) - 1)
 
     @property
     def variance(self) -> float:
-        """Of the law: sigma^2 + step^2/12, where sigma is a step or more to 1e-7 of it."""
+        """Of the distribution: sigma^2 + step^2/12, where sigma is a step or more to 1e-7 of it."""
         return self.step**2 * sum(apart**2 * guide.variance for apart, guide in self._pieces("cpu"))
 
     def draw(self, shape: tuple[int, ...], draws: Draws) -> Tensor:

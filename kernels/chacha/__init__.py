@@ -1,4 +1,4 @@
-"""ChaCha20: words that nobody without the key can tell from random, the same integers on every device."""
+"""ChaCha20: words indistinguishable from random without the key, the same integers on every device."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ LIBRARY = find_spec("cryptography") is not None and sys.byteorder == "little"
 
 
 def system_key(device: torch.device | str = "cpu") -> Tensor:
-    """A key of 256 bits that nobody can repeat, from the operating system: (8,) int32."""
+    """A key of 256 bits that cannot be repeated, from the operating system: (8,) int32."""
     return key_of(os.urandom(32), device)
 
 

@@ -1,4 +1,4 @@
-"""Laws of integers as thresholds of 128 bits: P(X >= j), each to the nearest multiple of 2^-128."""
+"""Distributions of integers as thresholds of 128 bits: P(X >= j), each to the nearest multiple of 2^-128."""
 
 import decimal
 import math
@@ -15,7 +15,7 @@ from torchdp import checks
 LONGEST = 1 << 16  # thresholds of one table
 DIGITS = 60  # of the sums; what they lose in 2^18 terms is far below 2^-128
 MOST_TRIALS = 1 << 53
-CUT = Decimal(2) ** -140  # a tail below this share of the law is left out
+CUT = Decimal(2) ** -140  # a tail below this share of the mass is left out
 NARROWEST, WIDEST = 1 / 16, 2048.0  # deviations of a rounded normal that is drawn from a table
 
 
@@ -26,8 +26,8 @@ class Table:
     words: (4, size) int64, the 32-bit words of the thresholds from the highest on; the thresholds fall, and zeros fill
     them up to a power of two. length: how many are no filling.
 
-    Guarantees: X's total variation distance from the law is at most ``variation`` = (length + 3) 2^-129, so that N
-    draws change a delta by (1 + e^epsilon) N variation at most, for uniform words.
+    Guarantees: X's total variation distance from the distribution is at most ``variation`` = (length + 3) 2^-129, so
+    that N draws change a delta by (1 + e^epsilon) N variation at most, for uniform words.
     """
 
     first: int
@@ -94,7 +94,7 @@ def binomial(trials: int, probability: float) -> Table:
 
 
 def _table(step: Callable[[int], Decimal], mode: int, limit: Decimal) -> Table:
-    """The law on 0, 1, ... with Pr[y]/Pr[y - 1] = step(y), at most 1 above the mode and at least 1 below it.
+    """The distribution on 0, 1, ... with Pr[y]/Pr[y - 1] = step(y), at most 1 above the mode and at least 1 below it.
 
     step falls with y, or rises to ``limit`` from a mode of 0.
     """
@@ -152,7 +152,7 @@ def _digits(digits: int) -> AbstractContextManager[decimal.Context]:
 
 
 def _of_masses(first: int, masses: list[Decimal]) -> Table:
-    """The table of the law on first, first + 1, ... that is proportional to ``masses``."""
+    """The table of the distribution on first, first + 1, ... that is proportional to ``masses``."""
     total, tail, thresholds = sum(masses), Decimal(0), []
     for mass in masses[:0:-1]:  # from the far end on, so that rare events keep all their digits
         tail += mass

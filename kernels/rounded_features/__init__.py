@@ -27,7 +27,7 @@ def rounded_counts(
     x: (n, d) float32; frequencies w, in turns for each unit of length: (d, I); phases b, in turns: (waves, I), as
     many waves of each frequency; labels: (n,) int64 in [0, classes). Returns (repeats, classes, I waves) int64, number
     i waves + w in the last place. A bit is a function of (key, first + the user's row, its number, its repeat) and of
-    t, so that parts of the users add up. The chance of a one is off by less than 2^-32, given the float32 cosine.
+    t, so that parts of the users add up. The chance of a one has error below 2^-32, given the float32 cosine.
     """
     return ROUNDED(x.device, x, frequencies, phases, labels, classes, key, first, repeats)
 

@@ -58,7 +58,7 @@ def normals(key: Tensor, first: int, count: int) -> Tensor:
 def rounded_normals(key: Tensor, first: int, units: Tensor) -> Tensor:
     """round(unit G) of entries first, first + 1, ...: units (count,) float64 -> (count,) int64.
 
-    Guarantees: up to ``SURE`` each entry's law is within ``VARIATION`` of a rounded normal's, for uniform words.
+    Guarantees: up to ``SURE`` each entry is within total variation ``VARIATION`` of a rounded normal, by uniform words.
     """
     radius, angle, start = _polar(key, first, len(units))
     t = _across(radius, angle)[first - start :][: len(units)] * units

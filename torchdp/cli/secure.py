@@ -90,7 +90,7 @@ def _party(path: str, clients: int = 0) -> Party:
 def _question(options: argparse.Namespace, clients: list[int]) -> SecureSums | SharedSum[Any]:
     """The protocol, of organisations with so many clients. Raises ValueError naming the option that is missing.
 
-    An organisation knows the noise of its own clients: what hides others from it is the rest.
+    An organisation knows the noise of its own clients: the rest protects the others from it.
     """
     kind, columns, budget = options.question, options.columns, (options.epsilon, options.delta)
     n, corrupt = sum(clients), max(clients) if options.corrupt is None else options.corrupt

@@ -10,8 +10,8 @@
 
 ``Collection`` is a value in memory, ``Journal`` the same in one SQLite file, which any number of threads and processes
 fill at once. A batch has a name and counts once, however often it is sent. Only messages in the local model can be
-heard in parts: where users hide among each other, a part of them would be protected less. A protocol in rounds takes
-one journal for each round. ``compare`` and ``difference`` say what two groups' estimates mean together.
+collected in parts: in the shuffle model a part of the users has a weaker guarantee. A protocol in rounds takes
+one journal for each round. ``compare`` and ``difference`` compare two groups' estimates.
 """
 
 from torchdp.collection.collection import Collection

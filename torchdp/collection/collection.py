@@ -65,7 +65,7 @@ class Collection(Brief):
 
     Guarantees: those of the protocol, for users who send their messages once: the tally, the digests and all that is
     computed from them depend on users through their messages alone. One who answers in two batches spends epsilon
-    twice; names are chosen by the collector and must not speak of users' values.
+    twice; names are chosen by the collector and must not reveal users' values.
     """
 
     protocol: MessageProtocol[Any, Any]
@@ -74,7 +74,7 @@ class Collection(Brief):
 
     @staticmethod
     def of(protocol: MessageProtocol[Any, Any]) -> "Collection":
-        """Before the first batch. Raises TypeError for a protocol whose users hide among each other."""
+        """Before the first batch. Raises TypeError for a protocol that is not of the local model."""
         if not isinstance(protocol, MessageProtocol) or protocol.guarantee.model is not Model.LOCAL:
             raise TypeError(
                 f"protocol must be one of messages in the local model, not {type(protocol).__name__}: users of any "

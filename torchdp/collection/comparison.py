@@ -40,8 +40,8 @@ class Difference(Estimate):
 def difference(first: Estimate, second: Estimate) -> Difference:
     """The difference of the estimates of two groups that have no user in common, each with noise of its own.
 
-    Of ``estimate()`` of each it speaks of these users: two real groups hardly ever agree exactly, so with enough users
-    every p-value is small. First ``pairwise.of_population``, and it speaks of the populations they were drawn from.
+    Of ``estimate()`` of each it is about these users: two real groups hardly ever agree exactly, so with enough users
+    every p-value is small. First ``pairwise.of_population``, and it is about the populations they were drawn from.
     Not for paired data, where a user has a value under each of two conditions: the two errors are then dependent. For
     those define the question on pairs of values (one type for each pair) and send one message.
     Epsilon, the protocol and n may differ between the groups; of fitted answers the unbiased ones are compared.

@@ -1,4 +1,4 @@
-"""Kernel densities in the shuffle model: random features of kernels, private densities, learning from them.
+"""Kernel density estimation in the shuffle model: random features, private densities, learning from them.
 
     >>> import torch
     >>> from torchdp import density, shuffle
@@ -10,16 +10,16 @@
     (torch.Size([3]), 2.0)
 
 A :class:`Family` is a kernel k(x, y) = E <f(x), g(y)> with bounded random f; :class:`Features` are drawn pairs (f_i,
-g_i). Users round f to bits, whose sums go through a law of ``torchdp.shuffle``; a :class:`Density` answers queries from
-the noisy means alone.
+g_i). Users round f to bits, which a ``BitLaw`` of ``torchdp.shuffle`` sums; a :class:`Density` answers queries from the
+noisy means alone.
 
 | symbol | name | |
 |---|---|---|
 | Q | ``coordinates`` | numbers of f of one repetition |
 | I | ``repetitions`` | pairs (f_i, g_i); ``instances`` = I Q |
 | R | ``bound`` | the largest absolute coordinate of f |
-| S | ``support`` | coordinates of f(x) that are not zero, at most |
-| beta | ``bias`` | of E <f, g> against k |
+| S | ``support`` | largest number of nonzero coordinates of f(x) |
+| beta | ``bias`` | of E <f, g> as an estimate of k |
 
 Guarantees: ``ShuffledKDE`` (Wagner 2025, Theorem 3.1, with exact composition and with accounting of how far features
 move), ``ShuffledClasses`` for vectors and labels together; what is learned is post-processing.

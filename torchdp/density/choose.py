@@ -59,7 +59,7 @@ class Question:
         return gaussian_sigma(self.epsilon, self.delta)
 
     def variance(self, law: type[PoissonSum] | type[BoundedSum], gamma: Tensor, sums: int) -> Tensor:
-        """Of the noise of one sum, about: fitted to certified laws of epsilon 0.1 to 8, 64 to 256 sums.
+        """Of the noise of one sum, about: fitted to certified mechanisms of epsilon 0.1 to 8, 64 to 256 sums.
 
         Mostly within a tenth; what is chosen is certified.
         """
@@ -98,7 +98,7 @@ class Question:
         return torch.stack([feature, rounding, noise, steps.sum(1) / 2 + extra, most + extra], 1)
 
     def candidates(self, plan: Plan, factors: dict[type, float]) -> Iterator[Found]:
-        """All scales and laws within the messages, no accounting run; factors: of each law's predicted variance."""
+        """All scales and noises within the messages, no accounting run; factors: of each one's predicted variance."""
         scales = SCALES[SCALES * plan.shape.max() <= MOST_STEPS]
         for law in LAWS:
             variance = factors.get(law, 1.0) * self.variance(law, plan.gamma * scales.square(), len(plan.shape))
@@ -215,7 +215,7 @@ def _same() -> torch.Generator:
 
 
 def _certified(tried: list[Plan], asked: Question) -> tuple[Found, ShuffledKDE]:
-    """The best by prediction, with the law that is certified for it. Raises ValueError."""
+    """The best by prediction, with the noise that is certified for it. Raises ValueError."""
     factors: dict[type, float] = {}
     kept: list[tuple[Found, ShuffledKDE]] = []
     for _ in range(AGAIN + 1):

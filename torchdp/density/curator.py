@@ -24,7 +24,7 @@ from torchdp.shuffle.sums import Curated
 
 @dataclass(frozen=True, eq=False)
 class CentralKDE(OfFeatures, Curated[Crowd]):
-    """The same density by a trusted curator, who adds up the features themselves: nothing is rounded.
+    """The same density by a trusted curator, who sums the features without rounding.
 
     features: public. law: ``CentralGaussianSum``, or ``ExactSum`` for no privacy at all. delta: at which the guarantee
     is stated. Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError, ValueError.

@@ -75,7 +75,7 @@ class Density(Estimate):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Density":
-        """What ``save`` wrote, on the CPU. No code of the file is run: only the classes of this room are made.
+        """What ``save`` wrote, on the CPU. No code of the file is run: only the classes of this package are made.
 
         Raises OSError, ValueError.
         """
@@ -98,7 +98,7 @@ class Density(Estimate):
 
 
 def _parts() -> list[Any]:
-    """The classes that a saved density is made of: this room's own families and features, no one else's."""
+    """The classes that a saved density is made of: this package's own families and features, no one else's."""
     kinds = [kind for kind in get_type_hints(Guarantee).values() if isinstance(kind, EnumType)]
     found: list[Any] = [Density, Guarantee, *kinds, Grid]
     heirs: list[type] = [Family, Features, StationaryKernel]

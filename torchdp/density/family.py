@@ -129,14 +129,14 @@ class Features(Brief, ABC):
 
     @property
     def composed(self) -> int:
-        """Instances of a law whose composition bounds what replacing a user's vector tells: repetitions * S.
+        """Instances of a mechanism whose composition bounds what replacing a user's vector tells: repetitions * S.
 
-        Two vectors with disjoint supports change the law of up to 2 S bits of a repetition, but a coordinate that is
-        zero is a fair coin, and so pairs of them cost no more than one. Take a coordinate j where only f(x) is not zero
-        and j' where only f(x') is not; by joint convexity the bits there may be taken as sure, a at j under x and b at
-        j' under x'. Bits (j, j') are then (a, coin) against (coin, b): with probability 1/2 each (a, b) against
-        (1 - a, b) and (a, 1 - b) against (a, b), which differ in one bit. Again by joint convexity such a pair costs at
-        most the worst single instance, and max(|supp f(x)|, |supp f(x')|) <= S of them are left.
+        Two vectors with disjoint supports change the distribution of up to 2 S bits of a repetition, but a coordinate
+        that is zero is a fair coin, and so pairs of them cost no more than one. Take a coordinate j where only f(x) is
+        not zero and j' where only f(x') is not; by joint convexity the bits there may be taken as sure, a at j under x
+        and b at j' under x'. Bits (j, j') are then (a, coin) against (coin, b): with probability 1/2 each (a, b)
+        against (1 - a, b) and (a, 1 - b) against (a, b), which differ in one bit. Again by joint convexity such a pair
+        costs at most the worst single instance, and max(|supp f(x)|, |supp f(x')|) <= S of them are left.
         Guarantees: a composition of that many instances of the worst pair, in either direction, dominates.
         Source: Wagner (2025), Theorem 3.1, whose proof takes only S bits to change; above, why S is still enough.
         """
@@ -207,7 +207,7 @@ class Features(Brief, ABC):
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         """What users round to: Bernoulli((1 + f_i(x)_j / R)/2), (n, d) -> (n, instances) bool, unchecked.
 
-        The bits alone hide nobody: a law of ``torchdp.shuffle`` does.
+        The bits alone are not private: a :class:`shuffle.BitLaw` makes them so.
         """
         return rounded(self.share(x), (), draws)
 

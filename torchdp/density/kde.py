@@ -33,8 +33,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     With steps s_ij, any numbers > 0, they send floor u messages or one more, u = s_ij (1 + f_i(x)_j / R)/2: rounding
     adds at most 1/s^2 of a bit's variance, and noise is in steps of 1/s; small steps take few messages.
 
-    ``collect`` goes through what every user does; ``sample_tally`` draws the sums at once, exactly in law, from a
-    crowd: O(distinct values). ``analyse`` gives a ``Density``.
+    ``collect`` goes through what every user does; ``sample_tally`` draws the sums at once, exactly in distribution,
+    from a crowd: O(distinct values). ``analyse`` gives a ``Density``.
 
     features: public. law: for n = law.users users, as ``calibrated`` makes it. delta, epsilon: at which the guarantee
     is stated; without epsilon the smallest that is certified is searched for, rounded up by up to 1 %. absent: so many
@@ -81,7 +81,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         *,
         steps: Tensor | float | None = None,
     ) -> "ShuffledKDE":
-        """With the least noise of this kind of law that is certified to make the release (epsilon, delta)-DP.
+        """With the least noise of this kind that is certified to make the release (epsilon, delta)-DP.
 
         kind: such as ``shuffle.PoissonSum``; ``shuffle.BoundedSum`` has less noise, and sends more messages. steps:
         None rounds to bits; 4 leaves at most a sixteenth of their rounding variance, for more messages. absent: above.
@@ -162,7 +162,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     def class_ones(
         self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
     ) -> Tensor:
-        """What the law adds noise to, of each class, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
+        """What noise is added to, of each class, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
         if self.steps is not None:
             return class_counted(self.features, x, labels, classes, self.steps, draws, shape)
         return self.features.class_ones(x, labels, classes, draws, shape)

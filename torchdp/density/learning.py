@@ -97,7 +97,7 @@ class ShuffledClasses(Brief):
         *,
         steps: Tensor | float | None = None,
     ) -> "ShuffledClasses":
-        """For each class the law of this kind at (epsilon, delta), for counts[c] users, ``absent`` of each missing.
+        """For each class noise of this kind at (epsilon, delta), for counts[c] users, ``absent`` of each missing.
 
         counts: as from ``class_counts``. The smallest class is calibrated, the others take its noise (``like``). steps:
         as of ``ShuffledKDE``. Raises as ``ShuffledKDE.calibrated``.
@@ -110,7 +110,7 @@ class ShuffledClasses(Brief):
     def like(kde: ShuffledKDE, counts: Tensor, response: RandomizedResponse | None = None) -> "ShuffledClasses":
         """For each class the features, steps and noise of ``kde``, a calibrated one, certified for its number of users.
 
-        Where that noise is a hair too little, or the law is of another kind than ``shuffle.PoissonSum`` and
+        Where that noise is a hair too little, or it is of another kind than ``shuffle.PoissonSum`` and
         ``BoundedSum``, the class is calibrated by itself. Raises as ``ShuffledKDE.calibrated``.
         """
         sizes = sizes_of(counts)
@@ -172,7 +172,7 @@ class ShuffledClasses(Brief):
     def sample_estimate(
         self, x: tuple[Tensor, Tensor], *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Density:
-        """The same in law, no message made: all classes at once, where one kernel rounds and counts them."""
+        """The same in distribution, without messages: all classes at once, where one kernel rounds and counts them."""
         (vectors, reported), shape = self.validate(x), checks.sample_shape(sample_shape)
         draws, labels = Simulated(generator, vectors.device), reported.to(vectors.device, torch.int64)
         if not isinstance(first := self.kdes[0], ShuffledKDE):

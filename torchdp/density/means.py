@@ -104,7 +104,7 @@ def _parts(share: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
 class OfFeatures(Protocol[Crowd]):
     """The question: the mean of each feature over the users, in [-R, R]. x: (n, d); a summary is a ``Crowd``.
 
-    B~_ij, the law's estimate of sum_u (1 + f_i(x_u)_j / R)/2, gives the mean R (2 B~_ij/n - 1).
+    B~_ij, the estimate of sum_u (1 + f_i(x_u)_j / R)/2, gives the mean R (2 B~_ij/n - 1).
     """
 
     features: Features
@@ -174,7 +174,7 @@ class OfFeatures(Protocol[Crowd]):
         return Crowd.checked(summary, self.features.family.validate)
 
     def validate_summary(self, summary: Crowd) -> Crowd:
-        """``summary``, a crowd of as many users as the law is of. Raises TypeError, ValueError."""
+        """``summary``, a crowd of as many users as ``law.users``. Raises TypeError, ValueError."""
         summary = self._users(summary)
         if (n := alike(summary.n)) != self.law.users:
             raise ValueError(f"summary must be of {self.law.users} users, as the law is, not {n}")
@@ -184,7 +184,7 @@ class OfFeatures(Protocol[Crowd]):
 def moved(features: Features, steps: Tensor | None = None) -> tuple[int, float, int, float]:
     """All sums, how far a user's numbers move in them, how many of its bits may flip, and the largest number.
 
-    Floats err by at most 2^-22 in each chance, at both vectors: (gamma^{1/2} + 2^-21 ||steps||)^2. A chance is
+    Floats have error at most 2^-22 in each chance, at both vectors: (gamma^{1/2} + 2^-21 ||steps||)^2. A chance is
     (1 + s)/2 for the number s that a feature was computed to, up to 2^-60 on a CPU and 2^-32 elsewhere
     (``rounding.rounded``). s is the cosine or sine of one angle, right to 4 units in the last place, 2^-22 in float32;
     a coordinate of x as it was given; an indicator; or a sum of D products in float64, right to D 2^-52.

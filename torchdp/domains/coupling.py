@@ -1,4 +1,4 @@
-"""Several sets at once: a bound on the form of a product, and laws of its points without correlation."""
+"""Several sets at once: a bound on the form of a product, and distributions of its points without correlation."""
 
 import math
 
@@ -57,7 +57,7 @@ def couple(B: Tensor, sizes: list[int], most: list[float]) -> float:
 
 
 def signed_law(laws: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """A law of (z_1, ..., z_k) with given laws of the blocks up to sign, E z_i z_j^T = 0 for i != j.
+    """A distribution of (z_1, ..., z_k) with given marginals of the blocks up to sign, E z_i z_j^T = 0 for i != j.
 
     laws: points (n_i, d_i) and weights (n_i,), each summing to 1. One quantile picks all blocks (sum_i n_i picks at
     most), and orthogonal signs, independent of it, turn them. Returns points and weights.

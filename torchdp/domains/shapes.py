@@ -18,7 +18,7 @@ EXPONENTS = (2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
 
 
 def difference_shape(domain: Domain, p: float, *, tol: float = 1e-4) -> NoiseShape:
-    """The shape of noise for K - K: the least that hides the replacement of one user's point from the public.
+    """The shape of noise for K - K: the least noise that protects the replacement of one user's point.
 
     Replacing x by y moves n times the mean by y - x, so the curator's noise needs an ellipsoid around K - K and none
     around K. Its norm is Gamma_p(K - K) <= 2 Gamma_p(K), with equality for a K that is symmetric about a point (there
@@ -49,10 +49,10 @@ def least_error_shape(domain: Domain, p: float, *, local: bool = False) -> Noise
     """The shape, among those optimal for exponents q from 2 to p, whose noise has the least (E ||Z||_p^2)^{1/2}.
 
     Gamma_p is the l_p norm of the deviations, a lower bound of that error; for p = inf it does not see that many equal
-    deviations have a larger maximum than few. On a box with sides 1, 2, ..., 128 the shape for q = 4 errs by 26 % less
-    in l_inf than the one for q = inf. The result's own p is q: ask the mechanism for ``error(n, p)``.
+    deviations have a larger maximum than few. On a box with sides 1, 2, ..., 128 the shape for q = 4 has 26 % less
+    error in l_inf than the one for q = inf. The result's own p is q: ask the mechanism for ``error(n, p)``.
 
-    local: for users who hide their own points, of :func:`noise_shape`; else for a curator, of
+    local: for the local model, of :func:`noise_shape`; else for a curator, of
     :func:`difference_shape`. Raises ValueError, TypeError.
 
     Guarantees: never more error than the shape of Gamma_p, up to the standard error of the comparison.

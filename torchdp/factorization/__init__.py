@@ -1,4 +1,4 @@
-"""W = L R of least error for the queries W, and a certificate of how close to the least possible it is.
+"""Factorizations W = L R of least error for queries W, each with a certificate of its gap to the optimum.
 
     >>> from torchdp import workloads
     >>> from torchdp.factorization import factorize
@@ -10,21 +10,21 @@
 
 | question | function |
 |---|---|
-| W exactly; rows or columns that count unequally; a free shift | :func:`factorize`, :func:`signature_form` |
-| any error, any structure, by descent: groups of columns, bands, signs, one's own module | :func:`train` |
+| W exactly; weighted rows or columns; a free shift | :func:`factorize`, :func:`signature_form` |
+| any error, any structure, by descent: groups of columns, bands, signs, custom modules | :func:`train` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
-| running sums of millions of steps, with momentum too, never formed | :func:`factorize` of ``workloads.RunningSums`` |
-| the same with a few numbers of memory | :func:`factorize_buffered` |
-| users who come back in every epoch; in steps that keep apart | :func:`factorize_epochs`; :func:`factorize_separated` |
-| noise step by step: strategies over steps, one's own too | :class:`StreamStrategy`, :class:`Recurrence` |
-| few rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
+| prefix sums of millions of steps, with momentum too, matrix-free | :func:`factorize` of ``workloads.RunningSums`` |
+| the same with a few buffers of memory (BLT) | :func:`factorize_buffered` |
+| repeated participation: by epoch; with a minimum separation | :func:`factorize_epochs`; :func:`factorize_separated` |
+| streaming: noise step by step, custom strategies too | :class:`StreamStrategy`, :class:`Recurrence` |
+| fewer rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | marginal tables of a thousand bits | :class:`MarginalFactorization` |
-| a certificate to cite, in fractions; one to give away | :func:`exact_certificate`; :func:`save`, :func:`load` |
-| products, never formed; the literature's own | ``structure``: :func:`factorize_product`, :func:`square_root` |
-| how many users, or how much noise, nobody does without | :func:`hard_instance`, :func:`additive_noise_bound` |
+| an exact certificate, in fractions; saving and loading one | :func:`exact_certificate`; :func:`save`, :func:`load` |
+| products, matrix-free; those of the literature | ``structure``: :func:`factorize_product`, :func:`square_root` |
+| lower bounds on the number of users, on additive noise | :func:`hard_instance`, :func:`additive_noise_bound` |
 
-``certificates`` judge all of them and share nothing with the ``solvers``; :func:`reference` is a semidefinite program.
+``certificates`` check all of them and share no code with the ``solvers``; :func:`reference` is a semidefinite program.
 
 Guarantees: every certificate's lower <= the least value of any factorization <= its upper, in float64 up to its
 ``rounding``, by weak duality (Edmonds, Nikolov, Ullman 2020, Lemma 12; Nikolov, Tang 2023, Theorem 26).
@@ -42,7 +42,7 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 | `gamma_F` | gamma_F(W) | Edmonds, Nikolov and Ullman's, divided by sqrt(m): root mean squared error of a query | no |
 | p | Gamma_p(+-w_1, ..., +-w_n) | Nikolov and Tang's norm of W's columns and their negatives, not divided | no |
 | p, shift | Gamma_p(K) | Nikolov and Tang's norm of the set K of W's columns, not divided | no |
-| error_weights | w | what an error in query i counts: norm of diag(w) W | no |
+| error_weights | w | weight of an error in query i: norm of diag(w) W | no |
 | `gamma2_dual` | gamma_2*(U) | largest <W, U> over gamma_2(W) <= 1 | no |
 | row_weights | c | dual weights of the queries, norm 1 in l_{p/(p-2)} | |
 | column_weights | P | dual weights of the types, a probability vector | |

@@ -1,4 +1,4 @@
-"""How much noise a central mechanism must add, whatever the workload: a lower bound with every constant.
+"""Lower bound on the noise of a central mechanism, for any workload, with explicit constants.
 
 One query of width 1 (its largest change when one user's value is replaced). Z is the noise, c its mean, q = e^-epsilon
 and s(t) = P(|Z - c| >= t), so that Var Z = int 2t s(t) dt. Comparing Z with Z - 1 and Z + 1 on half-lines,
@@ -19,7 +19,7 @@ MOST_TERMS = 10**7
 
 
 def least_noise_variance(epsilon: float, delta: float = 0.0) -> float:
-    """A lower bound V on Var Z / width^2 for every (epsilon, delta)-DP mechanism x -> q(x) + Z with Z free of x.
+    """A lower bound V on Var Z / width^2 for every (epsilon, delta)-DP mechanism x -> q(x) + Z, Z independent of x.
 
     The V of this file's head, at its best N; width: the largest change of q when one user's value is replaced.
     delta = 0: V = 1 / (2 sinh^2(epsilon/2)), attained by the discrete Laplace noise in multiples of the width.
@@ -50,7 +50,7 @@ def least_noise_variance(epsilon: float, delta: float = 0.0) -> float:
 
 
 def additive_noise_bound(norm: float, epsilon: float, delta: float = 0.0) -> float:
-    """Least error of an (epsilon, delta)-DP mechanism h -> W h + Z with Z free of the data: sqrt(2 V) * norm.
+    """Least error of an (epsilon, delta)-DP mechanism h -> W h + Z, Z independent of the data: sqrt(2 V) * norm.
 
     h counts the users of each type; for averages divide the error by their number. With norm = min over v of
     gamma_(p)(W - v 1^T), the error is (sum_i sd(Z_i)^p)^{1/p}: p = 2 the root of the summed squared errors (Edmonds et

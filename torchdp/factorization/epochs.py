@@ -1,4 +1,4 @@
-"""Factorizations for users who take part again and again: in one step of each epoch, or in steps that keep apart."""
+"""Factorizations under repeated participation: in one step of each epoch, or with a minimum separation of steps."""
 
 import math
 from dataclasses import dataclass
@@ -120,7 +120,7 @@ def _slack(tol: float, p: float, n: int, epochs: int) -> float:
 
 @dataclass(frozen=True)
 class SeparatedFactorization:
-    """W (G + C^{-1} Z) where a user's steps keep apart: a strategy C of sensitivity 1, and how good it is.
+    """W (G + C^{-1} Z) under min-separation participation: a strategy C of sensitivity 1, and how good it is.
 
     strategy: C, (n, n), lower triangular. row_norms: of W C^{-1}, (n,), the standard errors for Z of standard
     deviation 1. certificate: its upper bound the l_p norm of row_norms, its lower one for every strategy.

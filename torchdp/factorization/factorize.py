@@ -110,11 +110,11 @@ def factorize(
     nor ``error_weights``, as a :class:`RunningFactorization`.
     A Kronecker product is factored factor by factor, but whole with
     ``shift`` or ``error_weights`` (weights that are a product themselves: weigh the factors of the workload).
-    p: in [2, inf]. tol: relative gap at which it stops. error_weights: (*batch, m) or (m,), positive, what an error
-    in query i counts (1 / target_i: errors relative to their targets); with them the certificate is of the weighted
-    norm, that of diag(w) W, and ``certify(..., error_weights=w)`` judges it again. The factors follow W's dtype
-    (integers: float64; half precision: float32, with a RuntimeWarning) and device; the solver and the certificate run
-    in float64, without gradients. It stops where the certificate of what it returns is closed.
+    p: in [2, inf]. tol: relative gap at which it stops. error_weights: (*batch, m) or (m,), positive, the weight of an
+    error in query i (1 / target_i: errors relative to their targets); with them the certificate is of the
+    weighted norm, that of diag(w) W, and ``certify(..., error_weights=w)`` judges it again. The factors follow W's
+    dtype (integers: float64; half precision: float32, with a RuntimeWarning) and device; the solver and the certificate
+    run in float64, without gradients. It stops where the certificate of what it returns is closed.
 
     Warns (RuntimeWarning) where the certified gap exceeds ``tol``, after ``max_iterations`` or where rounding is in the
     way; the result is still feasible and its certificate true. Raises ValueError or TypeError on bad arguments.

@@ -1,12 +1,12 @@
-"""How many users a locally private protocol needs: hard distributions from a dual witness, with every constant.
+"""Sample complexity lower bounds of local privacy: hard distributions from a dual witness, with explicit constants.
 
-The claim. W (m x n) are linear queries on n types. Users hold independent types of an unknown law mu, and each sends
+The claim. W (m x n) are linear queries on n types. Users hold i.i.d. types of unknown distribution mu; each sends
 one epsilon-LDP message (non-interactive: no message depends on another; users may differ, public coins are allowed).
 If every answer (W mu)_v is estimated with root mean squared error at most alpha whatever mu is, then at least
-``HardInstance.samples`` users spoke.
+``HardInstance.samples`` users took part.
 
 Its proof. Take a distribution c on queries, P on types, and directions M_v with sum_x M_vx = 0, <W_v, M_v> = 1. For
-each v the types have law lambda_v + t M_v, t unknown in [-B_v, B_v], where B_v |M_v| <= lambda_v: the answer to query
+each v the types are from lambda_v + t M_v, t unknown in [-B_v, B_v], where B_v |M_v| <= lambda_v: the answer to query
 v is a constant + t. A message has density A(y|x) and mean density q(y) = sum_x P_x A(y|x). Write E = e^epsilon.
 1. rho_y = A(y|.) / q(y) has mean 1 under P, and its values differ by factors of at most E. With
    K = diag(c)^{1/2} M diag(P)^{-1/2}, h_y = diag(P)^{1/2} (rho_y - 1) and H = sum_y q(y) h_y h_y^T,
@@ -47,7 +47,7 @@ QUADRATURE_ERROR = 1e-8  # relative, of these nodes
 
 @dataclass(frozen=True)
 class HardInstance(Brief):
-    """For each query v a line of distributions along which its answer moves and the law of a message hardly does.
+    """For each query v a line of distributions along which its answer moves and a message's distribution hardly does.
 
     query_weights c: (m,) and type_weights P: (n,), probability vectors; directions M: (m, n), rows that sum to 0 and
     have <W_v, M_v> = 1 (0 where c_v = 0). All float64.
@@ -58,7 +58,7 @@ class HardInstance(Brief):
     directions: Tensor
 
     def distributions(self, scale: float) -> tuple[Tensor, Tensor]:
-        """(lambda, B): laws (m, n) and half-widths (m,) such that lambda_v + t M_v is a distribution for |t| <= B_v.
+        """(lambda, B): (m, n) and half-widths (m,) such that lambda_v + t M_v is a distribution for |t| <= B_v.
 
         lambda_v = max(P, scale |M_v|) / Z_v with Z_v its sum, and B_v = scale / Z_v. Raises ValueError on scale <= 0.
         Guarantees: both ends are distributions, and their answers to query v differ by 2 B_v.
@@ -69,7 +69,7 @@ class HardInstance(Brief):
         return laws / size[:, None], scale / size
 
     def information(self, epsilon: float) -> float:
-        """Most that one epsilon-LDP message tells about t, in the mean over v ~ c.
+        """Largest information of one epsilon-LDP message about t, in the mean over v ~ c.
 
         tanh^2(epsilon/2) * (sum of the cosh^2(epsilon/2) largest squared singular values of K); at most
         sinh^2(epsilon/2) ||K||_op^2, and as epsilon grows ||K||_F^2, the information of the type itself.
@@ -84,12 +84,12 @@ class HardInstance(Brief):
         return math.tanh(half) ** 2 * float((parts * self._spectrum).sum())
 
     def samples(self, alpha: float, epsilon: float) -> float:
-        """Users needed for root mean squared error at most ``alpha`` on every query, whatever the users' law.
+        """Users needed for root mean squared error at most ``alpha`` on every query, whatever the users' distribution.
 
         (1 / information) sum_v c_v max over B of (theta_v / a_v) (1 / alpha^2 - pi^2 / B_v^2), not below 0.
-        A protocol whose error on every data set of n users is at most alpha errs by at most
-        alpha + (max - min of a query) / (2 sqrt n) on their law. At large epsilon fewer queries may need more users in
-        this bound: that of ``hard_instance(W[rows])`` holds for W too.
+        A protocol whose error on every data set of n users is at most alpha has error at most
+        alpha + (max - min of a query) / (2 sqrt n) on their distribution; at large epsilon fewer queries may need more
+        in this bound: that of ``hard_instance(W[rows])`` holds for W too.
 
         alpha: in the units of W. Raises ValueError.
         Guarantees: no non-interactive epsilon-LDP protocol with fewer users has that error.
@@ -174,14 +174,14 @@ def hard_instance(
 def sample_upper_bound(
     norm: float, variance: float, alpha: float, *, spread: float = 0.0, bias: float = 0.0
 ) -> float:
-    """Users with whom the local factorization mechanism has root mean squared error ``alpha`` on every query.
+    """Users for whom the local factorization mechanism has root mean squared error ``alpha`` on every query.
 
     (norm^2 variance + spread^2 / 4) / (alpha^2 - bias^2): each user of type x sends an unbiased message of R_x with
     covariance ``variance`` * (largest ||R_x||)^2 * I, and query v is read off the mean as <L_v, .> (plus the shift).
 
     norm: largest row norm of L * largest column norm of R, gamma_2 or its upper bound; variance: of the randomizer on
     the unit ball, ``PrivUnitG(dim, epsilon).moments.variance``; bias: largest abs(W - L R - shift); spread: largest
-    max - min of a row of L R where the users are a sample of the law whose answers are wanted, 0 for the
+    max - min of a row of L R where the users are a sample of the distribution whose answers are wanted, 0 for the
     users' own. Raises ValueError.
     Guarantees: that many users are enough.
     Source: after Edmonds, Nikolov, Ullman (2020), Theorem 10, for the error of one query in place of the largest.

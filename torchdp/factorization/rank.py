@@ -107,8 +107,8 @@ def jl_rank(m: int, n: int, relative: float, *, failure: float = 0.5) -> int:
 
     Why: for unit u, v with <u, v> = rho, log E exp(rank theta (<A^T u, A^T v> - rho)) is
     rank (h(theta (1 + rho)) + h(-theta (1 - rho))) / 2, h(x) = -log(1 - x) - x. It is convex in rho, hence largest at
-    rho = 1, which is the chi-square law; Chernoff's bound there is exp(-rank (t - log(1 + t)) / 2) for a deviation t,
-    on either side. There are 2 m n such events, and m + n of norms that grow by more than sqrt(1 + t).
+    rho = 1, which is the chi-square distribution; Chernoff's bound there is exp(-rank (t - log(1 + t)) / 2) for a
+    deviation t, on either side. There are 2 m n such events, and m + n of norms that grow by more than sqrt(1 + t).
     The paper's proof goes through norms of sums and differences, and bounds by 2 beta C^2 in its last line what the
     parallelogram law bounds by beta C^2: it projects for half of alpha, which at small alpha quadruples the rank.
 

@@ -1,4 +1,4 @@
-"""Means, covariances and moments of vectors of a bounded domain K: unbiased, under noise that is shaped to K.
+"""Unbiased private means, covariances and moments of vectors in a bounded domain K, with noise shaped to K.
 
     >>> import torch
     >>> from torchdp import domains, mean
@@ -13,10 +13,10 @@
 | noise_root(n) | B | Cov(estimate) = B B^T | no |
 | error(n, p) | | (E norm_p(estimate - mean)^2)^{1/2} and bounds around it | no |
 | predicted_mse, worst_mse | | per coordinate, on these or on the worst data | yes |
-| ..._lower_bound(gamma, ...) | Gamma_p(K) | what any unbiased protocol must err, with constants | no |
+| ..._lower_bound(gamma, ...) | Gamma_p(K) | lower bounds for unbiased protocols, with constants | no |
 
-``tuned`` takes the shape of least error; ``projected(found)`` is biased, and closer to the mean where users are few.
-:class:`AdaptiveMean` needs no box that fits; :class:`PureMean` needs no delta.
+``tuned`` takes the shape of least error; ``projected(found)`` is biased, with lower error for few users.
+:class:`AdaptiveMean` needs no tight bounding box; :class:`PureMean` needs no delta.
 
 Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
 """

@@ -20,7 +20,7 @@ class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
     """Gaussian noise of deviation ``multiplier`` on a sensitivity of 1, and whatever follows from that.
 
     It is mu-Gaussian DP with mu = 1/multiplier, zCDP with rho = mu^2/2, and has the exact delta of every epsilon. What
-    leaves are whole steps (:class:`RoundedSum`), of which the guarantee speaks.
+    leaves are whole steps (:class:`RoundedSum`), to which the guarantee refers.
 
     multiplier > 0; delta in (0, 1): where the guarantee is stated. ``calibrated`` finds the multiplier.
     Raises TypeError, ValueError.

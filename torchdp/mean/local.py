@@ -67,7 +67,7 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         return self.client.layout
 
     def client_input(self, x: Tensor) -> Tensor:
-        """A^+ (x - c), (n, r): what the client hides."""
+        """A^+ (x - c), (n, r): what the client randomizes."""
         return self.encoding(x)
 
     def noise_root(self, n: Users) -> Tensor:

@@ -52,7 +52,7 @@ class OfCovariance(Relay[Crowd, Tensor, C]):
 
 @dataclass(frozen=True, eq=False)
 class LocalCovariance(OfCovariance[BallRandomizer]):
-    """Users hide their numbers and products of these in one vector; the analyst takes off the square of the mean.
+    """Users randomize their numbers and products of these as one vector; the analyst subtracts the square of the mean.
 
     With w in [-1, 1]^d the scaled numbers a user shows t w, e (w_i^2 - c) and 2^{1/2} w_i w_j, i < j. The squared norm
     is convex in each w_i^2, so it is largest at corners, and convex in how many of these are 1: all or none. With

@@ -1,4 +1,4 @@
-"""What every unbiased private mean must cost, with constants: numbers to put beside the error achieved.
+"""Lower bounds for unbiased private means, with constants: numbers to put beside the error achieved.
 
 All of it rests on the Hammersley-Chapman-Robbins inequality. Let a user of the data set X hold x_i, and let X' be X
 with y in K instead; theta^T M(X) is unbiased, so its means on X and X' differ by theta^T (y - x_i) / n, and
@@ -70,7 +70,7 @@ def local_lower_bound(gamma: float, n: int, epsilon: float) -> float:
 
 
 def approximate_lower_bound(gamma: float, n: int, epsilon: float, delta: float, dimension: int) -> float:
-    """The least that an unbiased (epsilon, delta)-DP mechanism errs on a data set or on a neighbour of it.
+    """The least error of an unbiased (epsilon, delta)-DP mechanism on a data set or on a neighbour of it.
 
     gamma / (n (alpha + beta sqrt(d))), alpha = 2 sinh(epsilon/2) (1 - delta)^{-1/2} + beta,
     beta = delta^{1/2} / (1 - delta).
@@ -85,8 +85,8 @@ def approximate_lower_bound(gamma: float, n: int, epsilon: float, delta: float, 
     triangle inequality (Theorem 20) gives Gamma_p(K) <= n (alpha + beta sqrt(d)) e.
 
     The neighbour cannot be left out: some (0, delta)-DP mechanism has no error at all on X (Theorem 53). Not tight: for
-    one user in {0, 1} the best mechanism (a linear program) errs 2.0 times the bound as delta goes to 0, 2.3 times at
-    (epsilon, delta) = (1, 0.01), 2.8 times at (0.3, 0.01) and (1, 0.1).
+    one user in {0, 1} the best mechanism (a linear program) has error 2.0 times the bound as delta goes to 0, 2.3 times
+    at (epsilon, delta) = (1, 0.01), 2.8 times at (0.3, 0.01) and (1, 0.1).
     dimension: d; gamma: Gamma_p(K). Raises ValueError.
 
     Guarantees: on every data set X the errors of those X' that differ from X in one user at most have a supremum of
@@ -101,9 +101,9 @@ def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: floa
 
     (floor^p + (sqrt(tr_{p/2} cov(P)) / n^{1/2})^p)^{1/p}; the larger of the two for p = inf.
 
-    Proof. Averaging M over the order of its users changes neither its law on samples nor its privacy. The mean of M
-    then depends on X symmetrically and has expectation mu(P) under every finitely supported P, so as a polynomial in
-    P's weights it is the empirical mean: M is unbiased in the sense of Definition 1, and ``floor`` holds at every X.
+    Proof. Averaging M over the order of its users changes neither its distribution on samples nor its privacy. The mean
+    of M then depends on X symmetrically and has expectation mu(P) under every finitely supported P, so as a polynomial
+    in P's weights it is the empirical mean: M is unbiased in the sense of Definition 1, and ``floor`` holds at every X.
     Averaged over X, the inequality of the module's text holds with E Cov(M | X) on the right and, by Jensen's, with
     mu(P) in the place of x_i on the left: tr_{p/2}(E Cov(M | X)) >= floor^2. Now Cov(M - mu(P)) = E Cov(M | X) +
     cov(P)/n, and the (p/2)-th power of tr_{p/2} is super-additive. (In the local model the order is public randomness,

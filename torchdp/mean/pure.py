@@ -190,8 +190,8 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     def stretch(self, level: float) -> Tensor:
         """How far the ends of an interval lie over those of normal noise of the same deviation, (d,).
 
-        One block of l_2 is as long in all directions, and a number of l_1 or l_inf alone has its block's law; where
-        several numbers make an answer, the widest of their laws, the normal one, and for l_inf R times a normal number.
+        One block of l_2 is as long in all directions, and a number of l_1 or l_inf alone that of its block; if
+        several numbers make an answer, the widest distribution, the normal one, and for l_inf R times a normal number.
         """
         used = (self.shape.root != 0).cpu()
         each, together = (

@@ -6,8 +6,8 @@
 >>> found = protocol.estimate(torch.arange(10_000) % 16)  # each user's own message
 >>> low, high = found.interval()
 
-A statistic is a quadratic form in one vector for each type (``PairwiseStatistic``); a protocol says what users
-send about their vector and what the analyst makes of it; ``choose`` finds the one of least predicted error:
+A statistic is a quadratic form in one vector for each type (``PairwiseStatistic``); a protocol defines what users send
+about their vector, and the analyst's estimator; ``choose`` finds the one of least predicted error:
 
 | protocol | messages | analyst sees | source |
 |---|---|---|---|
@@ -22,8 +22,8 @@ send about their vector and what the analyst makes of it; ``choose`` finds the o
 | ProjectedTwoRound | 2 vectors, 1 answer | three sums | here |
 | ShuffledForm | shuffled bits, (epsilon, delta) | r + 1 sums | Ghazi et al. (2023), Remark |
 
-``consistent`` moves an estimate to the nearest that users can give: biased, often closer.
-``of_population`` says what a collection's users tell of the population they come from; ``mann_whitney`` tests it.
+``consistent`` projects an estimate onto the values that data can attain: biased, often with lower error.
+``of_population`` estimates for the population that the users are sampled from; ``mann_whitney`` tests it.
 """
 
 from torchdp.pairwise.bound import lower_bound

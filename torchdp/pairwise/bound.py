@@ -1,4 +1,4 @@
-"""How small the error of a pairwise statistic can be: a lower bound, whatever the protocol."""
+"""A lower bound on the error of a pairwise statistic, for any protocol."""
 
 import math
 

@@ -49,7 +49,7 @@ def choose(
     rounds: int = 1,
     search: bool = True,
 ) -> Choice[PairwiseProtocol]:
-    """The protocol of least predicted error for n users, among all of this package's that ask at most ``rounds`` times.
+    """The protocol of least predicted error for n users, among all of this package's with at most ``rounds`` rounds.
 
     Candidates: two messages; one message by PrivUnitG and by PrivUnit, from its sum where the kernel's diagonal
     allows it and from pairs; the same on a kernel of lower rank trained for n and epsilon (means, up to 256 types);

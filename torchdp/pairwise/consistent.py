@@ -24,8 +24,8 @@ def consistent(protocol: PairwiseProtocol, tally: Tally, *, tol: float = 1e-9) -
 
     With z the unbiased estimate of the users' mean vector, h = argmin over histograms of ||U^T h - z||, U the points;
     of many such h one, even over types of one vector. The value is one that n users can have. It is biased, whatever
-    the protocol: no standard error comes with it. Where noise is large against the statistic it often errs less than
-    the unbiased estimate.
+    the protocol: no standard error comes with it. Where noise is large against the statistic it often has lower error
+    than the unbiased estimate.
 
     protocol: one round. tally: of at least 2 users, drawn ones (*batch) too. tol: of the squared distance, relative to
     the largest squared norm of the points. Raises TypeError, ValueError.

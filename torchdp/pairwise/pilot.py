@@ -1,4 +1,4 @@
-"""A first group's reports make the strategy of the others: each user speaks once, at the full epsilon."""
+"""A pilot group's reports choose the strategy of the others: each user sends one message, at the full epsilon."""
 
 import math
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ def after_pilot(pilot: StrategyReports, heard: Tally, n: int) -> StrategyReports
     To first order the statistic is the linear query 2 J z, z the users' mean vector. The strategy's queries are that of
     the estimated z and J S^(1/2), S the covariance of its noise, for what z may be besides; and those of the second
     order. Its prior is the histogram of ``consistent``, mixed with even shares by the noise in the decoded shares over
-    their squared distance from even ones. Where it is not predicted to err less on that histogram than the pilot's own,
-    that stays. It is public, made of the reports alone; who is in the pilot must not depend on anybody's data.
+    their squared distance from even ones. Where its predicted error is not lower on that histogram than the pilot's
+    own, that stays. It is public, made of the reports alone; who is in the pilot must not depend on anybody's data.
     :func:`pooled` joins the groups. It pays from some 10,000 users on (experiments/pairwise/pilot.py).
 
     pilot: of a mean that approximates no other. heard: its tally, of 2 users at least. Raises TypeError, ValueError.
 
-    Guarantees: each user's is that of the protocol by which that user speaks, once: at most the pilot's epsilon.
+    Guarantees: each user's is that of the one protocol to which that user sends a message: at most the pilot's epsilon.
     Source: McKenna, Maity, Mazumdar, Miklau (2020) for strategies of a prior; the pilot is made here.
     """
     checks.instance("pilot", pilot, StrategyReports)
@@ -58,7 +58,7 @@ def after_pilot(pilot: StrategyReports, heard: Tally, n: int) -> StrategyReports
 
 
 def pooled(groups: Sequence[tuple[StrategyReports, Tally]]) -> Estimate:
-    """The statistic of all users, pairs across the groups and all, who spoke once each, in groups.
+    """The statistic of all users, pairs across the groups included, each of whom sent one message, in groups.
 
     The groups' decoded vectors add up: whoever is in which group, the value is that of these users, without bias. The
     error counts the groups as alike. groups: of one mean, their tallies of one shape. Raises TypeError, ValueError.

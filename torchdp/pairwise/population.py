@@ -1,4 +1,4 @@
-"""What the users of a collection say about the population they come from."""
+"""Inference from the users of a collection to the population they are sampled from."""
 
 from dataclasses import dataclass, replace
 
@@ -18,7 +18,7 @@ from torchdp.protocol.interval import ErrorParts
 
 @dataclass(frozen=True, eq=False)
 class MannWhitney:
-    """auc, and u = auc times the product of the class sizes: of these users. p_value: of one law for both classes."""
+    """auc, and u = auc times the product of the class sizes: of these users. p_value: of equal distributions."""
 
     auc: Estimate
     u: Estimate
@@ -68,9 +68,9 @@ def of_population(collection: Collection | Journal) -> Estimate:
 def mann_whitney(collection: Collection | Journal) -> MannWhitney:
     """Mann and Whitney's test of a collection whose statistic is :func:`auc`, private class sizes and all.
 
-    Under one law for both classes the users' own AUC has the variance (n + 1)/(12 n+ n-) at most (less with ties); the
-    noise adds its own at an AUC of 1/2, by Fieller's parts. Two-sided, normal; n+ n- is estimated from the messages.
-    Raises TypeError, ValueError.
+    Under one distribution for both classes the users' own AUC has the variance (n + 1)/(12 n+ n-) at most (less with
+    ties); the noise adds its own at an AUC of 1/2, by Fieller's parts. Two-sided, normal; n+ n- is estimated from the
+    messages. Raises TypeError, ValueError.
     Source: Mann, Whitney (1947); Fieller (1954).
     """
     collection = held("collection", collection)

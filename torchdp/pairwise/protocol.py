@@ -24,7 +24,7 @@ ROUNDING = 1e-9  # of sums over users
 class PairwiseProtocol(Protocol[Tensor]):
     """One pairwise statistic of users who hold one of k types each; a summary is counts (k,).
 
-    The estimate's error is that of the privacy noise: it speaks of these n users, not of a population they came from.
+    The estimate's error is that of the privacy noise: it refers to these n users, not of a population they came from.
     Coverage of ``interval(0.95)``, measured over 624 cells, seven kernels (experiments/pairwise/coverage.py): one and
     two messages and randomized response 0.94 to 0.985, from 100 users on; two rounds 0.936 to 0.961 from 10,000 users
     on, but only from 0.89 with 100 or 1,000. Chosen protocols from 1,000 users on, seven cells near stationary points

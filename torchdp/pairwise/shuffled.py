@@ -97,7 +97,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        sums = PoissonSum(1, self.noise)  # Poisson noise: its law does not depend on the number of users
+        sums = PoissonSum(1, self.noise)  # Poisson noise: its distribution does not depend on the number of users
         flips, movement, instances = _change(self.probabilities)
         try:
             real = certified(sums, self.delta * ROUNDED, instances, 0, movement, flips, self.epsilon)

@@ -58,7 +58,7 @@ class PairwiseStatistic(Brief):
     limits: what the statistic can be, where that is narrower than all numbers: intervals stay inside.
     approximates: where the form only comes near another statistic's, that one. ``exact`` and ``common_diagonal`` are
     then its own, and what an estimate misses on average counts as bias in every predicted error.
-    likely: (j, k), public histograms, or None: what users may hold where nobody knows better, for choices.
+    likely: (j, k), public histograms, or None: used by choices where no prior is given.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What is guaranteed, how guarantees compose, and how much Gaussian noise one takes: float64.
+"""Privacy guarantees, their composition, and the calibration of Gaussian noise, in float64.
 
     >>> from torchdp.privacy import Model, Neighbours, compose, gaussian_guarantee, gaussian_sigma
     >>> round(gaussian_sigma(epsilon=1.0, delta=1e-6, sensitivity=2.0), 3)
@@ -7,18 +7,18 @@
     >>> print(compose([once, once]))
     central differential privacy, at most epsilon = 1.40314, delta = 2e-06, over real numbers
 
-A :class:`Guarantee` describes; who is trusted is its :class:`Model`, what must not be told apart its
-:class:`Neighbours`, whether it speaks of the integers that are drawn or of a theorem's real numbers its
-:class:`Arithmetic`. ``composed_delta`` and ``composed_epsilon`` compose curves of one mechanism over many instances.
+A :class:`Guarantee` states epsilon and delta: its :class:`Model` says who is trusted, its :class:`Neighbours` which
+data sets are neighbours, its :class:`Arithmetic` whether it holds for the integers drawn or for a theorem's real
+numbers. ``composed_delta`` and ``composed_epsilon`` compose curves of one mechanism over many instances.
 
 ``gaussian_sigma``, ``gaussian_epsilon`` and ``gaussian_log_delta`` take numbers, and batches of them that broadcast:
 
     >>> gaussian_sigma([0.5, 1.0, 2.0], 1e-6, sensitivity=2.0)
     tensor([16.1152,  8.4494,  4.4610], dtype=torch.float64)
 
-``sampled_guarantee`` counts what sampling users at random is worth.
+``sampled_guarantee`` accounts for privacy amplification by subsampling.
 
-A :class:`Budget` refuses what its limit no longer holds.
+A :class:`Budget` refuses any release that would exceed its limit.
 
 Guarantees: Gaussian noise is calibrated tightly (Balle, Wang 2018, Theorem 8); compositions of curves are never below
 the truth (Doroshenko et al. 2022, Algorithm 1; Zhu, Dong, Wang 2022, Theorem 10).

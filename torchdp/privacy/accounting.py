@@ -1,8 +1,8 @@
 """Composition of hockey-stick curves: privacy loss distributions that never claim too much.
 
-The curve of a pair of laws is H(epsilon) = sum_y max(0, P(y) - e^epsilon Q(y)). Composition is monotone in it: for
-products P x P', Q x Q', H(epsilon) = E over y' ~ P' of H_{P,Q}(epsilon - ln P'/Q'(y')), so exchanging the factors one
-by one for pairs whose curves lie nowhere below only raises the whole; the same holds when later factors are chosen
+The curve of a pair of distributions is H(epsilon) = sum_y max(0, P(y) - e^epsilon Q(y)). Composition is monotone in it:
+for products P x P', Q x Q', H(epsilon) = E over y' ~ P' of H_{P,Q}(epsilon - ln P'/Q'(y')), so exchanging the factors
+one by one for pairs whose curves lie nowhere below only raises the whole; the same holds when later factors are chosen
 after seeing earlier outcomes. In t = e^epsilon a curve is convex, falls from 1 at t = 0 and stays above 1 - t; so does
 the largest of several curves and so does the chord through its points, and every such function is the curve of some
 pair. Hence: take the largest of the curves, connect its dots, compose that pair with itself.
@@ -35,8 +35,8 @@ _TIGHT = 0.01  # how far above the worst mixture of directions the certified val
 def rounding(instances: int) -> float:
     """What is added to every composed delta for the rounding of the Fourier transforms: 1e-12 + 1e-15 instances.
 
-    A transform's values are off by a few 1e-16, their powers by ``instances`` times as much. Measured against tilted
-    transforms, which lose nothing, the sums are off by 8e-17 instances at most.
+    A transform's values have errors of a few 1e-16, their powers ``instances`` times as much. Measured against tilted
+    transforms, which lose nothing, the sums have error at most 8e-17 instances.
     """
     return 1e-12 + 1e-15 * instances
 

@@ -1,4 +1,4 @@
-"""A limit on what may be promised away, for mechanisms that are chosen as the answers come in.
+"""Privacy budgets, for mechanisms that are chosen adaptively.
 
 Sums: let (e, d) remain of the limit, the next promise be (e1, d1), and let what follows each output y keep the rest,
 f(y) <= min(1, e^(e - e1) g(y)) + d - d1, f and g the chances of an event on the two data sets. The first term lies in
@@ -27,13 +27,13 @@ _WHOLE = 1 + Fraction(1, 10**9)  # three thirds of a limit fit into it
 
 
 class Budget:
-    """What may still be spent of ``limit``, a Guarantee. Spend before a release; release nothing where it refuses.
+    """A privacy budget: what is left of ``limit``, a Guarantee. Spend before a release; if it refuses, release nothing.
 
     A limit without mu adds up epsilons and deltas. A limit with mu adds up the squares of the mus: of Gaussian noise,
     at whatever delta it was stated, and of mechanisms with delta = 0, mu = 2 Phi^{-1}(e^epsilon/(1 + e^epsilon)).
     Such a limit for (epsilon, delta) is ``gaussian_guarantee(gaussian_sigma(epsilon, delta), delta, 1.0, ...)``.
     Integers that are rounded spend their variation too, where the limit is of rounded ones.
-    One rule holds throughout: it never turns to a better one as answers come in.
+    One rule holds throughout: it never switches to a tighter one adaptively.
 
     It holds no data, and any number of threads may spend. It belongs to one process: copies and pickles raise
     TypeError, and a forked child needs a budget of its own. Raises TypeError, ValueError.
@@ -75,7 +75,7 @@ class Budget:
 
     @property
     def left(self) -> Guarantee:
-        """The most that may still be promised."""
+        """The remaining budget."""
         with self._lock:
             return self._left()
 

@@ -16,7 +16,7 @@ _ROUNDING, _CANCELLATION = 1e-10, 1e-13  # as in ``torchdp.shuffle.dominating``
 
 
 def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guarantee:
-    """What mechanisms promise together where one user's data enters each of them.
+    """The joint guarantee of mechanisms that all use one user's data.
 
     Those whose mu is known are one Gaussian mechanism, mu^2 = sum of the mu_i^2. delta None: this one, at the sum of
     its parts' deltas, and the others, their epsilons and deltas added up. delta in (0, 1): the least epsilon at it
@@ -104,7 +104,7 @@ def _worst(epsilon: float, delta: float) -> Profile:
 def pure_profile(epsilon: float) -> Profile:
     """Binary randomized response at ``epsilon``: the worst among all epsilon-private mechanisms. Raises ValueError.
 
-    H(e^x) = max(1 - e^x, (e^epsilon - e^x)/(1 + e^epsilon), 0). epsilon >= 0; at 0 the curve of equal laws.
+    H(e^x) = max(1 - e^x, (e^epsilon - e^x)/(1 + e^epsilon), 0). epsilon >= 0; at 0 the curve of equal distributions.
 
     Guarantees: dominates every epsilon-private mechanism, and is the least curve that does.
     Source: Kairouz, Oh, Viswanath (2015), Theorem 3.3.

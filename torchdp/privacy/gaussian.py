@@ -138,7 +138,7 @@ def gaussian_guarantee(
 
 
 def gaussian_epsilon(mu: Number | float, delta: Number | float, variation: Number | float = 0.0) -> Number:
-    """The least epsilon at ``delta`` of what is within total variation ``variation`` of a mu-Gaussian mechanism's law.
+    """The least epsilon at ``delta`` of outputs within total variation ``variation`` of a mu-Gaussian mechanism's.
 
     mu >= 0, sensitivity/sigma; math.inf beyond 1000, and where the variation takes more than 2^-40 of delta. Numbers,
     or batches that broadcast and are solved together. Raises TypeError, ValueError.
@@ -176,8 +176,8 @@ def rounded_guarantee(
     """The guarantee of adding round(sigma g), g standard normals, to integers, for the integers that leave.
 
     X + round(sigma g) = round(X + sigma g): a function of the Gaussian mechanism, in any dimension. variation: total
-    variation distance of all the noise of a release from its law, for which delta keeps 2^-40 of itself. mu is that
-    of the Gaussian mechanism. Raises ValueError.
+    variation distance of all the noise of a release from its distribution, for which delta keeps 2^-40 of itself. mu is
+    that of the Gaussian mechanism. Raises ValueError.
 
     Guarantees: (epsilon, delta)-DP of integers drawn within ``variation``; at most what Gaussian noise spends.
     Source: Balle, Wang (2018), Theorem 8, of which rounding is a function; ``Guarantee.rounded``.

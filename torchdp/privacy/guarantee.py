@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Model(Enum):
     """Who must be trusted."""
 
-    LOCAL = "local"  # nobody: each user's own messages are private
+    LOCAL = "local"  # no trusted party: each user's own messages are private
     SHUFFLE = "shuffle"  # a shuffler: the unordered set of messages is private
     LINEAR_TRANSFORM = "linear-transform"  # servers that do not all collude: the published sum is private
     CENTRAL = "central"  # the curator: only the output is private
@@ -33,7 +33,7 @@ class Arithmetic(Enum):
     """What is private: the numbers that leave, or those of the theorem."""
 
     INTEGER = "integer"  # what is drawn and sent: its chances are integers over a power of two, from uniform words
-    ROUNDED = "rounded"  # what is drawn and sent: a real mechanism's integers; delta has their law's error in it
+    ROUNDED = "rounded"  # what is drawn and sent: a real mechanism's integers; delta includes their table's error
     REAL = (
         "real"  # the theorem's real numbers: nothing is promised of each bit of floats, or of what floats decided
     )
@@ -45,10 +45,10 @@ class Guarantee(Brief):
 
     model: who is trusted. neighbours: the relation between the two data sets. exact: whether (epsilon, delta)
     is attained (no smaller epsilon holds at this delta) or an upper bound. source: author, year, theorem. epsilon is
-    math.inf for a reference that protects nobody, 0 for what shows nothing, up to delta. arithmetic: of what it speaks;
+    math.inf for a reference without privacy, 0 for what shows nothing, up to delta. arithmetic: what it refers to;
     REAL does not protect against attacks on the low-order bits of floats (Mironov 2012). mu: where it is known,
     neighbours are no easier to tell apart than N(0, 1) from N(mu, 1): mu-Gaussian privacy, and mu^2/2-zCDP.
-    variation: total variation distance of the law of what leaves from such a mechanism's; 0 but where ROUNDED, and
+    variation: total variation distance of the output's distribution from such a mechanism's; 0 but where ROUNDED, and
     where many clients' rounded noise stands for normal noise.
     """
 
@@ -89,7 +89,7 @@ class Guarantee(Brief):
         return html_table([*said.items(), *([("mu", self.mu)] if self.mu is not None else [])])
 
     def rounded(self, variation: float, delta: float) -> "Guarantee":
-        """What integers promise at ``delta``, whose law is within total variation of a function of this mechanism's.
+        """That of integers at ``delta``, their distribution within ``variation`` of a function of this mechanism's.
 
         variation: of all that is released at once; delta: of this guarantee, and (1 + e^epsilon) variation. Raises
         ValueError where it is less.
@@ -142,7 +142,7 @@ class Guarantee(Brief):
 
 
 def weaker(guarantees: Iterable[Guarantee]) -> Arithmetic:
-    """Of what all of them together speak: REAL where one does, else ROUNDED where one does."""
+    """That of all of them together: REAL where one is, else ROUNDED where one is."""
     kinds, order = {each.arithmetic for each in guarantees}, list(Arithmetic)
     return max(kinds, key=order.index, default=Arithmetic.REAL)
 

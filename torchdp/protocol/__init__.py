@@ -1,23 +1,23 @@
-"""One vocabulary for every room: users speak, a channel adds up or mixes, an analyst estimates.
+"""The interface of every mechanism: users send, a channel sums or shuffles, an analyst estimates.
 
 | noun | what it is |
 |---|---|
-| :class:`Protocol` | one question under one guarantee; of a curator, of users who speak once, or of rounds |
+| :class:`Protocol` | one query under one guarantee; by a curator, by one message of each user, or in rounds |
 | :class:`Tally` | what the analyst needs of the users heard: named tensors and n |
 | :class:`Estimate` | value, standard error, n, ``interval(level)`` |
-| :class:`Crowd` | data by value and count, where they are no finite types |
+| :class:`Crowd` | data by value and count, where these are not finitely many types |
 | :class:`Choice` | candidates, the least predicted error first |
 
 | verb | from -> to |
 |---|---|
 | ``randomize(x, noise=)`` | one row a user -> what these users send, for one as for a million |
 | ``tally(messages)``, ``add(*tallies)`` | messages -> ``Tally`` |
-| ``collect(x, noise=)`` | in law ``tally(randomize(x))``, never all messages at once |
+| ``collect(x, noise=)`` | in distribution ``tally(randomize(x))``, never all messages at once |
 | ``analyse(tally)``, ``estimate(x)`` | -> ``Estimate`` |
 | ``summary(x)``, ``sample_tally``, ``sample_estimate`` | the distribution of collecting, without a message |
 | ``exact(summary)``, ``predicted_mse(summary)``, ``worst_mse(n, objective)`` | the truth; squared errors |
 | ``validate(x)`` | the one check of x |
-| ``X_unchecked`` | what a class writes of the verb X, whose checks are done: from draws of any kind |
+| ``X_unchecked`` | a class's implementation of the verb X, arguments already checked: from draws of any kind |
 """
 
 from torchdp.protocol.choice import Choice

@@ -27,7 +27,7 @@ class Choice(Generic[T]):
     """Candidates, the least predicted error first; printing shows the table that the choice was made from.
 
     Errors that differ by no more than about 0.1 % count as equal: of these the one that was named first comes first.
-    bound: no unbiased protocol of this privacy errs less; None: no bound is known. near: those that err at most so much
+    bound: no unbiased protocol of this privacy has lower error; None: unknown. near: those with error at most so much
     more than the least, relatively, come first of all, as they were named.
     """
 

@@ -139,7 +139,7 @@ class Protocol(Brief, ABC, Generic[S]):
 
     @final
     def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:
-        """In law ``collect``, no message made; parts of shape (*sample_shape, ...). Raises TypeError, ValueError."""
+        """Distributed as ``collect``, no messages; of shape (*sample_shape, ...). Raises TypeError, ValueError."""
         return self.sample_unchecked(
             self.validate_summary(summary), Simulated(generator), checks.sample_shape(sample_shape)
         )
@@ -176,9 +176,9 @@ class CuratorProtocol(Protocol[S]):
 
 
 class MessageProtocol(Protocol[S], Generic[S, M]):
-    """Users speak once; tallies of different users add.
+    """Each user sends one message; tallies of different users add.
 
-    Where the guarantee's model is local each message hides its sender by itself: tallies may be kept, added and looked
+    In the local model each message is private by itself: tallies may be kept, added and looked
     at as they come.
     """
 

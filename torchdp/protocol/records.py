@@ -210,7 +210,7 @@ class Tally(Brief):
         return self
 
     def _judge(self, name: str, value: Tensor, low: Tensor | float, high: Tensor | float) -> None:
-        """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of nobody."""
+        """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of no user."""
         n = tensor_of(self.n)
         behind = max(end.ndim for end in (low, high) if isinstance(end, Tensor)) - n.ndim
         some = (n > 0).view(*n.shape, *[1] * behind)
@@ -223,7 +223,7 @@ class Tally(Brief):
 
 @dataclass(frozen=True, eq=False)
 class Estimate(Brief):
-    """value and standard_error, (*sample_shape, *batch, *answer), from the tally alone; it speaks of these n users.
+    """value and standard_error, (*sample_shape, *batch, *answer), from the tally alone; it refers to these n users.
 
     bias: bounds what an approximation may add. error: what intervals are made of, or what makes it once it is asked for
     (None: one normal part of the standard error). limits: what the truth can be; intervals stay inside, the value need
@@ -267,7 +267,7 @@ class Estimate(Brief):
 
 
 class Objective(Enum):
-    """Which squared error of an answer of many entries is judged. Worst data or a prior are said apart."""
+    """Which squared error of a vector answer is minimised; worst-case data or a prior are specified separately."""
 
     WORST = "of the worst entry"
     MEAN = "in the mean over the entries"

@@ -37,7 +37,7 @@ class RoundedSum:
 
     sigma: of the normals; 0, without noise, where distance is 0. Raises ValueError.
 
-    Guarantees: Y is a function of the Gaussian mechanism of this sigma and sensitivity, and its law is within size
+    Guarantees: Y is a function of the Gaussian mechanism of this sigma and sensitivity, and it is within size
         2^-112 of that in total variation, for uniform words.
     Source: Higham (2002), section 4.2, for sums of floats; Balle, Wang (2018), Theorem 8, for the mechanism.
     """

@@ -12,7 +12,7 @@ from torchdp.protocol.records import Tally
 
 
 class InteractiveProtocol(Protocol[S]):
-    """Each round is a local protocol, a public function of the tallies before it; the same users speak in all."""
+    """Each round is a local protocol, a public function of the tallies before it; the same users take part in all."""
 
     @property
     @abstractmethod

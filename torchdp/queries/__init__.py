@@ -8,7 +8,7 @@
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
     torch.Size([8])
 
-``IntegerSums`` adds up vectors of whole numbers, and whole numbers leave. ``LocalFunction`` answers any smooth function
+``IntegerSums`` adds up vectors of integers and releases integers. ``LocalFunction`` answers any smooth function
 of the users' shares of types, such as ``Spearman`` or the ``EnergyDistance`` of two groups.
 
 | API name | symbol | meaning | squared? |

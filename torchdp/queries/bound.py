@@ -1,4 +1,4 @@
-"""How small the error of local answers can be: lower bounds, whatever the mechanism."""
+"""Lower bounds on the error of local answers, for any mechanism."""
 
 import math
 

@@ -49,7 +49,7 @@ CLOSE = 1.2  # times the lower bound on the variance: shifts that a descent is n
 MOST_PARITIES = 256  # that one parity a user is tried for
 BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
 DESIGNED = 512  # types up to which a block design is tried
-NEAR = 0.005  # how much more it may err on the worst data, relatively, to err less where few types are frequent
+NEAR = 0.005  # relative excess error allowed on the worst data for lower error where few types are frequent
 MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
 
@@ -84,9 +84,9 @@ def choose(
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
     where that is the objective (in fewer steps where queries are many); with a prior also for that. A matrix is
     decoded for the data that its reports show (:class:`AdaptiveOracle`).
-    They take seconds, with hundreds of types up to a minute. Without a prior, among those that err at most half a
+    They take seconds, with hundreds of types up to a minute. Without a prior, among those with error at most half a
     percent more than the best on the worst data, that comes first which gains more where few types are frequent (shares
-    like 1/(x + 1), from either end) than it costs there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
+    like 1/(x + 1), from either end) than it loses there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
     types.
     unbiased: False for answers by :func:`fitted` (:class:`FittedOracle`), of a lower error and biased; ordered: whether
     types beside each other are alike. Candidates then are the three best oracles, and for ordered types the square wave
@@ -181,7 +181,7 @@ def _factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
 def _factored(
     W: Tensor, n: int, epsilon: float, tol: float, others: Sequence[Candidate]
 ) -> tuple[tuple[str, FactoredQueries], ...]:
-    """Factorizations that may win: beyond 256 types none that is sure to err more than one of the others.
+    """Factorizations that may win: beyond 256 types none with error surely above another's.
 
     Over all types and queries the mean square of L R is at least ||W - W 1 1^T/k||_*^2/(k m) times the variance of the
     ball's randomizer in a direction, whatever the shift.

@@ -109,7 +109,7 @@ class ConceptClass(Brief):
         return columns[0] if given.ndim == 0 else torch.stack(columns, 1)
 
     def losses(self, x: Tensor, labels: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Exact, not private: the fraction of records on which each concept errs, (concepts,).
+        """Exact, not private: the fraction of records that each concept misclassifies, (concepts,).
 
         counts: how many users hold each record, (n,); one where not given. Raises TypeError, ValueError.
         """

@@ -46,7 +46,7 @@ class ShareFunction(ABC):
 
     @property
     def likely(self) -> Tensor:
-        """(j, k): public histograms for choices where nobody knows better; the flat one."""
+        """(j, k): public histograms for choices where no prior is given; the flat one."""
         return torch.full((1, self.types), 1 / self.types, dtype=torch.float64)
 
 

@@ -36,8 +36,8 @@ class Learned:
     def half_width(self, failure: float = 0.05, population: bool = False) -> float:
         """h such that with probability 1 - failure every estimate is within h of the loss on these users.
 
-        The concept's loss is then within 2 h of the least. population: of the loss on the law that the users are a
-        sample of; half of ``failure`` goes to Hoeffding's bound for the sample.
+        The concept's loss is then within 2 h of the least. population: of the loss on the distribution that the users
+        are a sample of; half of ``failure`` goes to Hoeffding's bound for the sample.
         """
         failure, n = checks.fraction("failure", failure), self.losses.n
         count = 2 * len(self.losses.value)
@@ -142,8 +142,8 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         return self.client.subgaussian.proxy * float(self.concepts.readers.square().sum(1).max()) / 4
 
     def samples(self, alpha: float, failure: float = 0.05) -> int:
-        """Users with whom, for any law of records, the concept's loss exceeds the least by at most alpha and its
-        estimate is off by at most alpha / 2, with probability 1 - failure.
+        """Users with whom, for any distribution of records, the concept's loss exceeds the least by at most alpha and
+        its estimate has error at most alpha / 2, with probability 1 - failure.
 
         Guarantees: that many users are enough, by the sub-Gaussian bound, Hoeffding's, and the union over concepts.
         Source: Edmonds, Nikolov, Ullman (2020), Theorem 24, with its constants.

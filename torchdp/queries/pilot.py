@@ -1,4 +1,4 @@
-"""A first group's reports make the strategy of the others: each user speaks once, at the full epsilon."""
+"""A pilot group's reports choose the strategy of the others: each user sends one message, at the full epsilon."""
 
 from collections.abc import Sequence
 
@@ -20,13 +20,13 @@ def after_pilot(pilot: AdaptiveOracle, heard: Tally) -> AdaptiveOracle:
     """The protocol of all further users, optimised for the histogram that the pilot's reports show.
 
     The histogram is the one nearest to the decoded shares H, mixed with even shares by the noise in H over H's squared
-    distance from these. Where the new strategy is not predicted to err less on it than the pilot's own, that stays.
+    distance from these. Where the new strategy's predicted error on it is not lower than the pilot's, that is kept.
     It is public, made of the reports alone; who is in the pilot must not depend on anybody's data. :func:`pooled`
     joins the groups' answers. It pays where epsilon is 3 or more and a tenth of the users are a thousand.
 
     pilot: of at most 256 types, all told apart. heard: its tally. Raises TypeError, ValueError.
 
-    Guarantees: each user's is that of the protocol by which that user speaks, once: at most the pilot's epsilon.
+    Guarantees: each user's is that of the one protocol to which that user sends a message: at most the pilot's epsilon.
     Source: McKenna, Maity, Mazumdar, Miklau (2020) for strategies of a prior; the pilot is made here.
     """
     own = checks.instance("pilot", pilot, AdaptiveOracle).client
@@ -46,7 +46,7 @@ def after_pilot(pilot: AdaptiveOracle, heard: Tally) -> AdaptiveOracle:
 
 
 def pooled(groups: Sequence[tuple[QueryProtocol, Tally]]) -> Estimate:
-    """The answers for all users, who spoke once each, in groups: the mean of the groups' answers by their sizes.
+    """The answers for all users, one message each, in groups: the mean of the groups' answers by their sizes.
 
     It is the answer of these users whoever is in which group; squared standard errors add up. groups: of the same
     queries, their tallies of one shape. Raises TypeError, ValueError.

@@ -30,7 +30,7 @@ class QueryProtocol(Protocol[Tensor]):
     @property
     @abstractmethod
     def bias(self) -> Tensor:
-        """(m, k): what query i is off by for users of type x."""
+        """(m, k): the error of query i for users of type x."""
 
     @property
     @abstractmethod

@@ -1,8 +1,8 @@
-"""What one user runs so that the message hides it: local protocols of types and of vectors.
+"""Local randomizers, what one user runs: frequency oracles for types, and randomizers of bounded vectors.
 
-An oracle's users hold one of k types and the estimate is the histogram; a ball randomizer's hold vectors of a ball and
-the estimate is their mean. Each states exactly what its message spends, what error it makes, and draws the analyst's
-sums at once, in distribution, without messages:
+Users of a frequency oracle hold one of k types and the estimate is the histogram; users of a ball randomizer hold
+vectors of a ball and the estimate is their mean. Each states its exact epsilon and its error, and samples the analyst's
+sums directly from their distribution, without messages:
 
 >>> import torch
 >>> oracle = SubsetSelection(k=100, epsilon=1.0)
@@ -17,7 +17,7 @@ sums at once, in distribution, without messages:
 | d | ``dim`` | dimension of the ball of radius ``radius`` |
 | Y | ``totals``, ``tally`` | a decoded message: E Y = e_x, or x |
 | Cov(Y given x) | ``covariance``, ``workload_variance``, ``moments`` | exact, squared |
-| Q | ``StrategyMatrix.matrix``, ``laws`` | (outputs, types), its columns the laws of the outputs |
+| Q | ``StrategyMatrix.matrix``, ``laws`` | (outputs, types), its columns the output distributions |
 | c0, c1 | ``low_density``, ``high_density`` | densities off the cap and on it, c1 = e^epsilon c0 |
 
 Theorems: Warner (1965); Wang, Blocki, Li, Jha (2017); Ye, Barg (2018); Acharya, Sun, Zhang (2019); McKenna, Maity,

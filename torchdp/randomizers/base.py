@@ -5,7 +5,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours
 
-# torch.binomial, in float64, keeps its law up to about this many users (at 1e15 its variance is 1 % off).
+# torch.binomial, in float64, keeps its distribution up to about this many users (at 1e15 its variance is 1 % off).
 MOST_USERS = 10**14
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0  # of randomizers of a ball
 

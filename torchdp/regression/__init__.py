@@ -1,4 +1,4 @@
-"""Regression, low rank, moments and histograms from sums that servers compute: a curator's accuracy, and no curator.
+"""Regression, low rank, moments and histograms from secure sums: central-model accuracy without a trusted curator.
 
 >>> import torch
 >>> from torchdp import regression

@@ -2,7 +2,7 @@
 
 In the linear-transformation model a client may encode before the public linear map is applied. With the products
 encoded, the map is the plain sum, and the released sum is the central Gaussian mechanism for A^T A and A^T b
-("Analyze Gauss") in law: no sketch is embedded, and no noise is squared.
+("Analyze Gauss") in distribution: no sketch is embedded, and no noise is squared.
 """
 
 import math
@@ -34,7 +34,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
 
     clients: n; columns: d; bound: B, longer rows are shortened to it; epsilon > 0, delta in (0, 1); label_bound:
     labels are cut to it, None for no labels; corrupt clients collude, absent others may drop out, together fewer than
-    n; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL (neither), the same law from a curator. Raises ValueError.
+    n; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL (neither), a curator's, same distribution. Raises ValueError.
 
     Guarantees: exactly (epsilon, delta)-DP for replacing one client's row and label, n public, in this model.
     Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8; joint_sensitivity.
@@ -82,12 +82,12 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
 
     @property
     def gram_sigma(self) -> float:
-        """Level of the released gram's noise, everybody heard: this on the diagonal, 1/sqrt 2 of it elsewhere."""
+        """Level of the released gram's noise, no client absent: this on the diagonal, 1/sqrt 2 of it elsewhere."""
         return self.noise.level
 
     @property
     def cross_sigma(self) -> float:
-        """Standard deviation of each entry of the released A^T b, everybody heard."""
+        """Standard deviation of each entry of the released A^T b, no client absent."""
         return self.noise.level / self.weight
 
     @property

@@ -21,7 +21,7 @@ from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows
 
 @dataclass(frozen=True)
 class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
-    """Each client publishes its row, and its label, plus N(0, sigma^2 I): nobody need be trusted.
+    """Each client publishes its row, and its label, plus N(0, sigma^2 I): no trusted party.
 
     Two rows with labels are at most 2 sqrt(B^2 + C^2) apart; rounding is a part of sigma^2. The tally is Z^T Z, Z =
     [A b] + E, with E Z^T Z = [A b]^T [A b] + n sigma^2 I; the estimate subtracts n sigma^2 I.
@@ -129,7 +129,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
 
 
 def wishart(degrees: int, d: int, shape: Sequence[int], draws: Draws) -> Tensor:
-    """G^T G for standard normal G, degrees x d, exactly in law: (*shape, d, d), float64, in O(d^3).
+    """G^T G for standard normal G, degrees x d, exactly in distribution: (*shape, d, d), float64, in O(d^3).
 
     Source: Bartlett (1933): G = Q T with T upper triangular, chi on its diagonal and normal above it.
     """

@@ -65,8 +65,8 @@ def cautious_ridge(noisy: NoisyMoments, ridge: float, failing: float = 0.05) -> 
     (G + t I)^-1 c, t = max(ridge, r - max(l, 0), r/2 - l), r = (d ln(2 d^2/failing))^{1/2} gram_sigma, l the least
     eigenvalue of G: the rule of AdaSSP, from one release of A^T A and A^T b, so that no third of the budget
     goes to the eigenvalue, and with it G + t I stays r/2 away from singular, whatever the noise. It can
-    err less than :func:`adaptive_ridge` where noise is about to hide everything. ridge >= 0; failing in (0, 1): the
-    chance that the noise is larger. Raises TypeError, ValueError.
+    have lower error than :func:`adaptive_ridge` where noise nearly swamps everything. ridge >= 0; failing in (0, 1):
+    the chance that the noise is larger. Raises TypeError, ValueError.
 
     Source: Wang (2018), Algorithm 2.
     """
@@ -108,9 +108,9 @@ def estimated_loss(values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: No
 def predicted_phi(moments: SecondMoments, ridge: float, gram_sigma: float, cross_sigma: float) -> float:
     """E phi of the plain ridge solution from moments with noise of these levels, to first order; or phi(0) if less.
 
-    Where noise is large the plain solution can err more than x = 0 does, and ``adaptive_ridge`` less than predicted.
-    1 + (gram_sigma^2 (tr(H^-1) |x|^2 + x^T H^-1 x)/2 + cross_sigma^2 tr H^-1)/least loss, H = A^T A + ridge I: the
-    solution moves by H^-1 (e - E x). Raises ValueError.
+    Where noise is large the plain solution can have larger error than x = 0, and ``adaptive_ridge`` less than
+    predicted. 1 + (gram_sigma^2 (tr(H^-1) |x|^2 + x^T H^-1 x)/2 + cross_sigma^2 tr H^-1)/least loss, H = A^T A + ridge
+    I: the solution moves by H^-1 (e - E x). Raises ValueError.
     """
     levels = level("gram_sigma", gram_sigma), level("cross_sigma", cross_sigma)
     x, inverse, least = _optimum(moments, ridge)

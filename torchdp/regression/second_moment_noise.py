@@ -105,7 +105,7 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
     """The moments of rows that carry independent noise of known variance: Y^T Y less its noise's own mean.
 
     Y = Z + N with Z = S [A b] has E Y^T Y = Z^T Z + sum_j V_j I. Standard errors hold to leading order, with the
-    unknown diagonal of Z^T Z estimated by the release (``product_variances``). They speak of the noise alone, not of S.
+    unknown diagonal of Z^T Z estimated by the release (``product_variances``). They are for the noise alone, not for S.
 
     sketched: value Y, (*batch, m, d'), as ``SecureSketch`` estimates it, standard errors sqrt(V_j) alike along a row.
     labelled: whether the last column is the label's. Raises TypeError, ValueError.

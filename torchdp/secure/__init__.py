@@ -1,4 +1,4 @@
-"""Sums of many clients' rows that servers compute from shares: nobody sees a row unless all servers collude.
+"""Sums of many clients' rows that servers compute from secret shares: no row is revealed unless all servers collude.
 
 >>> import torch
 >>> from torchdp import secure, sketching

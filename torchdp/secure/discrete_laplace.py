@@ -1,8 +1,8 @@
 """Discrete Laplace noise in equal shares, on grids of any fineness: integers, decided without error.
 
-P(Z = z) in proportion to a^|z|, a = e^-rate, is the law of the sum of h shares NB(1/h, a) - NB(1/h, a). A share is the
-sum of Poisson(-(2/h) log(1 - a)) clusters, each with a random sign and a size k, P(k) in proportion to a^k/k, k >= 1:
-of many clients few have any, and only these are drawn.
+P(Z = z) in proportion to a^|z|, a = e^-rate, is the distribution of the sum of h shares NB(1/h, a) - NB(1/h, a). A
+share is the sum of Poisson(-(2/h) log(1 - a)) clusters, each with a random sign and a size k, P(k) in proportion to
+a^k/k, k >= 1: of many clients few have any, and only these are drawn.
 
 Source: Quenouille (1949) for the clusters; Goryczka, Xiong (2017) for the shares.
 """
@@ -21,7 +21,7 @@ LEAST_RATE = 2.0**-54  # sizes stay below 2^62
 CUT = 160.0  # sizes of 2^J or more are left out, rate 2^J >= 160: below 2^-220 of the distribution
 NEAR = 2.0**-40  # floats decide where they are further apart than that
 MOST_MEAN = 2.0**14  # of one draw of a table: below 2^12 thresholds
-SURELY = 1 + 2.0**-50  # means are rounded up: more noise of one kind hides no less
+SURELY = 1 + 2.0**-50  # means are rounded up: more noise of one kind is no less private
 OF_A_TABLE, OF_A_SIZE = 2.0**-113, 2.0**-219  # total variation distance of a draw from its distribution
 
 
@@ -37,7 +37,7 @@ def mean_clusters(share: float, rate: float) -> float:
 
 
 def variation(speakers: int, clusters: float) -> float:
-    """Above the total variation distance of so many clusters, drawn in at most so many calls, from the law."""
+    """Above the total variation distance of so many clusters, drawn in at most so many calls, from its distribution."""
     return (speakers + clusters / MOST_MEAN) * OF_A_TABLE + clusters * OF_A_SIZE
 
 

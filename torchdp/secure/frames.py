@@ -33,7 +33,7 @@ ANALYST = 0xFFFF  # receiver of the sums; servers are numbered from 0, clients s
 
 
 class FrameError(ValueError):
-    """A frame that is not the one that was sent here, or that was here before; the receiver's state is unchanged."""
+    """A frame that was forged, altered, misdirected or replayed; the receiver's state is unchanged."""
 
 
 class Kind(IntEnum):

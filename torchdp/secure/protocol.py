@@ -77,7 +77,7 @@ class SecureSketch(SecureSums):
 
     @cached_property
     def variation(self) -> float:
-        """Total variation distance of all noise that hides a client from a function of Gaussian noise; 0: none."""
+        """Total variation distance of all noise that protects a client from a function of Gaussian noise; 0: none."""
         return self._smooth(self.ring)[1]
 
     @property

@@ -116,7 +116,7 @@ def _deliver(path: Path, digest: str) -> None:
 
 
 def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Session:
-    """A server's part: hear organisations, close the doors, agree with the others on who was heard, publish the sum.
+    """A server's role: receive from organisations, close, agree with the others on who was received, publish the sum.
 
     The doors close when all clients were heard, or after ``wait`` seconds if no more are missing than
     ``coalition.absent``. A file that is damaged, late or of somebody else is named in a warning and changes nothing.

@@ -133,7 +133,7 @@ class Session:
         return Links({f"server {k}": key.key(self.digest, party.name, party.public) for k, party in links})
 
     def to_bytes(self) -> bytes:
-        """The session's file; the same bytes for equal sessions."""
+        """The session's file content; the same bytes for equal sessions."""
         return json.dumps(described(self, {}, "session"), sort_keys=True, indent=1).encode()
 
     @staticmethod

@@ -18,7 +18,7 @@ from torchdp.protocol.users import Users, beside, tensor_of
 
 
 class SharedNoise(ABC):
-    """What each of n clients adds to its encoding: what n - corrupt - absent of them add hides any one client.
+    """Noise that each of n clients adds to its encoding: that of n - corrupt - absent of them protects any one client.
 
     ``corrupt`` clients who know their own noise collude with the reader; beside them ``absent`` clients may drop out.
     """
@@ -38,13 +38,13 @@ class SharedNoise(ABC):
 
     @property
     def level(self) -> float:
-        """Standard deviation of all the noise of the sum, everybody heard."""
+        """Standard deviation of all the noise of the sum, no client absent."""
         return float(self.level_of(self.clients))
 
     @property
     @abstractmethod
     def guarantee(self) -> Guarantee:
-        """What is promised while at most ``absent`` clients are missing."""
+        """The guarantee while at most ``absent`` clients are missing."""
 
     @abstractmethod
     def level_of(self, clients: Users, answer: int = 0) -> float | Tensor:
@@ -63,7 +63,7 @@ class SharedNoise(ABC):
 
     @abstractmethod
     def guarantee_of(self, clients: int) -> Guarantee:
-        """What a sum of so many clients' messages promises to each of them. Raises ValueError where nothing."""
+        """The guarantee of a sum of so many clients' messages to each of them. Raises ValueError where nothing."""
 
     @abstractmethod
     def add_share(self, shown: Tensor, draws: Draws) -> Tensor:
@@ -71,7 +71,7 @@ class SharedNoise(ABC):
 
     @abstractmethod
     def add_sum(self, total: Tensor, clients: Users, draws: Draws, shape: tuple[int, ...]) -> Tensor:
-        """Sums of what so many show, (*batch, words), and noise: (*shape, *batch, words), exact in law; unchecked."""
+        """What so many show summed, (*batch, words), and noise: (*shape, *batch, words), by distribution; unchecked."""
 
     def heard(self, clients: Users) -> None:
         """Refuses ``clients`` whose noise does not suffice for ``guarantee``. Raises ValueError."""

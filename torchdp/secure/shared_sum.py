@@ -24,7 +24,7 @@ from torchdp.sketching.constructions import ones
 class SharedSum(MessageProtocol[S, Tensor]):
     """Clients send ``contribution(x)`` and their part of ``noise``: (n, words), float64. The tally is their plain sum.
 
-    Up to ``clients`` users speak; who analyses fewer than n - absent of them is refused.
+    Up to ``clients`` users take part; an analysis of fewer than n - absent of them is refused.
     """
 
     clients: int
@@ -78,7 +78,7 @@ class SharedSum(MessageProtocol[S, Tensor]):
         return self.noise.guarantee
 
     def guarantee_of(self, clients: int) -> Guarantee:
-        """What the sum of so many clients' messages promises. Raises ValueError where nothing."""
+        """The guarantee of the sum of so many clients' messages. Raises ValueError where nothing."""
         return self.noise.guarantee_of(clients)
 
     @property

@@ -7,7 +7,7 @@
     >>> estimate.value.shape, sums.guarantee.epsilon <= 1
     (torch.Size([8]), True)
 
-A :class:`BitLaw` says what a user sends in one instance, its error, and the pairs of laws that dominate what one bit
+A :class:`BitLaw` says what a user sends in one instance, its error, and the dominating pairs of what one bit
 tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``users``, D the noise of all together.
 
 | law | messages of a user in one instance | noise |
@@ -15,7 +15,7 @@ tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``
 | :class:`RandomizedResponseSum` | 1 | its own bit, flipped |
 | :class:`PoissonSum`, :class:`NegativeBinomialSum` | 1 + E D/n | D of one kind of message |
 | :class:`BoundedSum` | the same, more | D symmetric, without a floor: a curator's error at large epsilon |
-| :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, hidden by pairs that cancel |
+| :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, masked by pairs that cancel |
 | :class:`PureSum` | more | the same at delta = 0 |
 | :class:`CentralGaussianSum`, :class:`ExactSum` | references: a curator's | N(0, sigma^2); none |
 

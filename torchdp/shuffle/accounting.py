@@ -1,4 +1,4 @@
-"""What a law guarantees when a user takes part in many instances, certified from its dominating pairs.
+"""The guarantee when a user takes part in many instances, certified from dominating pairs.
 
 Two ways, and the better of both counts. Flips: the worst pair of one instance, composed as often as bits may flip.
 Movement: a user that holds a vector and rounds coordinate i to a one with probability q_i moves the probabilities by
@@ -103,12 +103,12 @@ def promise(
     largest: float = 1.0,
     epsilon: float | None = None,
 ) -> Guarantee:
-    """What shuffled sums of this law promise at this delta; arguments as in ``delta_of``.
+    """The guarantee of shuffled sums with this noise at this delta; arguments as in ``delta_of``.
 
     epsilon: at which it is stated; None: the smallest that is certified. Raises ValueError where it is not certified,
     or none up to 700 is.
 
-    Guarantees: as ``delta_of``; of the messages as they are sent where their law is drawn from whole numbers, for which
+    Guarantees: as ``delta_of``; of the messages as they are sent where they are drawn from whole numbers, for which
     delta keeps 2^-40 of itself. ``change`` is that of the chances that floats have: it must allow for their errors.
     """
     real = certified(law, kept(law, delta), instances, absent, change, flips, epsilon, largest)

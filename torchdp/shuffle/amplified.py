@@ -1,4 +1,4 @@
-"""Any local protocol behind a shuffler: what a crowd adds to what each message hides by itself."""
+"""Any local protocol behind a shuffler: privacy amplification by shuffling."""
 
 import math
 from collections.abc import Callable
@@ -32,10 +32,10 @@ TINY = 1e-300  # a delta below it is 0 to a logarithm
 
 @dataclass(frozen=True)
 class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
-    """The local protocol ``client``, whose users' messages a shuffler mixes before anybody looks.
+    """The local protocol ``client``, behind a shuffler that mixes the users' messages.
 
     Users, messages, tallies, estimates and errors are the client's; only the guarantee is another
-    one, and what keeps it: messages of many users leave in an order that says nothing, and tallies
+    one, and what keeps it: messages of many users leave in random order, and tallies
     of too few users are refused. Where each user speaks alone, on its own device, the shuffler must
     be a real one.
 
@@ -183,7 +183,7 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
 
     @cached_property
     def _bits(self) -> Profile:
-        """A flip that is less likely hides less."""
+        """A less likely flip gives less privacy."""
         flip = 1 / (1 + math.exp(self._hidden.epsilon))
         return response_profile(self._present, flip * (1 - 2.0**-50))
 

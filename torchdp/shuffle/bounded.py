@@ -24,9 +24,9 @@ class BoundedSum(OneTypeSum):
 
     A share is c + 1 and a number that is uniform on -(c + 1), ..., c + 1 with probability q, else on -c, ..., c;
     c is the largest whole number with c (c + 1)/3 <= variance/n, and q makes the variance right. E D = n (c + 1)
-    messages: those of every user that are not cancelled by a negative number hide it, and are subtracted. Equal shares
-    of an infinitely divisible law, as Poisson's, have Pr[D = 0] >= e^-Var D, which costs delta whatever the accounting;
-    these have (q/(2 c + 3))^n. D is unimodal: centred uniform laws are, and so are sums of them (Wintner).
+    messages: those of every user that are not cancelled by a negative number mask it, and are subtracted. Equal shares
+    of an infinitely divisible distribution, as Poisson's, have Pr[D = 0] >= e^-Var D, which costs delta whatever the
+    accounting; these have (q/(2 c + 3))^n. D is unimodal: centred uniforms are, and so are sums of them (Wintner).
 
     deviation: that of D, > 0. Raises ValueError.
 
@@ -127,7 +127,7 @@ class BoundedSum(OneTypeSum):
 
 
 def _trimmed(law: np.ndarray) -> tuple[np.ndarray, float]:
-    """The law without tails below e^-100 of the largest, the same at both ends, and what was left out."""
+    """The distribution without tails below e^-100 of the largest, the same at both ends, and what was left out."""
     kept = np.flatnonzero(law >= law.max() * math.exp(-FAR))
     cut = min(int(kept[0]), len(law) - 1 - int(kept[-1]))
     return law[cut : len(law) - cut], float(law[:cut].sum() + law[len(law) - cut :].sum())

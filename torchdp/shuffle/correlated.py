@@ -1,4 +1,4 @@
-"""Correlated noise: pairs of messages that cancel hide the noise that does not."""
+"""Correlated noise: pairs of messages that cancel mask the noise that does not."""
 
 import math
 from collections.abc import Callable
@@ -32,18 +32,18 @@ WIDEST = 2.0**15  # counts in which a flood's chances fall by e, at most
 class CorrelatedSum(MessageLaw):
     """The protocol of three negative binomials: a user with bit x sends x + Z1 + Z3 times "+1" and Z2 + Z3 times "-1".
 
-    The n independent Z1 add up to D1 ~ NB(1, ratio), the Z2 to D2 of the same law, the Z3 to the flood
+    The n independent Z1 add up to D1 ~ NB(1, ratio), the Z2 to D2 of the same distribution, the Z3 to the flood
     D3 ~ NB(flood_shape, flood_ratio). The estimate, the sum of all messages, is S + D1 - D2: the flood cancels, and
     the error is exactly discrete Laplace, Pr[k] = (1 - ratio)/(1 + ratio) ratio^|k|, of variance
     2 ratio/(1 - ratio)^2. Raises ValueError.
 
     Guarantees: its exact dominating pair and the pair's swap. The view is (U, V), the numbers of "+1" and "-1", less
     the known shift by the other users' bits. If the user holds 0, d = U - V = D1 - D2 and min(D1, D2), geometric of
-    ratio ratio^2, are independent, so t = V - max(0, -d) ~ g, the law of D3 + min(D1, D2), whatever d is. If the user
-    holds 1, d = 1 + D1 - D2, and t ~ g where d >= 1 but t - 1 ~ g where d <= 0. On either side the law of d is the
-    same for both bits, up to the side's probability: 1/(1 + ratio) for d >= 1 and ratio/(1 + ratio) for d <= 0 if the
-    user holds 1, the reverse if 0. So the pair is (side, and t where d <= 0). As the flood grows it approaches binary
-    randomized response at epsilon = -log(ratio), which it never beats. With absent users: an upper bound.
+    ratio ratio^2, are independent, so t = V - max(0, -d) ~ g, the distribution of D3 + min(D1, D2), whatever d is. If
+    the user holds 1, d = 1 + D1 - D2, and t ~ g where d >= 1 but t - 1 ~ g where d <= 0. On either side that of d is
+    the same for both bits, up to the side's probability: 1/(1 + ratio) for d >= 1 and ratio/(1 + ratio) for d <= 0 if
+    the user holds 1, the reverse if 0. So the pair is (side, and t where d <= 0). As the flood grows it approaches
+    binary randomized response at epsilon = -log(ratio), which it never beats. With absent users: an upper bound.
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 1; the flood for sensitivity one after Ghazi, Kumar,
     Manurangsi, Pagh, Sinha (2021), Lemma 9.
     """
@@ -107,7 +107,7 @@ class CorrelatedSum(MessageLaw):
         """Noise ratio e^(-(1 - share) e), e the largest that unlimited flood makes private; then a small flood.
 
         The flood is NB(shape, e^(-c e)), c in [0.02, 1.5] chosen for the fewest messages by moments of a coarse
-        law; the shape, found to about 3 % of delta, is certified. Flips alone are counted.
+        distribution; the shape, found to about 3 % of delta, is certified. Flips alone are counted.
         """
         share = checks.fraction("share", share)
         target, left = target.composed(cls), (target.users - target.absent) / target.users

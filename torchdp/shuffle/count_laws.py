@@ -1,4 +1,4 @@
-"""Laws of integer noise, followed until what is left cannot matter."""
+"""Distributions of integer noise, followed until what is left cannot matter."""
 
 import math
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from torchdp import checks
 # Masses are followed until they fall below e^-FAR of the largest; the rest counts as lost privacy.
 FAR = 100.0
 _LARGEST_LAW = 1 << 24
-BLOCKS = 1 << 11  # of neighbouring counts; a law of more than four times as many is told by blocks
+BLOCKS = 1 << 11  # of neighbouring counts; a distribution on more than four times as many is kept in blocks
 
 
 @dataclass(frozen=True)
 class CountLaw:
-    """The law of a count D >= 0: Pr[D = first + i] = mass[i], step[i] = ln Pr[D = first + i + 1]/Pr[D = first + i].
+    """A count D >= 0: Pr[D = first + i] = mass[i], step[i] = ln Pr[D = first + i + 1]/Pr[D = first + i].
 
     lost: what lies outside [first, first + len(mass)), at most.
     """
@@ -27,11 +27,11 @@ class CountLaw:
     lost: float
 
     def neighbours(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A pair of laws that dominates (D, 1 + D) where both are known: the masses a, b, and losses ln a/b.
+        """A pair of distributions that dominates (D, 1 + D) where both are known: the masses a, b, and losses ln a/b.
 
         The pair itself for up to 4 BLOCKS counts. Beyond, each outcome is split into two, of the least and the largest
         loss in its block, such that both masses stay: who forgets which of the two it was has the outcome back. Those
-        of one block and loss are one outcome. For wide laws this costs 3e-5 of the noise's deviation.
+        of one block and loss are one outcome. For wide distributions this costs 3e-5 of the noise's deviation.
         """
         a, b, loss = self.mass[1:], self.mass[:-1], self.step
         if len(a) <= 4 * BLOCKS:
@@ -63,7 +63,7 @@ def negative_binomial_law(shape: float, ratio: float) -> CountLaw:
 
 
 def _count_law(step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: float, limit: float) -> CountLaw:
-    """The law around its mode; limit: what Pr[D = y]/Pr[D = y - 1] tends to.
+    """The distribution around its mode; limit: what Pr[D = y]/Pr[D = y - 1] tends to.
 
     Where the ratios fall with y (all but NB of shape < 1) each step outside is at least FAR/width away from 0; at
     shape < 1 the ratios rise to ``limit``. Either way at most e^-FAR (2 width + 1/(1 - limit)) is outside.
@@ -89,7 +89,7 @@ def _count_law(step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: f
 
 
 def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
-    """The law of D + G, Pr[G = j] = (1 - ratio) ratio^j: h(y) = (1 - ratio) g(y) + ratio h(y - 1), no subtraction."""
+    """That of D + G, Pr[G = j] = (1 - ratio) ratio^j: h(y) = (1 - ratio) g(y) + ratio h(y - 1), no subtraction."""
     more = math.ceil(-FAR / math.log(ratio))
     if more > _LARGEST_LAW:
         raise ValueError(f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts")

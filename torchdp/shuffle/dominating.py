@@ -1,8 +1,8 @@
 """Dominating pairs of the shuffled bit sums: how far one user's bit can move everything that the analyst sees.
 
-A profile maps any epsilons to the hockey-stick curve H(P||Q) = sum_y max(0, P(y) - e^epsilon Q(y)) of a pair of laws.
-One instance of a protocol is (epsilon, delta)-private exactly when every pair that its neighbouring data sets produce
-has H <= delta; a pair whose curve lies nowhere below theirs may stand in for them, also under composition
+A profile maps any epsilons to the hockey-stick curve H(P||Q) = sum_y max(0, P(y) - e^epsilon Q(y)) of distributions P,
+Q. One instance of a protocol is (epsilon, delta)-private exactly when every pair that its neighbouring data sets
+produce has H <= delta; a pair whose curve lies nowhere below theirs may stand in for them, also under composition
 (``torchdp.privacy.accounting`` has the proof). All curves here are rounded up: what float64 may lose is added.
 
 A user's change is one of two pairs in each instance, 0 -> 1 and 1 -> 0, hence two profiles, except where one curve
@@ -22,7 +22,7 @@ _ROUNDING, _CANCELLATION = 1e-10, 1e-13
 
 
 def pair_profile(masses: np.ndarray, losses: np.ndarray, lost: float) -> Profile:
-    """The curve of a pair of laws: P puts ``masses`` on outcomes with ln P/Q = ``losses``, and ``lost`` where Q = 0.
+    """The curve of a pair (P, Q): P puts ``masses`` on outcomes with ln P/Q = ``losses``, and ``lost`` where Q = 0.
 
     H(e^epsilon) = lost + sum over losses > epsilon of masses (1 - e^(epsilon - loss)).
     masses >= 0 and finite losses, of one shape, in any order.
@@ -86,8 +86,8 @@ def correlated_profiles(
     Z1, Z2 ~ NB(shape, ratio), Z3 ~ NB(flood_shape, flood_ratio), independent; the other users' bits shift U by a
     known number. Let w = ratio, d = U - V, m = min(Z1, Z2).
     shape = 1: under x = 0, d is discrete Laplace and independent of m, Pr[m = j] ~ w^(2 j). Let t = V - max(0, -d).
-    Where d >= 1, both bits give (d, t) the same law but for its mass, 1/(1 + w) under x = 1 and w/(1 + w) under
-    x = 0. Where d <= 0, x = 0 has mass 1/(1 + w) and t ~ Z3 + m, x = 1 has mass w/(1 + w) and t - 1 ~ Z3 + m.
+    Where d >= 1, both bits give (d, t) the same distribution but for its mass, 1/(1 + w) under x = 1 and w/(1 + w)
+    under x = 0. Where d <= 0, x = 0 has mass 1/(1 + w) and t ~ Z3 + m, x = 1 has mass w/(1 + w) and t - 1 ~ Z3 + m.
     shape < 1, when absent users leave part of the noise: the adversary is given m too. Where d >= 1, both bits have
     the same Z2 = m and Z3, while Z1 is one less under x = 1. Where d <= 0, both have the same Z1 = m; under x = 1,
     Z2 is one more and Z3 one less. With z the larger of Z1, Z2 under x = 0 the losses of (0, 1) are
@@ -103,7 +103,7 @@ def correlated_profiles(
 
 
 def unlimited_flood_profiles(ratio: float, *, shape: float = 1.0) -> tuple[Profile, Profile]:
-    """The limit of ``correlated_profiles`` as the flood grows: it hides V, and what is left is the sign of d - 1/2.
+    """The limit of ``correlated_profiles`` as the flood grows: it masks V, and what is left is the sign of d - 1/2.
 
     At shape = 1 this is binary randomized response at -ln ratio, whichever the bits. Raises ValueError.
 
@@ -113,7 +113,7 @@ def unlimited_flood_profiles(ratio: float, *, shape: float = 1.0) -> tuple[Profi
 
 
 def _signed_profiles(w: float, shape: float, flood: CountLaw | None) -> tuple[Profile, Profile]:
-    """The pairs of ``correlated_profiles``; no flood stands for one that hides everything."""
+    """The pairs of ``correlated_profiles``; no flood stands for an unlimited one."""
     if checks.positive("shape", shape) > 1:
         raise ValueError(f"shape must be at most 1, not {shape!r}; more noise than NB(1, ratio) hides no less")
     if flood is None:

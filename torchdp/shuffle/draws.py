@@ -14,8 +14,8 @@ from torchdp.rounded import guide
 
 MOST_RATE = 2.0**14  # of one draw of a table: below 2^12 thresholds
 MOST_RATIO = 0.996  # below it a table of cluster sizes has fewer than 2^15 thresholds
-SURELY = 1 + 2.0**-50  # rates are rounded up: more noise of one kind hides no less
-OF_A_DRAW = 2.0**-113  # above the distance of any table here from its law, (thresholds + 3) 2^-129
+SURELY = 1 + 2.0**-50  # rates are rounded up: more noise of one kind is no less private
+OF_A_DRAW = 2.0**-113  # above the distance of any table here from its distribution, (thresholds + 3) 2^-129
 
 
 def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Tensor:
@@ -24,7 +24,7 @@ def scattered_poisson(cells: int, places: int, mean: float, draws: Draws) -> Ten
     Their total is Poisson too, and given the total they lie anywhere with equal chance: nothing is drawn for the
     cells that stay empty.
 
-    Guarantees: means up to 1e-15 above; the total is within ``variation_of`` of this law, for uniform words.
+    Guarantees: means up to 1e-15 above; the total is within ``variation_of`` of this distribution, for uniform words.
     """
     rate = cells * places * mean * SURELY
     pieces = max(1, math.ceil(rate / MOST_RATE))
@@ -47,7 +47,7 @@ def tabulated(size: int, law: Callable[[Any], Table], parameter: Hashable, draws
 def scattered_negative_binomial(cells: int, places: int, shape: float, ratio: float, draws: Draws) -> Tensor:
     """The places of NB(shape, ratio) points in each of ``cells`` cells at each of ``places`` places: int32.
 
-    NB(shape, ratio) is the total of Poisson(-shape log(1 - ratio)) clusters whose sizes have the logarithmic law
+    NB(shape, ratio) is the total of Poisson(-shape log(1 - ratio)) clusters of logarithmic sizes,
     Pr[k] = -ratio^k / (k log(1 - ratio)), k >= 1: the clusters are scattered, nothing is drawn for empty cells.
     Source: Quenouille (1949).
     """

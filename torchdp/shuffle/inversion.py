@@ -4,7 +4,7 @@ Of its number u >= 0 a user sends j = floor u messages, or with probability u - 
 D. Replacing the user moves each u by x_i <= farthest, sum x_i^2 <= Gamma. How large u may be is not used: each sum may
 have a range [0, s] of its own, s any real number.
 
-The bound. For a pair of laws P, Q let L = ln P/Q, M(z) = sum P^(1 + z) Q^(-z) over the outcomes that both reach. Then
+The bound. For distributions P, Q let L = ln P/Q, M(z) = sum P^(1 + z) Q^(-z) over the outcomes that both reach. Then
 h(t) = E_P (1 - e^(t - L))_+ e^(a t) has the Fourier transform M(z)/(z (z + 1)) at z = a + 2 pi i k/T, and by Poisson's
 summation formula sum_j h(epsilon + j T) = (1/T) sum_k e^(-2 pi i k epsilon/T) M(z_k)/(z_k (z_k + 1)). All terms on the
 left are >= 0, so for any a, T > 0
@@ -13,19 +13,19 @@ Nothing is discretised. A pair of Gaussians, which only adds to delta, makes the
 
 |M| of a product is at most exp(E_k), E_k = Gamma G_k + r sqrt(I Gamma), for all moves at once:
 1. For fixed distances the divergence is largest where in each coordinate one of u, u' is whole: slide both together;
-   while they stay in their cells, in the range or out of it, both laws are affine in the slide, and the divergence is
-   convex. Less that whole number, which is a shift, one law is that of D, the base, the other O_x = (1 - theta) (k + D)
-   + theta (k + 1 + D), x = k + theta: two directions, two roles.
+   while they stay in their cells, in the range or out of it, both distributions are affine in the slide, and the
+   divergence is convex. Less that whole number, which is a shift, one distribution is that of D, the base, the other
+   O_x = (1 - theta) (k + D) + theta (k + 1 + D), x = k + theta: two directions, two roles.
 2. Inside a cell, (base, O_x) is what remains of a labelled choice between (base, O_x1) and (base, O_x2), x between: so
    x may be taken from one grid, and |M| lies below its chords. ln of a chord lies below its tangent.
 3. Below the grid, M - 1 is a polynomial in x with Taylor's remainder.
-4. Outcomes that the other law does not reach are lost: at most l x for a coordinate, l sqrt(I Gamma) in all. So are the
-   tails, cut where that costs little: given that D lies there, laws of a unimodal D that are x apart differ by at most
-   x times its mass at the cut.
+4. Outcomes that the other does not reach are lost: at most l x for a coordinate, l sqrt(I Gamma) in all. So are the
+   tails, cut where that costs little: given that D lies there, distributions of a unimodal D that are x apart differ by
+   at most x times its mass at the cut.
 One G_k for each frequency, the largest over x, bounds every pattern of moves.
 
-Randomized response: the other users' answers stand for D, and the law of the count is affine in the user's number:
-(1 - x) b + x o for two laws b, o of one support. So the base is b or o, the other law base +- x (o - b): the same
+Randomized response: the other users' answers stand for D, and the count's distribution is affine in the user's number:
+(1 - x) b + x o for two distributions b, o of one support. So the base is b or o, the other base +- x (o - b): the same
 four kinds, and nothing is lost. The others' bits are not known: every rate is the largest over what they may be.
 
 Source: the argument above.
@@ -61,7 +61,7 @@ FARTHEST = 9.0  # a in deviations of the loss: from there on delta is below e^-4
 
 
 def moved_delta(law: CountLaw, epsilon: float, instances: int, gamma: float, largest: float = 1.0) -> float:
-    """A delta at ``epsilon`` of ``instances`` sums with noise of this law, unimodal, where a user moves by ``gamma``.
+    """A delta at ``epsilon`` of ``instances`` sums with this unimodal noise, where a user moves by ``gamma``.
 
     largest: of its numbers, which move by no more. Unchecked.
     Guarantees: an upper bound, as the module's proof says.

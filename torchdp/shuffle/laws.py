@@ -1,4 +1,4 @@
-"""What the laws of bit sums share: n users hold a bit, how many hold a one is released with noise; their messages."""
+"""The common part of mechanisms for bit sums: n users hold a bit, the noisy number of ones is released; messages."""
 
 import math
 from abc import ABC, abstractmethod
@@ -81,10 +81,10 @@ class ShuffledMessages:
 
 @dataclass(frozen=True)
 class BitLaw(ABC):
-    """How the number S of ones among n users is released in one instance, and what that costs.
+    """A mechanism that releases the number S of ones among n users in one instance, its error and its privacy.
 
     users: n >= 1, public. Neighbours replace one user's bits. ``BitSums`` makes a protocol of one;
-    ``delta_of`` and ``epsilon_of`` say what a law guarantees over many instances. Raises ValueError.
+    ``delta_of`` and ``epsilon_of`` say what it guarantees over many instances. Raises ValueError.
     """
 
     own_number: ClassVar[bool] = False  # whether what it guarantees depends on how many users there are
@@ -163,7 +163,7 @@ class BitLaw(ABC):
         largest: float = 1.0,
         **own: float,
     ) -> Self:
-        """The law of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
+        """That of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
 
         Args:
             users: n, public.
@@ -174,11 +174,11 @@ class BitLaw(ABC):
             change: how far a user may move in all, see ``delta_of``; None: not known.
             flips: how many of a user's bits may change, see ``delta_of``; None: all.
             largest: of the numbers that users round, see ``delta_of``.
-            own: what a law's noise leaves open: ``ratio`` of ``NegativeBinomialSum``, 1/2: larger ratios send fewer
+            own: the free parameter of the noise: ``ratio`` of ``NegativeBinomialSum``, 1/2: larger ratios send fewer
                 messages, 1 - ratio times those of Poisson noise of this variance, and need more variance; ``share``
                 of ``CorrelatedSum``, 0.05: spent on a flood that is not unlimited, about the increase of the RMSE.
 
-        Noise is found to 1e-4. Raises ValueError; TypeError where the law has no noise.
+        Noise is found to 1e-4. Raises ValueError; TypeError where it has no noise.
 
         Guarantees: ``delta_of`` of the result at epsilon is at most delta; where noise is searched for it is computed
         last.
@@ -188,7 +188,7 @@ class BitLaw(ABC):
 
     @classmethod
     def refuse_counts(cls, largest: float) -> None:
-        """Raises TypeError where users move by more than a bit does, and the law takes bits alone."""
+        """Raises TypeError where users move by more than a bit does, and only bits are accepted."""
         if largest > 1 and not (cls.takes_counts or cls.takes_numbers):
             raise TypeError(f"{cls.__name__} takes bits, which move by 1 at most; take BoundedSum or PoissonSum")
 
@@ -214,7 +214,7 @@ class BitLaw(ABC):
 
 @dataclass(frozen=True)
 class MessageLaw(BitLaw):
-    """A law that n users make together, each by messages of its own; a shuffler mixes them, totals are their sums."""
+    """Noise that n users make together, each by messages of its own; a shuffler mixes them, totals are their sums."""
 
     @property
     @abstractmethod
@@ -228,7 +228,7 @@ class MessageLaw(BitLaw):
 
     @property
     def variation(self) -> float | None:
-        """Bound on the total variation distance of what all users send from the law, over the number of instances.
+        """Bound on the total variation distance of all users' messages from their target, over the number of instances.
 
         Where whole numbers decide what is sent; None where floats do.
         """

@@ -40,7 +40,7 @@ class Move:
     """One direction and role: base masses and ln(O_x/base) at each x of the grid, and the series near 0.
 
     up: whether the base is Q, so that the power is 1 + z; else -z. excess: O_1/base - 1 on the kept outcomes; corner:
-    of the outcome that is linear in x, edge its slope; beta: mass on which both laws are the same.
+    of the outcome that is linear in x, edge its slope; beta: mass on which both distributions are the same.
     """
 
     def __init__(

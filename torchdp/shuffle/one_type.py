@@ -52,7 +52,7 @@ class OneTypeSum(MessageLaw):
 
     @abstractmethod
     def noise_law(self, absent: int = 0) -> CountLaw:
-        """The law of D, less the shares of so many users. Raises ValueError."""
+        """The distribution of D, less the shares of so many users. Raises ValueError."""
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return one_type_profiles(self.noise_law(absent))

@@ -32,7 +32,7 @@ class PureSum(MessageLaw):
     Z1, Z2 ~ NB(1/n, ratio), ratio = e^(-epsilon_1); F in {0, ..., s}, Pr[F = f] proportional to e^(epsilon_2 f), with
     epsilon_2 = share epsilon, epsilon_1 = epsilon - epsilon_2 and the least s for which
     (1 - drop) Pr[F = 0] <= (e^epsilon - 1) drop. The estimate is the sum of all messages over 1 - drop: the flood
-    cancels, and the variance is S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2). Among laws with
+    cancels, and the variance is S drop/(1 - drop) + 2 ratio/((1 - ratio)^2 (1 - drop)^2). Among distributions with
     Pr[F = f + 1] <= e^epsilon_2 Pr[F = f] and this Pr[F = 0], F is stochastically the smallest, up to the rounding
     of s.
     epsilon: of one instance. share, drop in (0, 1). Raises ValueError.
@@ -40,12 +40,12 @@ class PureSum(MessageLaw):
     Guarantees: (epsilon, 0)-DP, in each instance. With ``absent`` users epsilon grows by log(n/(n - absent)).
     Proof. Fix the other users' bits, drops and floods; they shift the view (U, V), the numbers of "+1" and "-1". Let
     Z1, Z2 be the totals over the users present, NB(c, ratio) with c = 1 - absent/n: Pr[Z = z]/Pr[Z = z + 1] =
-    (z + 1)/((z + c) ratio) <= e^epsilon_1 / c =: e^a. Write D for the law of the view if the user drops (the same for
-    both bits) and K_x if not: the view has law P_x = drop D + (1 - drop) K_x, K_0 = (Z1 + F, Z2 + F) and
-    K_1 = (1 + Z1 + F, Z2 + F). From 1 to 0: Z1 -> Z1 + 1 maps K_1 into K_0, so K_1 <= e^a K_0 and P_1 <= e^a P_0. From
-    0 to 1: on F >= 1, (Z2, F) -> (Z2 + 1, F - 1) leaves the view as it is under K_1 and costs e^(a + epsilon_2); on
-    F = 0 the view has law D. So P_0 <= (drop + (1 - drop) Pr[F = 0]) D + (1 - drop) e^(a + epsilon_2) K_1, at most
-    e^(a + epsilon_2) P_1 as (1 - drop) Pr[F = 0] <= (e^epsilon - 1) drop and epsilon <= a + epsilon_2.
+    (z + 1)/((z + c) ratio) <= e^epsilon_1 / c =: e^a. Write D for the distribution of the view if the user drops (the
+    same for both bits) and K_x if not: the view has distribution P_x = drop D + (1 - drop) K_x, K_0 = (Z1 + F, Z2 + F)
+    and K_1 = (1 + Z1 + F, Z2 + F). From 1 to 0: Z1 -> Z1 + 1 maps K_1 into K_0, so K_1 <= e^a K_0 and P_1 <= e^a P_0.
+    From 0 to 1: on F >= 1, (Z2, F) -> (Z2 + 1, F - 1) leaves the view as it is under K_1 and costs e^(a + epsilon_2);
+    on F = 0 the view has distribution D. So P_0 <= (drop + (1 - drop) Pr[F = 0]) D + (1 - drop) e^(a + epsilon_2) K_1,
+    at most e^(a + epsilon_2) P_1 as (1 - drop) Pr[F = 0] <= (e^epsilon - 1) drop and epsilon <= a + epsilon_2.
     Source: proved here; after the protocol of Ghazi, Kumar, Manurangsi (2023), with the same roles of noise, flood
     and drops.
     """
@@ -107,11 +107,11 @@ class PureSum(MessageLaw):
 
     @property
     def _held(self) -> bool:
-        """Whether a table holds the flood's law."""
+        """Whether a table holds the flood's distribution."""
         return self.flood < LONGEST and self._flood[0] < 1
 
     def _missing(self, size: int, draws: Draws) -> Tensor:
-        """s - F, (size,) int64: from a table, or in floats where none holds its law."""
+        """s - F, (size,) int64: from a table, or in floats where none holds its distribution."""
         if self._held:
             return tabulated(size, _short, self._flood, draws)
         tilt = self.share * self.epsilon
@@ -217,5 +217,5 @@ def _short(setting: tuple[float, int]) -> Table:
 
 
 def _laplace_variance(epsilon: float) -> float:
-    """2 ratio/(1 - ratio)^2 of the discrete Laplace law, ratio = e^(-epsilon)."""
+    """2 ratio/(1 - ratio)^2 of the discrete Laplace distribution, ratio = e^(-epsilon)."""
     return 1 / (2 * math.sinh(epsilon / 2) ** 2)

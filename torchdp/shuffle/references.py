@@ -86,7 +86,7 @@ class CentralGaussianSum(CuratorSum):
 
 @dataclass(frozen=True)
 class ExactSum(CuratorSum):
-    """S itself: the error of everything else without privacy noise. It protects nobody: epsilon is infinite."""
+    """S itself: the error of everything else without privacy noise. No privacy: epsilon is infinite."""
 
     def noised(self, ones: Tensor, draws: Draws) -> Tensor:
         """S."""

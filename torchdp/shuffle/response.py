@@ -34,7 +34,7 @@ class RandomizedResponseSum(MessageLaw):
     estimate is (Y - n flip)/(1 - 2 flip), with variance n flip (1 - flip)/(1 - 2 flip)^2 whatever the bits.
     Raises ValueError.
 
-    Guarantees: its exact dominating pairs. With k ones among the other n - 1 users, Y has law
+    Guarantees: its exact dominating pairs. With k ones among the other n - 1 users, Y has distribution
     P_k = (1 - flip) (N_k + 1) + flip N_k if the user holds a one and Q_k = flip (N_k + 1) + (1 - flip) N_k if not,
     N_k ~ Binomial(n - 1 - k, flip) + Binomial(k, 1 - flip). Every pair of neighbours is some (P_k, Q_k) or its swap,
     so their largest hockey-stick divergence is the smallest curve that bounds all of them; it need not be attained
@@ -133,7 +133,7 @@ class RandomizedResponseSum(MessageLaw):
         start *= math.sqrt(target.users / present)
 
         def excess(log_rmse: float) -> float:
-            """Where nobody else holds a one, in most cases the worst."""
+            """Where no other user holds a one, in most cases the worst."""
             pair = response_pair(present, cls.of_rmse(target.users, math.exp(log_rmse)).flip)
             delta = response_delta([pair], target.epsilon, target.instances, target.change)
             return math.log(max(delta, 1e-300) / target.delta)

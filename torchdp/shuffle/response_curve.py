@@ -33,8 +33,8 @@ def response_profile(users: int, flip: float) -> Profile:
     """The largest curve of all pairs of neighbours of randomized response behind a shuffler, both directions.
 
     The view is the number of ones Y among ``users`` = n messages. With k ones among the n - 1 others,
-    N ~ Binomial(n - 1 - k, p) + Binomial(k, 1 - p) of law f counts theirs, p = flip < 1/2, and the user adds a bit
-    that is one with probability 1 - p (a one: law P_k) or p (a zero: law Q_k). f is log-concave (a sum of
+    N ~ Binomial(n - 1 - k, p) + Binomial(k, 1 - p) of distribution f counts theirs, p = flip < 1/2, and the user adds a
+    bit that is one with probability 1 - p (a one: distribution P_k) or p (a zero: Q_k). f is log-concave (a sum of
     independent bits), so P_k/Q_k rises with the count, and at r = e^epsilon >= 1, with a = 1 - p - r p,
         H(P_k||Q_k) = max over y of a f(y - 1) - (r - 1) Pr[N >= y],
         H(Q_k||P_k) = max over y of a f(y) - (r - 1) Pr[N <= y - 1],
@@ -244,7 +244,7 @@ def _coefficients(
 
 
 def response_pair(users: int, p: float, ones: int = 0) -> Pair:
-    """The laws of the count for a user's bit 0 and 1 where ``ones`` of the other users hold a one."""
+    """The distributions of the count for a user's bit 0 and 1 where ``ones`` of the other users hold a one."""
     from scipy.stats import binom  # here, because loading it takes half a second
 
     def law(count: int, chance: float) -> np.ndarray:

@@ -14,7 +14,7 @@ from torchdp.privacy.root import root
 LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
 TOLERANCE = 1e-4  # of the noise, relative
 NEAR = 0.02  # of its logarithm: how far a guess may be off
-CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; laws after which noise only grows
+CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; candidates after which noise only grows
 MIXED = 0.01  # of ln delta, by which mixtures of directions are taken to cost more than either alone
 LEAST_ALONE = 1e-25  # delta in one instance: counts are followed to e^-100
 LEAST_MOVED = 1e-12  # delta up to which movement is followed: its sums are right to 1e-13
@@ -24,7 +24,7 @@ FAR_BELOW = 4.0  # ratio of flips to change from which movement is tried first: 
 
 @dataclass(frozen=True)
 class Target:
-    """What a law has to guarantee: (epsilon, delta) over ``instances`` sums; arguments as in ``BitLaw.calibrated``.
+    """The target of a search: (epsilon, delta) over ``instances`` sums; arguments as in ``BitLaw.calibrated``.
 
     change and flips are both known once it is made. Raises ValueError.
     """
@@ -115,7 +115,7 @@ def movement(
 
 
 class Accounted(Protocol):
-    """What the search asks of a law."""
+    """The interface that the search needs."""
 
     @property
     def rmse(self) -> float: ...
@@ -131,7 +131,7 @@ Family = Callable[[float], Law]  # noise > 0 -> a law, by and large more private
 
 
 def least_noise(family: Family[Law], start: float, target: Target) -> Law:
-    """The law of the smallest noise found whose delta over all flips is at most the target's; start: a guess.
+    """That of the smallest noise found whose delta over all flips is at most the target's; start: a guess.
 
     Guarantees: the certified delta of what is returned is at most the target's: it is computed last, so nothing rests
     on the family being monotone.
@@ -146,7 +146,7 @@ def least_noise(family: Family[Law], start: float, target: Target) -> Law:
 
 
 def settled(family: Family[Law], noise: float, target: Target, slope: float) -> Law:
-    """From a good guess, a law whose delta over all flips is at most the target's, and within 3 % where that is found.
+    """From a good guess, one whose delta over all flips is at most the target's, and within 3 % where that is found.
 
     slope: how ln delta falls with ln noise, about; secants mend it. Either direction alone leads there: mixtures cost
     much.

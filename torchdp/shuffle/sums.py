@@ -24,7 +24,7 @@ COUNT_BITS = 32  # of the number of users, before the messages of a bag
 
 
 class Shuffled(MessageProtocol[S, ShuffledMessages]):
-    """Users who send bits under one law in each of ``instances`` sums, whatever their bits are made from.
+    """Users who send bits by one mechanism in each of ``instances`` sums, whatever their bits are made from.
 
     A tally keeps each instance's total and how many users were heard. ``absent``: so many of ``law.users`` may send
     nothing, or collude, and the guarantee still holds; an analyst takes tallies of no fewer of them.
@@ -114,7 +114,7 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
 
 
 class Curated(CuratorProtocol[S]):
-    """A curator who is told of ``law.users`` users, and releases each instance's total with noise."""
+    """A curator who has the bits of ``law.users`` users, and releases each instance's total with noise."""
 
     law: CuratorSum
     instances: int
@@ -165,7 +165,7 @@ class BitSums(Shuffled[Tensor]):
     def calibrated(
         kind: type[MessageLaw], users: int, epsilon: float, delta: float, instances: int, absent: int = 0
     ) -> "BitSums":
-        """With the least noise of this kind of law at (epsilon, delta); arguments as in ``BitLaw.calibrated``."""
+        """With the least noise of this kind at (epsilon, delta); arguments as in ``BitLaw.calibrated``."""
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
             raise TypeError(f"kind must be a law that users make, such as PoissonSum, not {kind!r}")
         law = kind.calibrated(users, epsilon, checks.below_one("delta", delta) * ROUNDED, instances, absent)

@@ -16,8 +16,8 @@
 | where a sweep stands; its results as a page | :func:`status`, :func:`write_page` |
 | what ``torchdp sweep`` runs; a script with tables and figures | :class:`Sweep`; :class:`Experiment`, :class:`Report` |
 
-It knows no mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often squared errors,
-or several such by name: ``{"squared error": (size,), "coverage": (size,) of bool}``.
+It is independent of any mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often
+squared errors, or several such by name: ``{"squared error": (size,), "coverage": (size,) of bool}``.
 ``devices=["cuda:0", "cuda:1"]`` hands the blocks to a worker process for each device.
 
 Guarantees: randomness is a function of the run seed, the configuration and the block index alone, so that moments do

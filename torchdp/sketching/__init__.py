@@ -1,6 +1,6 @@
 """Public random sketches S, and the noise that clients divide among them so that S A can be published.
 
-Client i holds row a_i of A. Each adds a little noise; what honest clients add in a row of S A hides each of them.
+Client i holds row a_i of A. Each adds a little noise; that of the honest clients in a row of S A protects each of them.
 
 >>> import torch
 >>> from torchdp import sketching

@@ -1,4 +1,4 @@
-"""Whose noise counts: clients who know their own noise, or send none, protect nobody else.
+"""Whose noise counts: clients who know their own noise, or send none, protect no one else.
 
 Two numbers: ``corrupt`` clients may collude with the reader of the result, and beside them ``absent`` ones may drop
 out. Both are taken away, t' = corrupt + absent; what is left of each row, h_j honest (client, copy) pairs, is what
@@ -43,7 +43,7 @@ class Coalition(ABC):
 
     @abstractmethod
     def honest(self, sketch: Sketch, delta: float) -> Tensor:
-        """Honest pairs that each row holds at least: (m,), int64; 0 in rows that hold nobody.
+        """Honest pairs that each row holds at least: (m,), int64; 0 in empty rows.
 
         delta: of the whole release, of which ``slack(delta)`` goes into this. Raises ValueError where a used row may
         have no honest client: such a sketch must not be released.

@@ -72,7 +72,7 @@ class GaussianNoise(DivisibleNoise):
 
         sigma_j^2 = s V/h_j, h_j the row's honest pairs: every entry of the release has variance V (``entry_variance``)
         where all are honest. One for all: sigma^2 = V max_i sum_c 1/h_j, j = rows[c, i]. With a ``StaticCoalition``
-        proportional to 1/sqrt(c_j), or alike, at the least factor. Rows that hold nobody count as rows of one client.
+        proportional to 1/sqrt(c_j), or alike, at the least factor. Empty rows count as rows of one client.
         bound: B, the largest l_2 norm of a client's row. Raises ValueError, TypeError.
 
         Guarantees: (epsilon, delta)-DP; exact where everybody is honest, and with one copy for each kind of coalition.

@@ -1,7 +1,7 @@
-"""Divisible noise: what each client adds, and the sum that the servers' transform makes of it, with one law.
+"""Divisible noise: what each client adds, and the sum that the servers' transform makes of it, with one distribution.
 
 Client i adds noise of its own to what it sends in each copy; the sum over a row, signs included, is the noise of that
-row. ``collect`` draws the clients' noise, ``sample_sum`` the rows' at once. The signs do not matter: every law
+row. ``collect`` draws the clients' noise, ``sample_sum`` the rows' at once. The signs do not matter: every distribution
 here is symmetric. Units: sums without the factor s^-1/2.
 """
 
@@ -55,8 +55,8 @@ class DivisibleNoise(ABC):
     def collect(self, sketch: Sketch, values: Tensor, *, noise: Noise | None = None) -> Tensor:
         """Sums of what the clients send, value plus noise, part by part: (n, d) -> (m, d); integers where both are.
 
-        In law ``sketch.sums(values)`` plus ``sample_sum``, from noise that is drawn for each client and not kept.
-        Raises ValueError, TypeError.
+        In distribution ``sketch.sums(values)`` plus ``sample_sum``, from noise that is drawn for each client and not
+        kept. Raises ValueError, TypeError.
         """
         draws = source(noise, _checked(sketch).device)
         sketch.check_rows(values, 2)

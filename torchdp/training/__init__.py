@@ -1,9 +1,9 @@
-"""Mechanisms in a training loop: plans of least error, correlated noise, public features as layers.
+"""Differentially private training: plans of least error, correlated noise, public features as layers.
 
     >>> import torch
     >>> from torchdp import training
     >>> x, model = torch.linspace(-1, 1, 60)[:, None], torch.nn.Linear(1, 1)
-    >>> W = training.Descent(12, momentum=0.9)  # what noise shall do least harm to: twelve steps of SGD
+    >>> W = training.Descent(12, momentum=0.9)  # where the noise's effect is minimised: twelve steps of SGD
     >>> choice = training.choose(W, users=60, batch=20, epsilon=2.0, delta=1e-5)
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
     >>> run = choice.best.start(model, torch.nn.functional.mse_loss)
@@ -16,15 +16,15 @@
 :func:`choose` compares sampled batches with independent or banded noise and a fixed order with correlated noise; a
 :class:`Plan` holds what belongs together, a :class:`Run` spends it once (with Lightning or the Trainer of transformers:
 :mod:`torchdp.training.lightning`, :mod:`torchdp.training.transformers`). Underneath: :func:`clip_and_sum` makes the
-sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` keep users to the participation that the
-noise is calibrated for, :class:`CorrelatedNoise` spends each number once.
+sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` enforce the participation that the
+noise is calibrated for, :class:`CorrelatedNoise` uses each random number once.
 
 Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients depend on earlier
 outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled: Choquette-Choo et al. 2023, Theorem 4).
 
 Notation: G (steps x size) holds the sums of clipped gradients, one row for each step; W G is what training uses of
 them (prefix sums: the iterates of gradient descent); the outputs are W (G + C^{-1} Z), Z of N(0, sigma^2) entries.
-A user is in steps by a :class:`Participation`, in one's own loader by :class:`OwnBatches`, or by chance:
+A user's steps are limited by a :class:`Participation`, with a custom loader by :class:`OwnBatches`, or random:
 :class:`CyclicPoisson`, :class:`BallsInBins`.
 
 | API name | symbol | meaning | squared? |

@@ -1,4 +1,4 @@
-"""Each example's own gradients on the two routes where no example sees another, by construction."""
+"""Each example's own gradients on the two routes without cross-example dependence, by construction."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from torchdp.training.record import Untaken
 
 
 def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
-    """All examples at once, each alone under vmap: none sees another, by construction."""
+    """All examples at once, each alone under vmap: no cross-example dependence, by construction."""
     if any(isinstance(part, nn.RNNBase) for part in passes.both.modules()):
         raise Untaken("a recurrent layer has weights that nothing can stand in for")
     structure: list[Any] = []

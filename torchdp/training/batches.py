@@ -1,4 +1,4 @@
-"""Participation that is kept: batches in an order, a check of anybody else's batches, and what waits to be used."""
+"""Enforced participation: batches in a fixed order, a check of external batches, and batches waiting to be used."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

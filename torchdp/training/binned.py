@@ -28,7 +28,7 @@ SAMPLED = "Clopper, Pearson (1934)"
 class BallsInBins:
     """A user draws one of ``bins`` bins i, each as likely, and is in steps i, i + bins, i + 2 bins, ...; in secret.
 
-    A strategy C >= 0 of any bands is served, buffers too. The most that a user changes is as far apart as P and Q:
+    A strategy C >= 0 of any bands is served, buffers too. The dominating pair of one user is P and Q:
     Q = N(0, sigma^2 I), P = the mean over i of N(m_i, sigma^2 I), m_i / bound = the sum of C's columns i, i + bins, ...
     ``guarantee`` bounds both directions' hockey-stick divergences by comparison with chains
     (:mod:`torchdp.privacy.mixtures`); ``likely_guarantee`` samples them, for somewhat less noise and with a doubt.
@@ -57,13 +57,13 @@ class BallsInBins:
         return draws.below(self.bins, (users,))
 
     def guarantee(self, strategy: Strategy, sigma: float, bound: float, delta: float) -> Guarantee:
-        """What the outputs W (G + C^{-1} Z) of all steps promise: C is ``strategy``, Z of N(0, sigma^2) entries.
+        """The guarantee of the outputs W (G + C^{-1} Z) of all steps: C is ``strategy``, Z of N(0, sigma^2) entries.
 
         bound: largest norm of a user's part of one sum. strategy: C >= 0; of more than 4,096 steps a Toeplitz or a
         :class:`BufferedStrategy`. Raises TypeError, ValueError.
 
         Guarantees: (epsilon, delta)-DP for adding or removing one user, each sum's gradients depending on all earlier
-        outputs; an upper bound, of no chance. At most that of N(m_i, sigma^2 I) alone, the longest m_i's.
+        outputs; a deterministic upper bound. At most that of N(m_i, sigma^2 I) alone, the longest m_i's.
         Source: as the class, for P and Q; Kahane (1985), comparison, and ``torchdp.privacy.mixtures`` for the bound.
         """
         met = self.met(strategy) * (checks.positive("bound", bound) / checks.positive("sigma", sigma)) ** 2
@@ -101,11 +101,11 @@ class BallsInBins:
     ) -> Guarantee:
         """(epsilon, delta) that the outputs of all steps have, by Monte Carlo.
 
-        Each direction's hockey-stick divergence is a sum of two means of numbers in a known range, under laws that
-        make it no rare event; coins with such chances have exact binomial bounds. delta is ``doubt`` and the larger
-        direction's bound, each of them wrong with chance doubt / 2. So delta counts the generator's draws: the
-        guarantee is of all randomness together, the accountant's and the mechanism's. samples: of each law, 4 in all,
-        after a few that set a range. strategy: C >= 0, at most 4,096 steps. Raises TypeError, ValueError.
+        Each direction's hockey-stick divergence is a sum of two means of numbers in a known range, under distributions
+        that make it no rare event; coins with such chances have exact binomial bounds. delta is ``doubt`` and the
+        larger direction's bound, each of them wrong with chance doubt / 2. So delta counts the generator's draws: the
+        guarantee is of all randomness together, the accountant's and the mechanism's. samples: of each distribution, 4
+        in all, after a few that set a range. strategy: C >= 0, at most 4,096 steps. Raises TypeError, ValueError.
 
         Guarantees: (epsilon, delta)-DP for adding or removing one user, each sum's gradients depending on all earlier
         outputs.
@@ -197,7 +197,7 @@ def divergence(
 
 @dataclass(frozen=True)
 class _Tilted:
-    """One direction of the divergence E_A max(0, 1 - e^epsilon B/A), seen from laws under which it is no rare event.
+    """One direction of the divergence E_A max(0, 1 - e^epsilon B/A), by sampling where it is no rare event.
 
     Without ``added`` A = P, B = Q and A_t is the mean over i of N(t m_i, I); with it A = Q, B = P and A_t =
     N((1 - t) mean m, I); A_1 = A. f = max(0, 1 - e^epsilon B/A), r_t = A_t/A. For any c the divergence is

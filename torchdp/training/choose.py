@@ -83,9 +83,9 @@ def choose(
     certified best strategy for it. Independent noise is among them, so nothing chosen has a larger error than DP-SGD.
     Which is best changes with epsilon: sampling gains most where it is small, correlation where it is large.
 
-    What is compared is said by W. :class:`Descent` is training: what noise adds to the losses of networks. Of anything
-    else it is the error of W (G + C^{-1} Z), linear in the gradients: exact for sums that are wanted as sums, but of
-    training (:class:`Iterates`) that on a flat loss, and such plans learned worse than DP-SGD at small epsilon.
+    W defines the error. :class:`Descent` is for training: what noise adds to the losses of networks. For any other W it
+    is the error of W (G + C^{-1} Z), linear in the gradients: exact where sums are released; for training
+    (:class:`Iterates`) it is that on a flat loss, and such plans learned worse than DP-SGD at small epsilon.
 
     participation: what your own loader keeps to, as ``Separated(gap, times)``; the candidates are then strategies of
     so many bands and up to 512 steps the certified best one, nothing is sampled, and each batch is shown to the run
@@ -94,7 +94,7 @@ def choose(
     bins: whether balls in bins (:class:`BallsInBins`) are candidates too. True: of any number of steps, in half a
     minute or so, with the number of bands of least error, and for Iterates with one and with two buffers, whose state
     is one or two numbers for each parameter. A number: with bands, whose noise is found by Monte Carlo with so many
-    samples of each law, 1 / delta or more, in a minute or two; delta holds the chance that the bound is wrong.
+    samples of each distribution, 1 / delta or more, in a minute or two; delta holds the chance that the bound is wrong.
     generator: of the samples. There are users / batch bins, rounded up; where users / bins is less than batch, the
     error counts as many times more.
 

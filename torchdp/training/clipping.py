@@ -185,7 +185,7 @@ def clip_and_sum(
     each new program of operations finds for some examples is held to these examples alone by plain autograd, in float32
     at least, before its sum is used, and again at its 16th, 32nd, 64th use and so on. Python reads no data there
     (bool() of it is always False), no parameter's use is left out, and a result without a dimension that counts
-    examples goes to another route. A module that mixes examples where the checked ones do not show it is not seen:
+    examples goes to another route. Cross-example dependence that the checked examples do not show is not detected:
     relu(x.roll(1, 0) - 51.7) is 0 on every batch of smaller numbers. Neither is what goes past torch's functions: C
     extensions, what custom functions or hooks of saved tensors do. Take
     routes=("vmap", "loop") for a module whose author is not trusted.

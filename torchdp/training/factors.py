@@ -189,8 +189,8 @@ def _parts(*several: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def _product_norms(a: Tensor, b: Tensor, lengths: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
     """At least || sum_t b_t a_t^T ||, of (n, T, p), (n, T, q): terms' products, an error bound, MARGIN's part; and S.
 
-    The terms' norms add up to S. Sums of k products in float64 err by k 2^-53 times the sum of their sizes, which is
-    S^2 here: where terms cancel, their products tell nothing below sqrt(2 k 2^-53) S.
+    The terms' norms add up to S. Sums of k products in float64 have error k 2^-53 times the sum of their sizes, which
+    is S^2 here: where terms cancel, their products tell nothing below sqrt(2 k 2^-53) S.
     """
     longest = (lengths(a) * lengths(b)).sum(1)
     terms = a.shape[1]

@@ -1,4 +1,4 @@
-"""Groups of parameters whose gradients are clipped apart, each to its part of the bound."""
+"""Groups of parameters whose gradients are clipped separately, each to its part of the bound."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A file that is told of each step of a run before its gradient is: what was spent is known after any kill."""
+"""A file that records each step of a run before its gradient is released: the spent budget survives any kill."""
 
 import os
 from pathlib import Path

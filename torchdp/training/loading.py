@@ -22,7 +22,7 @@ class PrefetchSampler(Sampler[list[int]]):
     """This process's part of the batches that are left, drawn before they are due: the given ones stay where they are.
 
     max_rows: batches are cut in parts of at most so many, equally many in every process; None: whole. counts: of each
-    batch that was drawn this process's rows and its parts, 0 of a batch of nobody, which is handed out nonetheless.
+    batch that was drawn this process's rows and its parts, 0 of an empty batch, which is handed out nonetheless.
     """
 
     def __init__(self, batches: Batches | SampledBatches, rank: int, ranks: int, max_rows: int | None) -> None:
@@ -41,7 +41,7 @@ class PrefetchSampler(Sampler[list[int]]):
 
 
 class Collate:
-    """The rows of a batch by ``collate``; of a batch of nobody what it makes of one row, less that row."""
+    """The rows of a batch by ``collate``; of an empty batch what it makes of one row, less that row."""
 
     def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
         self.data, self.collate = data, collate

@@ -1,4 +1,4 @@
-"""What a run of private training does, and what that promises: who is in a step, what is clipped, which noise."""
+"""The mechanism of a private training run, and its guarantee: sampling, clipping and noise."""
 
 import hashlib
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from torchdp.training.stream import VERSION
 
 @dataclass(frozen=True)
 class Mechanism(Brief):
-    """Sampling, clipping, strategy and noise that belong together, and what they promise together.
+    """Sampling, clipping, strategy and noise that belong together, and their joint guarantee.
 
     strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part; sigma: standard
     deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in a step
@@ -48,7 +48,7 @@ class Mechanism(Brief):
         return None
 
     def spent(self, steps: int) -> Guarantee:
-        """What the gradients of the first ``steps`` steps promise; with balls in bins from the first on all.
+        """The guarantee of the gradients of the first ``steps`` steps; with balls in bins from the first on all.
 
         Raises ValueError.
         """

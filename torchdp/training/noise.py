@@ -25,7 +25,7 @@ class CorrelatedNoise(nn.Module):
     Args:
         strategy: C, (steps, steps), lower triangular, its diagonal positive; or for any number of steps a
             :class:`StreamStrategy`: bands, buffers, which keep buffers x size numbers, buffers that draw rows of Z of
-            earlier passes again, or one's own.
+            earlier passes again, or a custom one.
         size: numbers in a gradient.
         sigma: standard deviation of Z's entries.
         noise: the 256 bits from which all of it is made come from here, for None from the system.
@@ -110,7 +110,7 @@ class CorrelatedNoise(nn.Module):
         participation: Participation,
         neighbours: Neighbours = Neighbours.ADD_REMOVE,
     ) -> Guarantee:
-        """What the outputs of all steps promise where each user's part of a sum has norm at most ``bound``.
+        """The guarantee of the outputs of all steps if each user's part of a sum has norm at most ``bound``.
 
         The gradients of a step may depend on all earlier outputs. ADD_REMOVE: the user's parts are there or 0, the
         other users' steps stay. Raises TypeError, ValueError, as ``sensitivity`` and ``gaussian_guarantee`` do.
@@ -121,7 +121,7 @@ class CorrelatedNoise(nn.Module):
         return noise_guarantee(self.strategy, self.sigma, bound, delta, participation, neighbours)
 
     def secret_state(self) -> dict[str, Any]:
-        """The whole state, for ``torch.save``: key, step, past noise and its law's name. As secret as the data."""
+        """The whole state, for ``torch.save``: key, step, past noise and its kind. As secret as the data."""
         return self._stream.secret_state()
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
@@ -132,9 +132,9 @@ class CorrelatedNoise(nn.Module):
         self._stream.load_secret_state(state)
 
     def skip(self, step: int) -> None:
-        """Spends all steps before ``step`` on nothing: their noise is drawn, as later noise needs it, and unseen.
+        """Skips all steps before ``step``: their noise is drawn, as later noise depends on it, but never released.
 
-        In the time of so many steps, or none where noise is independent. Raises ValueError.
+        Takes the time of so many steps, or none if the noise is independent. Raises ValueError.
         """
         self._stream.skip(step)
 

@@ -10,7 +10,7 @@ from torchdp import checks
 
 
 class Noisy(Protocol):
-    """What an optimizer must know of where gradients come from: a :class:`Run`, or one's own."""
+    """What an optimizer needs to know of the source of gradients: a :class:`Run`, or a custom class."""
 
     @property
     def deviation(self) -> float:

@@ -1,4 +1,4 @@
-"""Who may take part in which steps, and what one user can then change: the sensitivity of a matrix mechanism."""
+"""Participation patterns, and the sensitivity of a matrix mechanism under them."""
 
 import math
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ class Participation(ABC):
 
     @abstractmethod
     def apart(self, steps: int) -> int:
-        """How far any two of a user's steps are apart, at least; for one step alone ``steps``."""
+        """The minimum separation of a user's steps; for one step alone ``steps``."""
 
     @abstractmethod
     def largest(self, squares: Tensor) -> float:
@@ -142,7 +142,7 @@ class Separated(Participation):
 
 @dataclass(frozen=True)
 class OwnBatches:
-    """Batches that are made elsewhere and held to a rule, step by step: :meth:`Run.admit`.
+    """Batches of a custom loader, checked against a rule step by step: :meth:`Run.admit`.
 
     rule: which sets of steps one user's data may enter. Raises TypeError.
     """
@@ -190,7 +190,7 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
     gram = (C / size).mT @ (C / size)
     bound, sets = participation.worst(gram.abs())
     rows, steps = C.shape
-    # a gram's entry errs by rows x eps x the columns' norms, so a set's sum by at most (rows x its steps) eps of itself
+    # a gram's entry has error rows x eps x the columns' norms, a set's sum at most (rows x its steps) eps of itself
     rounding = (rows * participation.most(steps) + steps + 16) * EPS
     value = size * math.sqrt(bound) * (1 + rounding) + slack
     attained = size * max(_moved(C[:, chosen] / size, gram[chosen][:, chosen]) for chosen in sets)

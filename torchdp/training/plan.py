@@ -1,4 +1,4 @@
-"""One plan of a private training run: what it promises, on the disk and off it again, and runs of it."""
+"""One plan of a private training run: its guarantee, saving and loading it, and runs of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,7 +20,7 @@ from torchdp.training.stored import packed, unpacked
 
 @dataclass(frozen=True)
 class Plan(Mechanism):
-    """Sampling, clipping, strategy and noise that belong together, what they promise together, and their error.
+    """Sampling, clipping, strategy and noise that belong together, their joint guarantee, and their error.
 
     standard_errors: of each row of W (G + C^{-1} Z), (queries,), in the gradients' units. Made by :func:`choose`; the
     rest is said at :class:`Mechanism`.
@@ -43,9 +43,9 @@ class Plan(Mechanism):
         """A run of this plan, spent once.
 
         noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
-        file that does not exist yet; it is told of each step before its gradient is. module: in a group of processes
-        a copy in each, or cut by ``fully_shard``; see :class:`Run`. at_once: examples whose gradients are in memory
-        together, None for :func:`clip_and_sum`'s own number. routes, unused, groups: as there. Raises
+        file that does not exist yet; it records each step before its gradient is released. module: in a group of
+        processes a copy in each, or cut by ``fully_shard``; see :class:`Run`. at_once: examples whose gradients are in
+        memory together, None for :func:`clip_and_sum`'s own number. routes, unused, groups: as there. Raises
         TypeError, ValueError.
         """
         given: dict[str, Any] = {"at_once": at_once, "routes": routes, "unused": unused, "groups": groups}
@@ -89,7 +89,7 @@ class Plan(Mechanism):
         return replace(self, adaptive=checks.instance("bound", bound, AdaptiveBound))
 
     def save(self, path: str | Path) -> None:
-        """Into a file that :meth:`load` reads, to the last digit. Raises TypeError where the strategy is one's own."""
+        """Into a file that :meth:`load` reads, to the last digit. Raises TypeError for a custom strategy."""
         torch.save({each.name: packed(getattr(self, each.name)) for each in fields(self)}, path)
 
     @staticmethod

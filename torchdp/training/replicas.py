@@ -1,4 +1,4 @@
-"""Several processes that train one model: one key for all of them, and the proof that they are still together."""
+"""Several processes that train one model: one key for all of them, and a check that they are in step."""
 
 import torch
 from torch import Tensor, distributed

@@ -1,4 +1,4 @@
-"""The steps of a private training run, each spent once: on one process or several, going on after a kill."""
+"""The steps of a private training run, each used once: on one process or several, resumable after a kill."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import urandom
@@ -126,7 +126,7 @@ class Run(Steps):
 
     @property
     def route(self) -> str:
-        """How the last step's gradients were made, whether examples are apart by construction, and why not."""
+        """How the last step's gradients were made, whether examples are independent by construction, and why not."""
         return self._clipper.route
 
     @property
@@ -154,10 +154,10 @@ class Run(Steps):
     def backward(self, inputs: Inputs, targets: Tensor, *, more: bool = False) -> Tensor:
         """Puts the step's private mean gradient into ``.grad`` of the module's parameters; one row for each user.
 
-        more: whether other rows of this batch follow, in a loop of one's own: then ``.grad`` stays as it is, and the
+        more: whether other rows of this batch follow, in a custom loop: then ``.grad`` stays as it is, and the
         step is spent by the call without ``more``. Parts of any size have one sum, up to rounding. Dropout masks are
         drawn for each user, and are other ones after a kill. Returns the mean of these users' losses (of this
-        process's; NaN for nobody), which is **not private**: for logs that stay where the data are.
+        process's; NaN for an empty batch), which is **not private**: for logs that stay where the data are.
         """
         step = self._expect("targets", len(targets), more)
         with (

@@ -1,4 +1,4 @@
-"""Users who are sampled at random: which of them are in a step, and what their chance is worth."""
+"""Users sampled at random: which of them are in a step, and the amplification by subsampling."""
 
 import math
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class CyclicPoisson:
             )
 
     def guarantee(self, strategy: Strategy, sigma: float, bound: float, delta: float) -> Guarantee:
-        """What the outputs W (G + C^{-1} Z) of all steps promise: C is ``strategy``, Z of N(0, sigma^2) entries.
+        """The guarantee of the outputs W (G + C^{-1} Z) of all steps: C is ``strategy``, Z of N(0, sigma^2) entries.
 
         bound: largest norm of a user's part of one sum. Raises ValueError, also where C has more than ``groups`` bands.
 

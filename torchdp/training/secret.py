@@ -1,4 +1,4 @@
-"""What a run's randomness is a function of: a key, and what is derived from it for each purpose."""
+"""The source of a run's randomness: a key, and what is derived from it for each purpose."""
 
 import hashlib
 from dataclasses import dataclass

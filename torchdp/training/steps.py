@@ -1,4 +1,4 @@
-"""Who is in each step of a run, and what of a batch that was handed out is still to be used."""
+"""The users of each step of a run, and which rows of a batch are still to be used."""
 
 import threading
 from abc import ABC, abstractmethod
@@ -89,7 +89,7 @@ class Steps(ABC):
                 optimizer.step()
 
         data: a row for each user. max_rows: in a part; noise is drawn at the last part, and until then ``.grad`` stays
-        as it is. options: of ``DataLoader``, but for those that say who is in a batch. A batch of nobody has tensors of
+        as it is. options: of ``DataLoader``, but for those that say who is in a batch. An empty batch has tensors of
         no rows; in parts it has none, and its step releases noise by itself. Each batch must be used before the next
         one, as in iteration. The types are a row's, of a ``collate_fn`` its own. Raises TypeError, ValueError.
         """
@@ -127,7 +127,7 @@ class Steps(ABC):
             yield part
 
     def admit(self, users: Tensor | Sequence[int]) -> Tensor:
-        """Who is in the next step's batch, of a loader of one's own: of ``choose(..., participation=)``.
+        """Sets the users of the next step's batch, of a custom loader: of ``choose(..., participation=)``.
 
             for users, inputs, targets in batches:
                 run.admit(users)

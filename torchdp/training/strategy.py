@@ -27,7 +27,7 @@ class Iterates:
     x_t less what it would be without gradients, its start where weight_decay is 0. With
     momentum and weight decay 0 and learning rates 1, prefix sums. Nothing of size steps x steps is held.
 
-    Their error is exact where sums are what is wanted. Of training it is the error on a flat loss, which never forgets
+    Their error is exact where sums are released. For training it is the error on a flat loss, which never damps
     noise: plans of least error then learn worse than DP-SGD's where epsilon is small; see :class:`Descent`.
 
     steps: at least 1; momentum: in [0, 1); weight_decay: at least 0; learning_rates: positive, one for each step, or
@@ -160,7 +160,7 @@ def as_strategy(strategy: Strategy) -> StreamStrategy:
 
 
 def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization | Tensor) -> Tensor:
-    """The lower triangular C whose mechanism W (G + C^{-1} Z) has the law of W G + left Z', Z and Z' standard normal.
+    """The lower triangular C whose mechanism W (G + C^{-1} Z) is distributed as W G + left Z', Z and Z' normal.
 
     left = T Q, T lower triangular and Q Q^T = I (LQ decomposition), and C = T^{-1} W. Each step needs earlier noise
     only, whatever ``left`` is, and W G is answered exactly even where the factors miss W.
@@ -185,7 +185,7 @@ def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization
     if not size.min() > 1e-12 * size.max():
         raise ValueError("left must have full row rank: some answers would have no noise; add rows to right")
     C = torch.linalg.solve_triangular(T, W, upper=False)
-    return C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one law
+    return C * C.diagonal().sign()[:, None]  # C Z has one distribution whatever the signs of C
 
 
 def standard_errors(W: Tensor | Iterates | Descent, strategy: Strategy) -> Tensor:

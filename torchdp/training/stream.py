@@ -108,7 +108,7 @@ class Stream:
         return private if self._refused is None else torch.where(self._refused, torch.nan, private)
 
     def skip(self, step: int) -> None:
-        """Spends all steps before ``step``, whose noise nobody sees. Raises ValueError."""
+        """Spends all steps before ``step``, whose noise is never released. Raises ValueError."""
         with self._lock:
             self._finish()
             checks.integer("step", step, self.step, self.steps)
@@ -169,7 +169,7 @@ class Stream:
         return dict(zip(SECRET, values, strict=True))
 
     def load_secret_state(self, state: dict[str, Any]) -> None:
-        """Goes on where ``state`` was taken, by a stream of this law. Raises TypeError, ValueError."""
+        """Goes on where ``state`` was taken, by a stream of this distribution. Raises TypeError, ValueError."""
         if not isinstance(state, dict) or set(state) != set(SECRET):
             raise ValueError(f"state must be what secret_state returns, a dict of {', '.join(SECRET)}")
         if state["version"] != VERSION:
@@ -200,7 +200,7 @@ class Stream:
             )  # all at once: an interrupt leaves one state or the other
 
     def _advance(self, t: int, total: Tensor | None = None) -> Tensor:
-        """Step t from where it is begun on: ``total`` with its noise, (size,); for None nobody sees the noise."""
+        """Step t from where it is begun on: ``total`` with its noise, (size,); for None the noise is never released."""
         step, place, _ = self._at
         if step != t:
             raise RuntimeError(REPEATED)

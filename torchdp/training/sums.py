@@ -12,7 +12,7 @@ from torchdp.training.per_example import flat
 
 BLOCK = 256  # float32 squares that are added up as such: the relative error of their norm is at most 129 eps
 LONG = 1 - 2.0**-20  # of its length: what is shortened by less is not, but for rounding
-FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; what blocks may err by
+FAST, SLACK = 1e-6, 2.0**-16  # bounds from here on do not see squares below float32's; the error allowed in blocks
 
 
 def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
@@ -100,7 +100,7 @@ def _scales(rows: Sequence[Tensor], bound: float, more: Sequence[Tensor] = ()) -
         # what squares below 1e-38 add up to is nothing beside FAST
         blocks = [torch.linalg.vector_norm(block, dim=-1) for part in rows for block in _blocks(part)]
         norms = torch.linalg.vector_norm(torch.cat(blocks, 1).double(), dim=1)
-        far = ~norms.isfinite()  # their squares pass float32; nobody else's scale may change by it
+        far = ~norms.isfinite()  # their squares pass float32; no other example's scale may change by it
         if far.any():
             norms[far] = torch.stack([Rows(part[far]).norms() for part in rows]).norm(dim=0)
         more = [norms * (1 + SLACK), *more]

@@ -1,1 +1,1 @@
-"""What proves a bound, and trusts no solver."""
+"""Certificates: proofs of bounds, independent of any solver."""

@@ -1,4 +1,4 @@
-"""The one evaluator of factorizations: it judges every solver and trusts nothing that any of them says."""
+"""The one evaluator of factorizations: it checks every solver's result and relies on no solver's claims."""
 
 import math
 from collections.abc import Container

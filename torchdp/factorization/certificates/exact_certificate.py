@@ -1,4 +1,4 @@
-"""Bounds on a norm as fractions, proved without a rounded number: to cite, and for who trusts no float."""
+"""Bounds on a norm as fractions, proved in exact arithmetic: to cite, independent of floating-point rounding."""
 
 import math
 from dataclasses import dataclass

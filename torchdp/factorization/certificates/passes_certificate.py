@@ -1,4 +1,4 @@
-"""A lower bound for running sums of any length where users come back: O(steps passes^2) numbers, never a matrix."""
+"""A lower bound for running sums of any length with repeated users: O(steps passes^2) numbers, never a matrix."""
 
 import torch
 from torch import Tensor

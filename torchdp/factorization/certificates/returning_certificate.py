@@ -1,4 +1,4 @@
-"""The evaluator of factorizations where users come back, in passes or in steps that keep apart.
+"""The evaluator of factorizations under repeated participation, in passes or with a minimum separation.
 
 It shares nothing with the solvers.
 """

@@ -1,4 +1,4 @@
-"""The worst set of steps for a user whose steps keep apart: exact where the search ends, else an upper bound."""
+"""The worst set of steps under min-separation participation: exact where the search ends, else an upper bound."""
 
 import heapq
 import itertools

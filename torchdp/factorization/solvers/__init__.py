@@ -1,1 +1,1 @@
-"""What finds factors; nothing here is trusted: see certificates."""
+"""Solvers that find factors; nothing here is trusted: see certificates."""

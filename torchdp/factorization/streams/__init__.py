@@ -1,1 +1,1 @@
-"""Strategies over steps: what each step's noise is made of, what one user moves, and the best of few buffers."""
+"""Streaming strategies: each step's noise, the sensitivity to one user, and the best strategies of few buffers."""

@@ -1,4 +1,4 @@
-"""Few buffers and noise that is drawn again, for users who come back in every pass through the batches, in one order.
+"""Few buffers and noise that is drawn again, for users who take part in every pass through the batches, in one order.
 
 C = A^{-1} D1 T D2, T and D1, D2 as in ``buffered``; A[t, s] differs from 0 only at t = s, where it is 1, and at t - s =
 period, 2 period, ...: the noise C^{-1} z = D2^{-1} T^{-1} D1^{-1} A z needs the buffers and the z of earlier passes,

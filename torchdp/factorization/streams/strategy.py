@@ -118,10 +118,10 @@ class StreamStrategy(ABC):
         return around(with_each.clamp_min(0) * (1 + 3 * found[1]) + rounding, period)
 
     def apart(self, gap: int, times: int) -> Sensitivity | None:
-        """What a user moves who is in at most ``times`` steps, any two at least ``gap`` apart; None: C must be formed.
+        """Sensitivity to a user of at most ``times`` steps, any two at least ``gap`` apart; None: C must be formed.
 
         Here of a Toeplitz C >= 0: e_t = max_{s >= t} c_s does not rise, and <column i, column j> of e's matrix is at
-        least that of C's and falls in j - i and in j: so 0, gap, 2 gap, ... are its worst steps, and under C nobody
+        least that of C's and falls in j - i and in j: so 0, gap, 2 gap, ... are its worst steps, and under C no user
         moves further. Attained where c = e.
         Source: Kalinin, Lampert (2024), Theorem 2, where c does not rise; the envelope: here.
         """

@@ -1,1 +1,1 @@
-"""Factorizations that follow from a matrix's structure: products, blocks, groups, and those of the literature."""
+"""Factorizations that exploit a matrix's structure: products, blocks, groups, and known ones of the literature."""

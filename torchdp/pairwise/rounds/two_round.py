@@ -1,4 +1,4 @@
-"""Two rounds: a noisy mean vector is published, then each user says how its own vector relates to it."""
+"""Two rounds: a noisy mean vector is published, then each user reports its own vector's product with it."""
 
 from dataclasses import dataclass
 

@@ -1,1 +1,1 @@
-"""Finite types: frequency oracles and optimised strategies."""
+"""Categorical data (finite types): frequency oracles and optimised strategies."""

@@ -48,7 +48,7 @@ def told_apart(epsilon: float, drawn: Fraction, wanted: Fraction) -> None:
 
 
 def whole_table(Q: Tensor) -> tuple[Tensor, float]:
-    """(integers n (m, k), int64, whose columns add up to 2^63 and whose law n/2^63 is near Q; its epsilon).
+    """(integers n (m, k), int64, whose columns add up to 2^63 and whose distribution n/2^63 is near Q; its epsilon).
 
     Q: (m, k), m >= 2, float64, positive, columns that add up to 1 to rounding. In each row the least entry is rounded
     up, the others are kept below the largest ratio of Q's rows times it; what a column lacks or has too much is

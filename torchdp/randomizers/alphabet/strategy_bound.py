@@ -14,7 +14,7 @@ from torchdp.threads import on_host, one_thread
 LEAST_EPSILON = 1e-6
 MOST = 700.0  # epsilon without the program
 INTERIOR_POINT, LARGEST_PROGRAM = 24, 64  # types up to which Clarabel solves the program; up to which SCS does
-ROUNDING = 1e-14  # of the largest entry, for each dimension: what eigvalsh may be off by
+ROUNDING = 1e-14  # of the largest entry, for each dimension: the error of eigvalsh
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class SubsetSelection(BitVectorOracle):
     def workload_variance(self, W: Tensor) -> Tensor:
         """((q - r) (S_i + k d_ix^2) + (r - q^2) k^2 d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2.
 
-        O(m k). Y adds up to 1, so a row may be shifted to vanish at x: only the symmetric law of the others is left.
+        O(m k). Y adds up to 1, so a row may be shifted to vanish at x: only the others' symmetric part is left.
         """
         q, gap, k = self.off, self.gap, self.k
         d, S = spread(self._workload(W))
@@ -206,7 +206,7 @@ class SubsetSelection(BitVectorOracle):
         return words
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
-        """The tally, exactly in law: O(k log k) binomials for each repetition, whatever w and the users.
+        """The tally, exactly in distribution: O(k log k) binomials for each repetition, whatever w and the users.
 
         A subset is, with probability a, uniform among those that hold x, and otherwise uniform among all w-subsets (a
         chosen so that the ratio is e^epsilon).

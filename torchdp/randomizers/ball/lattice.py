@@ -72,9 +72,9 @@ class Mixture(NamedTuple):
 class LatticeRandomizer(BallRandomizer):
     """Y = step N for whole numbers N of 16 bits, or 32: N_i = V_i/h + W_i, rounded, and cut off at the ends.
 
-    V = b g + a x' has the law of a private vector of real numbers; g: normals; x': the point over the radius, moved to
-    a multiple of 2^-26, by at most 2^-25 in each coordinate; W_i uniform on {(j + 1/2) 2^-16}: N_i h is V_i without
-    bias, and its variance h^2/6 larger; h is 2^-8 of the noise's deviation, 2^-6 beyond dim = 1000, or less.
+    V = b g + a x' has the distribution of a private vector of real numbers; g: normals; x': the point over the radius,
+    moved to a multiple of 2^-26, by at most 2^-25 in each coordinate; W_i uniform on {(j + 1/2) 2^-16}: N_i h is V_i
+    without bias, and its variance h^2/6 larger; h is 2^-8 of the noise's deviation, 2^-6 beyond dim = 1000, or less.
 
     float64 computes V_i/h + W_i and a bound on its error. Where the middle between two whole numbers lies within the
     bound, so that floats can not decide, 192 further bits are drawn for each uniform number and arithmetic of 448 bits
@@ -82,7 +82,7 @@ class LatticeRandomizer(BallRandomizer):
     in the last place. A message in doubt (one in millions at dim = 256, experiments/bench/lattice_cpu.txt) takes
     thousands of times as long as the others.
 
-    Guarantees: N's law is within ``variation`` of the real mechanism's, rounded: the (epsilon, delta) of real numbers
+    Guarantees: N is within total variation ``variation`` of the real mechanism's, rounded: the real (epsilon, delta)
         holds for what is sent, with (1 + e^epsilon) variation added to delta.
     Source: Mironov (2012) for what floats would tell; the construction is derived here.
     """
@@ -121,7 +121,7 @@ class LatticeRandomizer(BallRandomizer):
 
         Two words of a pair of normals and two of the rest leave 2^-255 of a uniform number U undrawn, an error of at
         most e/U, e = 2 (2 sqrt(dim + 1) + 2) 2^-255 in each V_i, which decides the floor with chance 2 e/(U h). Over
-        U, min(1, a/U) is a (1 + log 1/a) in the mean, for a = 2 dim e/h and dim + 3 words. A radius r errs by
+        U, min(1, a/U) is a (1 + log 1/a) in the mean, for a = 2 dim e/h and dim + 3 words. A radius r has error
         e/(U r), less in the mean, a sqrt(2 log 1/a), and so do short normals across x', whose inverse has a mean.
         """
         a = 4 * self.dim * (2 * math.sqrt(self.dim + 1) + 2) * LEFT / self.grid

@@ -70,7 +70,7 @@ class LogitBeta:
         return w, (ends[1] - ends[0]) * weights * density
 
     def quantile(self, z: Tensor) -> Tensor:
-        """The increasing function of a standard normal z that has this law, float64; |z| > 14 counts as 14."""
+        """The increasing function of a standard normal z that has this distribution, float64; |z| > 14 counts as 14."""
         table = _table_on(self.p, z.device)
         position = (z.double().clamp(-REACH, REACH) + REACH) * STEPS_PER_UNIT
         index = position.long().clamp_max(len(table) - 1)

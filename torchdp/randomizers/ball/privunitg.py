@@ -29,7 +29,7 @@ from torchdp.randomizers.ball.subgaussian import SubGaussian, constants
 from torchdp.randomizers.ball.truncated_sums import truncated_sums
 from torchdp.randomizers.base import ball_epsilon, real_local
 
-TAU = 700  # units of 2^-53 in tau: 1.26 x 8 by its chance, 16 x 40 by the quantile, which errs by 7 |tau| at most
+TAU = 700  # units of 2^-53 in tau: 1.26 x 8 by its chance, 16 x 40 by the quantile, of error 7 |tau| at most
 
 
 class Tilted(ABC):

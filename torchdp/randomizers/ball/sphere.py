@@ -101,9 +101,9 @@ def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
 class CapLaw(Tilted):
     """The coordinate T = <V, u> in PrivUnit: V uniform on the sphere of R^dim, reweighted on the cap <V, u> >= gamma.
 
-    Relative to the uniform law the density is c1 = e^epsilon c0 on the cap and c0 elsewhere, c0 = 1/(1 + (e^epsilon -
-    1) s), s the cap's share of the sphere. gamma is the fixed point gamma = E T, which makes E T as large as
-    possible and Var T = (1 - gamma^2)/dim: the noise of V/gamma is (1 - gamma^2)/(dim gamma^2) in every direction.
+    Relative to the uniform distribution the density is c1 = e^epsilon c0 on the cap and c0 elsewhere, c0 = 1/(1 +
+    (e^epsilon - 1) s), s the cap's share of the sphere. gamma is the fixed point gamma = E T, which makes E T as large
+    as possible and Var T = (1 - gamma^2)/dim: the noise of V/gamma is (1 - gamma^2)/(dim gamma^2) in every direction.
     dim: an integer >= 2; epsilon in [1e-6, 50].
 
     Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit; Asi, Feldman, Talwar (2022), optimality; the

@@ -1,4 +1,4 @@
-"""How heavy the tails of a randomizer's noise are: two sub-Gaussian constants, by quadrature of its exact law."""
+"""How heavy the tails of a randomizer's noise are: two sub-Gaussian constants, by quadrature of the exact density."""
 
 import math
 from collections.abc import Callable

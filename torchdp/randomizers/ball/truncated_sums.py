@@ -21,8 +21,8 @@ STEEPEST = 20.0  # no slope of a table comes near it; where the density drowns i
 def truncated_sums(threshold: float, counts: Tensor, draws: Draws) -> Tensor:
     """For each entry n of ``counts`` (int64) the sum of n copies of N(0, 1) given >= threshold, float64.
 
-    The sum is F^{-1}(Phi(z)), z standard normal, with F its law; F comes from its characteristic function by an
-    FFT. What is drawn has a distribution function within about 1e-8 of F.
+    The sum is F^{-1}(Phi(z)), z standard normal, with F its distribution function; F comes from its characteristic
+    function by an FFT. What is drawn has a distribution function within about 1e-8 of F.
     """
     mean, deviation = excess_moments(threshold)
     counts = counts.double()  # an integer tensor times a float, or its root, would be float32
