@@ -61,7 +61,7 @@ class HierarchicalAUC:
             oracle = self._oracle(level)
             users = [tally[..., -1:].double() for tally in both]
             minus, plus = (
-                oracle.totals(Tally(n, {"reports": tally[..., :-1]})) / n
+                oracle.totals(Tally(tally[..., -1], {"reports": tally[..., :-1]})) / n
                 for tally, n in zip(both, users, strict=True)
             )
             if level == 1:

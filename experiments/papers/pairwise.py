@@ -41,7 +41,7 @@ def separation(tables: Tables) -> Iterator[Finding]:
         (abs(row[name]), row["k"], row["protocol"])
         for row in tables["crossings"]
         for name in ("z_below", "z_above")
-        if isinstance(row[name], float) and not math.isnan(row[name])
+        if not math.isnan(row["crossing"])
     ]
     at = f"largest z-score of {len(scores)} measured errors beside their predictions"
     yield Finding.at_most("Appendix C.1", "error of interactive protocols", at, 5.0, max(scores)[0])

@@ -14,8 +14,9 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
-from torchdp.protocol import CuratorProtocol, Layout, Limits, Objective, Tally
+from torchdp.protocol import CuratorProtocol, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import farthest
+from torchdp.protocol.users import beside, tensor_of
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.ridge import solve_ridge
 from torchdp.regression.rows import RowsProtocol
@@ -34,15 +35,14 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
     def layout(self) -> Layout:
         return {"noisy": ((self.width,), torch.float64)}
 
-    def limits(self, n: int) -> dict[str, Limits]:
-        exact = n * self.bound * max(self.bound, self.label_bound or 0.0)
+    def limits(self, n: Users) -> dict[str, Limits]:
+        exact = beside(n, 1) * self.bound * max(self.bound, self.label_bound or 0.0)
         return {"noisy": Limits.around(exact + farthest(float(self.deviations().max())))}
 
     def release(self, summary: SecondMoments, draws: Draws, shape: tuple[int, ...]) -> Tally:
         exact = self.exact(summary)
-        return Tally(
-            summary.n, {"noisy": exact + self.deviations().to(exact) * draws.normal((*shape, self.width))}
-        )
+        noise = self.deviations().to(exact) * draws.normal((*shape, *exact.shape))
+        return Tally(summary.n, {"noisy": exact + noise})
 
     def analyse(self, tally: Tally) -> NoisyMoments:
         value = self.check(tally)["noisy"]
@@ -50,11 +50,12 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """The same for all data."""
-        return self.deviations().square().to(self.exact(summary).device)
+        exact = self.exact(summary)
+        return self.deviations().square().to(exact.device).expand(exact.shape)
 
-    def worst_mse(self, n: int, objective: Objective = Objective.WORST) -> Tensor:
-        checks.integer("n", n, 1)
-        return checks.instance("objective", objective, Objective).of(self.deviations().square())
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        worst = checks.instance("objective", objective, Objective).of(self.deviations().square())
+        return worst.expand(tensor_of(checks.people("n", n, 1)).shape)
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class AdaSSP(CentralMoments):
 
     def exact(self, summary: SecondMoments) -> Tensor:
         """svec(A^T A), A^T b and the smallest eigenvalue of A^T A. Raises TypeError, ValueError."""
-        return torch.cat([super().exact(summary), torch.linalg.eigvalsh(summary.gram)[:1]])
+        return torch.cat([super().exact(summary), torch.linalg.eigvalsh(summary.gram)[..., :1]], -1)
 
     def deviations(self) -> Tensor:
         smallest, gram, cross = self.sigmas

@@ -106,7 +106,7 @@ class Groups(Objective):
         groups = checks.one_matrix("groups", self.groups)
         if not bool(((groups == 0) | (groups == 1)).all() and (groups > 0).any(-1).all()):
             raise ValueError("groups must hold zeros and ones, with a column in every group")
-        object.__setattr__(self, "groups", groups)
+        object.__setattr__(self, "groups", groups.clone())
         object.__setattr__(self, "p", check_exponent(self.p))
 
     def rows(self, a: Tensor) -> Tensor:

@@ -211,9 +211,10 @@ class Tally(Brief):
 
     def _judge(self, name: str, value: Tensor, low: Tensor | float, high: Tensor | float) -> None:
         """Refuses what users of a batch can not have sent: numbers outside of [low, high], or of no user."""
-        n = tensor_of(self.n)
+        n = tensor_of(self.n).to(value.device)
         behind = max(end.ndim for end in (low, high) if isinstance(end, Tensor)) - n.ndim
         some = (n > 0).view(*n.shape, *[1] * behind)
+        low, high = (torch.as_tensor(end, device=value.device) for end in (low, high))
         wrong = (value < low * some) | (value > high * some)
         if bool(wrong.any()):
             answer = math.prod(value.shape[value.ndim - behind :])
