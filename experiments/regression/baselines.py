@@ -16,7 +16,7 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import farthest
-from torchdp.protocol.users import beside, tensor_of
+from torchdp.protocol.users import tensor_of
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.ridge import solve_ridge
 from torchdp.regression.rows import RowsProtocol
@@ -36,7 +36,7 @@ class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
         return {"noisy": ((self.width,), torch.float64)}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        exact = beside(n, 1) * self.bound * max(self.bound, self.label_bound or 0.0)
+        exact = n * self.bound * max(self.bound, self.label_bound or 0.0)
         return {"noisy": Limits.around(exact + farthest(float(self.deviations().max())))}
 
     def release(self, summary: SecondMoments, draws: Draws, shape: tuple[int, ...]) -> Tally:

@@ -31,8 +31,8 @@ def combined(weights: Tensor, rows: Tensor) -> Tensor:
 
 
 def tensor_of(n: Users) -> Tensor:
-    """n as int64: () of one tally."""
-    return torch.as_tensor(n, dtype=torch.int64)
+    """n as int64: () of one tally, on the CPU."""
+    return n.to(torch.int64) if isinstance(n, Tensor) else torch.tensor(n, dtype=torch.int64, device="cpu")
 
 
 def alike(n: Users) -> int:

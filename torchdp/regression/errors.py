@@ -61,12 +61,12 @@ class SecondMoments:
     @property
     def gram(self) -> Tensor:
         """A^T A without the label: (d, d)."""
-        return self.matrix[:-1, :-1]
+        return self.matrix[..., :-1, :-1]
 
     @property
     def cross(self) -> Tensor:
         """A^T b: (d,)."""
-        return self.matrix[:-1, -1]
+        return self.matrix[..., :-1, -1]
 
     @property
     def label_square(self) -> float:
