@@ -10,7 +10,8 @@ Expected: "identical" is True; words take 8 S (s n d + m d) bytes, the analyst g
 Output: results/secure/servers/*.csv.
 Artifact: Burkhardt et al. (2025) | section 6.1
 Status: agrees, on one machine
-Time: a minute on two cores, --smoke in 15 CPU-seconds; a million clients three minutes, 2 GB on the disk. On the CPU, whatever --device says.
+Time: a minute on two cores, --smoke in 15 CPU-seconds; a million clients three minutes, 2 GB on the disk. On the CPU,
+    whatever --device says.
 """
 
 import json

@@ -214,7 +214,7 @@ class Tally(Brief):
         n = tensor_of(self.n).to(value.device)
         behind = max(end.ndim for end in (low, high) if isinstance(end, Tensor)) - n.ndim
         some = (n > 0).view(*n.shape, *[1] * behind)
-        low, high = (torch.as_tensor(end, device=value.device) for end in (low, high))
+        low, high = (end.to(value.device) if isinstance(end, Tensor) else end for end in (low, high))
         wrong = (value < low * some) | (value > high * some)
         if bool(wrong.any()):
             answer = math.prod(value.shape[value.ndim - behind :])
