@@ -65,7 +65,7 @@ def choose(
     tol: float = 1e-3,
     unbiased: bool = True,
     ordered: bool = True,
-) -> Choice:
+) -> Choice[QueryProtocol]:
     """The local mechanism of least predicted error for n users, among all that this package has.
 
     Candidates: up to 1,024 types or queries factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within
@@ -128,8 +128,12 @@ def choose(
 
 
 def _choice(
-    found: Sequence[Candidate], bound: float | None, n: int, objective: Objective, prior: Tensor | None
-) -> Choice:
+    found: Sequence[Candidate[QueryProtocol]],
+    bound: float | None,
+    n: int,
+    objective: Objective,
+    prior: Tensor | None,
+) -> Choice[QueryProtocol]:
     """Without a prior those near the best by the product of their errors on the worst data and on skewed, a note."""
     least = min(one.error for one in found) * (1 + NEAR)
     near = [one for one in found if one.error <= least]
@@ -156,7 +160,7 @@ def choose_central(
     *,
     prior: Tensor | None = None,
     tol: float = 1e-3,
-) -> Choice:
+) -> Choice[QueryProtocol]:
     """The central Gaussian mechanism of least predicted error: gamma_2, gamma_F, identity, binary tree or plain.
 
     Arguments as in :func:`choose`; delta in (0, 1). Raises TypeError, ValueError.
@@ -179,7 +183,7 @@ def _factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
 
 
 def _factored(
-    W: Tensor, n: int, epsilon: float, tol: float, others: Sequence[Candidate]
+    W: Tensor, n: int, epsilon: float, tol: float, others: Sequence[Candidate[QueryProtocol]]
 ) -> tuple[tuple[str, FactoredQueries], ...]:
     """Factorizations that may win: beyond 256 types none with error surely above another's.
 
@@ -289,7 +293,7 @@ def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:
 
 def _ranked(
     protocols: Sequence[tuple[str, QueryProtocol]], n: int, objective: Objective, prior: Tensor | None
-) -> tuple[Candidate, ...]:
+) -> tuple[Candidate[QueryProtocol], ...]:
     def mse(one: QueryProtocol) -> Tensor:
         return one.worst_mse(n, objective) if prior is None else objective.of(one.predicted_mse(prior * n))
 

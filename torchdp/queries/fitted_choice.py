@@ -9,6 +9,7 @@ from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
 from torchdp.queries.fit import FittedOracle
 from torchdp.queries.oracle import OracleQueries
+from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import ShiftStrategy
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
@@ -21,15 +22,17 @@ WAVES = 8  # of a smooth histogram's logarithm
 FEW = 0.1  # shape of the gamma variables of a histogram of few frequent types
 
 
-def fitted_choice(choice: Choice, n: int, objective: Objective, prior: Tensor | None, ordered: bool) -> Choice:
+def fitted_choice(
+    choice: Choice[QueryProtocol], n: int, objective: Objective, prior: Tensor | None, ordered: bool
+) -> Choice[QueryProtocol]:
     """The oracles of an unbiased choice, and others that are meant for fits, by the error of the fitted answers."""
-    asked = [one for one in choice.candidates if isinstance(one.protocol, OracleQueries)]
+    every = [(one.name, one.protocol, one.error) for one in choice.candidates]
+    asked = [(name, p, error) for name, p, error in every if isinstance(p, OracleQueries)]
     if not asked:  # one type
         return choice
-    asked = [one for one in asked[:TRIED] if one.error <= WORSE * asked[0].error]
-    W = asked[0].protocol.workload
-    clients = [(one.name, one.protocol.client) for one in asked]
-    clients += _meant(W, n, asked[0].protocol.client.epsilon) if ordered and W.shape[1] > 2 else []
+    _, first, least = asked[0]
+    W, clients = first.workload, [(name, p.client) for name, p, error in asked[:TRIED] if error <= WORSE * least]
+    clients += _meant(W, n, first.client.epsilon) if ordered and W.shape[1] > 2 else []
     shapes = family(W.shape[1], W.device) if prior is None else prior[None]
     draws, found = DRAWS if prior is None else PRIOR_DRAWS, []
     for name, client in clients:
