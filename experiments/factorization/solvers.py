@@ -82,9 +82,9 @@ def by_cvxpy(W: Tensor, solver: str, **settings: float) -> tuple[Tensor, Tensor,
     Z, t = cp.Variable((m + n, m + n), PSD=True), cp.Variable()
     diagonal = cp.diag(Z) <= t
     cp.Problem(cp.Minimize(t), [Z[:m, m:] == W.cpu().numpy(), diagonal]).solve(solver=solver, **settings)
-    values, vectors = torch.linalg.eigh(torch.as_tensor(Z.value))
+    values, vectors = torch.linalg.eigh(torch.as_tensor(Z.value).to(W))
     root = vectors * values.clamp_min(0).sqrt()
-    weights = torch.as_tensor(diagonal.dual_value).clamp_min(0)
+    weights = torch.as_tensor(diagonal.dual_value).to(W).clamp_min(0)
     return root[:m], root[m:].T, weights[:m], weights[m:], None
 
 

@@ -64,8 +64,9 @@ class Relaxation(nn.Module):
         self.register_buffer("start_left", (U * divisor[..., None, :]).to(W))
         self.register_buffer("start_right", (root[..., None] * Vh).to(W))
         self.register_buffer("inverse", (Vh.mT / root[..., None, :]).to(W) if alpha > 0 else None)
-        eye = torch.eye(root.shape[-1], dtype=W.dtype, device=W.device)
-        self.T = nn.Parameter(eye.expand(*W.shape[:-2], *eye.shape).clone())
+        q = root.shape[-1]
+        eye = torch.eye(q, dtype=W.dtype, device=W.device)
+        self.T = nn.Parameter(eye.expand(*W.shape[:-2], q, q).clone())
         self.E = nn.Parameter(torch.zeros_like(W)) if alpha > 0 else None
         self.mu = nn.Parameter(torch.zeros_like(self.start_right[..., :1])) if shift else None
 
