@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.collection.description import described, made
 from torchdp.secure.frames import FrameError
 from torchdp.secure.keys import HEXADECIMAL, KeyFile, party_name
@@ -37,7 +38,7 @@ class Party:
 
 
 @dataclass(frozen=True, eq=False)
-class Session:
+class Session(Brief):
     """One release: the question, and who plays which role. Everything in it is public, and all parties hold it alike.
 
     An organisation knows the noise of all its clients: where others are to be hidden from it, the question counts as

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import check_exponent, dual_weights, fitting_factors, magnitude
 
 LARGEST = 80  # m + n: seconds
@@ -16,7 +17,7 @@ Row = list[Fraction]
 
 
 @dataclass(frozen=True)
-class ExactCertificate:
+class ExactCertificate(Brief):
     """lower <= the norm of W <= upper, in fractions, for W's floats as they are."""
 
     lower: Fraction
