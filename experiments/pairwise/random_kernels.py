@@ -12,7 +12,7 @@ Expected: printed with --each 3 --ratios 9, 90 cells of 500 to 5,000 trials: awa
 Output: results/pairwise/random_kernels/cells.csv, ranges.csv, search.csv.
 Artifact: own | intervals
 Status: agrees; too wide at stationary points
-Time: about ten minutes of one core; --smoke in 20 CPU-seconds
+Time: about ten minutes of one core; --smoke in 20 CPU-seconds. On the CPU, whatever --device says.
 """
 
 import math
@@ -30,6 +30,7 @@ from torchdp.protocol.quadratic import QuadraticError
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns
 from torchdp.simulate.report import read_table
+from torchdp.threads import on_host
 
 KINDS = ("plain", "indefinite", "one frequent", "near stationary", "stationary")
 PROTOCOLS = ("randomized response", "one message", "two messages", "message pairs", "subsets", "strategy")
@@ -237,6 +238,7 @@ def search(config: Config, report: Report) -> None:
         report.row("search", w=w, l=l, chosen=share, coverage=coverage(point, fresh))
 
 
+@on_host
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     with warnings.catch_warnings():
