@@ -69,7 +69,7 @@ def judged(oracle: FrequencyOracle, shares: Tensor, config: Config, seed: bytes)
     n = torch.linspace(config.first, config.users, config.looks).long()
     widths, each = half_widths(oracle, n, config.best), n[:, None]
     shift = oracle.totals(Tally(1, {"reports": torch.zeros(oracle.layout["reports"][0])}))
-    generator = keyed_generator(seed, "cpu")
+    generator = keyed_generator(seed)
     held = fixed = 0
     for _ in range(config.trials):
         x = torch.multinomial(shares, config.users, replacement=True, generator=generator)
