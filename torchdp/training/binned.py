@@ -67,12 +67,13 @@ class BallsInBins:
         Source: as the class, for P and Q; Kahane (1985), comparison, and ``torchdp.privacy.mixtures`` for the bound.
         """
         met = self.met(strategy) * (checks.positive("bound", bound) / checks.positive("sigma", sigma)) ** 2
-        epsilon = mixture_epsilon(met.numpy() * (1 + 1e-15), delta)
+        epsilon = mixture_epsilon(met.cpu().numpy() * (1 + 1e-15), delta)
         return Guarantee(epsilon, delta, Model.CENTRAL, Neighbours.ADD_REMOVE, False, f"{BINS}; {COMPARED}")
 
     def sigma(self, strategy: Strategy, bound: float, epsilon: float, delta: float) -> float:
         """About the least sigma for which ``guarantee`` is at most ``epsilon``. Raises TypeError, ValueError."""
-        return checks.positive("bound", bound) * mixture_sigma(self.met(strategy).numpy(), epsilon, delta) * SAFE
+        found = mixture_sigma(self.met(strategy).cpu().numpy(), epsilon, delta)
+        return checks.positive("bound", bound) * found * SAFE
 
     def met(self, strategy: Strategy) -> Tensor:
         """(bins,), [d] at least <m_i, m_j> for bound 1 and all bins i, j with j - i = d or d - bins, float64."""
@@ -83,7 +84,7 @@ class BallsInBins:
         gram = self.gram(strategy, 1.0)
         moved = strategy.recurrence.dense()[1].max() * -(-strategy.steps // self.bins)
         size = float(gram.diagonal().max())
-        place = torch.arange(self.bins)
+        place = torch.arange(self.bins, device=gram.device)
         met = torch.stack([gram[place, (place + d) % self.bins].max() for d in place.tolist()])
         met = met * (1 + (strategy.steps + 16) * EPS) + 3 * float(moved) * math.sqrt(size)
         return torch.cat([met.max()[None], met[1:]])
