@@ -1,4 +1,4 @@
-"""What an editor knows after ``choose``: strict type checking of users' programs finds no Any."""
+"""What an editor knows after ``choose``: strict type checking finds no Any. Training: tests/training/test_types.py."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "import torch\nfrom torchdp import collection, density, domains, mean, pairwise, queries, randomizers\n"
-HEAD += "from torchdp import regression, training, workloads\n\nx = torch.arange(6)\n"
+HEAD += "from torchdp import workloads\n\nx = torch.arange(6)\n"
 PROGRAMS = {  # an expression of a user's: part of its type
     "pairwise.choose(pairwise.gini(4), 100, 1.0).best": "PairwiseProtocol",
     "pairwise.choose(pairwise.gini(4), 100, 1.0).best.estimate(x).interval()": "tuple[torch._tensor.Tensor",
@@ -17,8 +17,7 @@ PROGRAMS = {  # an expression of a user's: part of its type
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, n=9, dimension=3).best": "ShuffledKDE",
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, classes=x, dimension=3).best": "ShuffledClasses",
     "mean.choose_covariance(domains.Box(x, x), 100, 1.0).best": "LocalCovariance",
-    "training.choose(workloads.prefix(4), 100, 10, epsilon=1.0, delta=1e-5).best": "Plan",
-    "training.choose(workloads.prefix(4), 100, 10, epsilon=1.0, delta=1e-5).best.guarantee": "Guarantee",
+    "pairwise.choose(pairwise.gini(4), 100, 1.0).best.guarantee": "Guarantee",
     "collection.Collection.of(randomizers.RandomizedResponse(4, 1.0)).estimate()": "Estimate",
 }
 

@@ -131,7 +131,7 @@ class Protocol(Brief, ABC, Generic[S]):
             return self.collect_unchecked(x, source(noise, x.device))
         number, numbers = math.prod(batch), sum(math.prod(shape) for shape, _ in self.layout.values())
         checks.fits("tally", number, numbers)
-        largest = max(1, int(torch.bincount(own, minlength=1).max()))  # nobody's group is of more
+        largest = max(1, int(torch.bincount(own, minlength=1).max()))  # no group has more users
         x = torch.cat([self.validate(part).detach() for part in x.split(largest)])
         tally = self.collect_groups(x, own.to(x.device), number, source(noise, x.device))
         parts = {name: part.view(*batch, *part.shape[1:]) for name, part in tally.parts.items()}
