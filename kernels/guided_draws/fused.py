@@ -65,6 +65,6 @@ def fill(out: Tensor, parts: Tensor, cells: Tensor, times: int = 0) -> Tensor:
     with on(out.device):
         count_kernel[(programs,)](counts, parts, cells, len(parts), **sizes)
         ends = counts.cumsum(0)
-        places = torch.empty(int(ends[-1]), dtype=torch.int64, device=out.device)
+        places = torch.full((int(ends[-1]),), -1, dtype=torch.int64, device=out.device)
         fill_kernel[(programs,)](out, places, parts, cells, ends, times, len(parts), ADD=times != 0, **sizes)
     return places
