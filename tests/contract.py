@@ -40,6 +40,7 @@ from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, InteractiveProtocol, MessageProtocol, Objective, Tally
 from torchdp.queries import PrivateLearner
 from torchdp.regression import LocalRows, SecondMoments
+from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 from torchdp.shuffle import Amplified
 from torchdp.shuffle.sums import Shuffled
@@ -365,7 +366,7 @@ class MessageContract(Contract):
 
     def released(self, row, seed, times):
         """What users who hold this row send, each alone; what servers or a shuffler show where the first user does."""
-        if isinstance(self.protocol, Amplified | Shuffled | SecureSums):
+        if isinstance(self.protocol, Amplified | Shuffled | SecureSums | SharedSum):
             x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
             (name,) = self.protocol.layout
             totals = [self.protocol.collect(x, noise=noise)[name].flatten() for _ in range(min(times, MIXED))]

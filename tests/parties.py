@@ -82,14 +82,14 @@ class Parties:
 
     def alone(self, *names):
         """What one process makes of the rows of these organisations, from the same sources."""
-        session, total = self.session, None
-        for party in session.organisations:
-            if party.name in (names or self.sizes):
-                shown, source = self.question.rows(self.part(party.name)), SeededNoise(len(party.name))
-                words = session.sums.randomize(shown, first=session.first(party), noise=source)
-                tally = session.sums.tally(words)
-                total = tally if total is None else session.sums.add(total, tally)
-        return self.question.released(session.sums.analyse(total))
+        sent = [
+            self.question.randomize(
+                self.part(party.name), first=self.session.first(party), noise=SeededNoise(len(party.name))
+            )
+            for party in self.session.organisations
+            if party.name in (names or self.sizes)
+        ]
+        return self.question.analyse(self.question.add(*map(self.question.tally, sent)))
 
 
 def ladder(scalar, point):

@@ -91,8 +91,9 @@ def server(clients: int, most: int) -> Work:
     other = Server(whole, session, 1, links[1])
     keys = [key, other.issue(0, clients)]
     shares, both = masks((1, clients, COLUMNS), torch.int64, SeededNoise(1)), [[], []]
-    for part in whole.parts():
-        sealed = client_frames(whole, session, shares[None, :, part].repeat(2, 1, 1, 1), part.start, keys)
+    for first in range(0, clients, whole.at_once):
+        part = shares[None, :, first : first + whole.at_once]
+        sealed = client_frames(whole, session, part.repeat(2, 1, 1, 1), first, keys)
         for frames, frame in zip(both, sealed, strict=True):
             frames.append(frame)
     for frame in both[1]:

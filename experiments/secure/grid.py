@@ -18,7 +18,7 @@ Time: a minute on one core; --smoke in seconds.
 import functools
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import ndtr
@@ -38,12 +38,7 @@ def settings(clients: int, kind: str, epsilon: float, bits: int) -> SecureSketch
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if kind == "Gram":
-            gram = GramRelease(clients, 10, 1.0, epsilon, DELTA, label_bound=1.0)
-            reach, entry = gram.norm_and_entry
-            noise = gram.noise.sensitivity
-            return SecureSketch(
-                ones(clients), gram.words, reach, epsilon, DELTA, bits=bits, sensitivity=noise, entry=entry
-            )
+            return replace(GramRelease(clients, 10, 1.0, epsilon, DELTA, label_bound=1.0).client, bits=bits)
         return SecureSketch(ones(clients), int(kind.split()[0]), 1.0, epsilon, DELTA, bits=bits)
 
 

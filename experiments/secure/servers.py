@@ -28,7 +28,7 @@ from torch import Tensor
 from torchdp import regression, secure
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
-from torchdp.protocol import Estimate, Tally
+from torchdp.protocol import Estimate
 from torchdp.randomness import keyed_generator
 from torchdp.secure import KeyFile, SecureSketch, Session, SharedSum
 from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES
@@ -123,13 +123,12 @@ def played(config: Config, folders: list[Path]) -> None:
 
 def alone(session: Session, x: Tensor) -> Estimate:
     """The release by one process, from the same sources."""
-    sums, total = session.sums, torch.zeros(session.sums.layout["words"][0], dtype=torch.int64)
+    question, sent = session.question, []
     for i, party in enumerate(session.organisations):
         first = session.first(party)
-        rows = session.question.rows(x[first : first + party.clients])
-        for words in sums.spoken(rows, SeededNoise(i), first):
-            total += sums.tally(words)["words"]
-    return session.question.released(sums.analyse(Tally(len(x), {"words": total})))
+        part = x[first : first + party.clients]
+        sent.append(question.tally(question.randomize(part, first=first, noise=SeededNoise(i))))
+    return question.analyse(question.add(*sent))
 
 
 def compare(kind: str, folder: Path, session: Session, x: Tensor, report: Report) -> Estimate:
@@ -157,7 +156,7 @@ def compare(kind: str, folder: Path, session: Session, x: Tensor, report: Report
 
 def payload(folder: Path, session: Session) -> int:
     """Bytes of the words in all frames with shares and sums."""
-    parts = sum(len(list(session.sums.parts(party.clients))) for party in session.organisations)
+    parts = sum(-(-party.clients // session.sums.at_once) for party in session.organisations)
     frames = (parts + 1) * len(session.servers)
     files = [*folder.glob("*.frames"), *folder.glob("*.sum")]
     return sum(path.stat().st_size for path in files) - frames * (HEADER_BYTES + TAG_BYTES)

@@ -13,7 +13,6 @@ from laws import worst_pair
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
 from torchdp.privacy import Arithmetic, Budget, Guarantee, Model, Neighbours, compose, gaussian_guarantee
 from torchdp.privacy.gaussian import gaussian_epsilon, rounded_guarantee
-from torchdp.secure.shared_noise import SharedGaussian
 
 MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)
 
@@ -190,7 +189,7 @@ def carriers():
     yield queries.CentralFactorization(factored, 0.7, 1e-5)
     yield randomizers.GaussianVector(3, 0.7, 2.5, delta=1e-5)
     yield secure.SecureSketch(sketching.ones(5), 2, 1.5, 0.7, 1e-5)
-    yield SharedGaussian(5, 3.0, 0.7, 1e-5, corrupt=1)
+    yield regression.SecureHistogram(5, 3, 0.7, 1e-5, corrupt=1)
     yield regression.LocalRows(2, 1.5, 0.7, 1e-5)
 
 

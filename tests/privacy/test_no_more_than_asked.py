@@ -70,7 +70,7 @@ LOCAL = {
     "LocalMean": lambda e: mean.LocalMean.tuned(BOX, 2.0, epsilon=e),
     "PureMean": lambda e: mean.PureMean.tuned(BOX, epsilon=e),
     "PureSecureSketch": lambda e: secure.PureSecureSketch(ONES, 2, 1.0, e),
-    "SharedLaplace": lambda e: secure.shared_noise.SharedLaplace(5, 1.0, e),
+    "FrequencyMoments": lambda e: regression.FrequencyMoments(5, 2.0, (1.0, 3.0), e),
     "SecureHistogram": lambda e: regression.SecureHistogram(5, 3, e),
 }
 OTHER = {
@@ -81,7 +81,7 @@ OTHER = {
     "GramRelease": lambda e, d: regression.GramRelease(5, 2, 1.0, e, d),
     "LocalRows": lambda e, d: regression.LocalRows(2, 1.0, e, d),
     "GaussianVector": lambda e, d: randomizers.GaussianVector(2, e, 1.0, delta=d),
-    "SharedGaussian": lambda e, d: secure.shared_noise.SharedGaussian(5, 1.0, e, d),
+    "SecureHistogram": lambda e, d: regression.SecureHistogram(5, 3, e, d),
     "GaussianCovariance": lambda e, d: mean.GaussianCovariance.calibrated(BOX, SHAPE, epsilon=e, delta=d),
     "GaussianMoments": lambda e, d: mean.GaussianMoments.calibrated(BOX, SHAPE, order=2, epsilon=e, delta=d),
     "BitSums": lambda e, d: shuffle.BitSums.calibrated(shuffle.RandomizedResponseSum, 100, e, d, 2, 0),

@@ -10,8 +10,7 @@ from laws import generator
 from products import gaussian_delta, products, rows
 
 from torchdp.noise import SeededNoise
-from torchdp.privacy import Model, Neighbours
-from torchdp.protocol import Tally
+from torchdp.privacy import Model, Neighbours, gaussian_sigma
 from torchdp.regression import FrequencyMoments, GramRelease, SecondMoments, SecureHistogram
 
 EPSILON, DELTA = 0.5, 1e-5
@@ -45,8 +44,8 @@ class TestGramRelease(MessageContract):
 
     def loss(self, protocol):
         """delta of the two neighbours, by the noise of the 15 honest clients who are there."""
-        shown = protocol.contribution(neighbours(protocol))
-        noise = protocol.noise.level_of(1) * math.sqrt(15)
+        shown = protocol.client_input(neighbours(protocol))
+        noise = float(protocol.client.variance.sqrt()) * math.sqrt(15)
         return gaussian_delta(float(torch.linalg.vector_norm(shown[0] - shown[1])) / noise, self.protocol.epsilon)
 
     def bound(self, protocol):
@@ -68,16 +67,16 @@ class TestGramWithoutLabels(TestGramRelease):
 @pytest.mark.parametrize("d", [1, 2, 5])
 @pytest.mark.parametrize("label_bound", [None, 0.2, 9.0])
 @pytest.mark.parametrize("corrupt", [0, 60])
-def test_guarantee_gram_release_exactly_epsilon_delta(d, label_bound, corrupt):
+def test_guarantee_gram_release_spends_epsilon_delta(d, label_bound, corrupt):
     release = GramRelease(100, d, 1.5, EPSILON, DELTA, label_bound=label_bound, corrupt=corrupt)
-    shown = release.contribution(neighbours(release))
+    shown = release.client_input(neighbours(release))
     distance = float(torch.linalg.vector_norm(shown[0] - shown[1]))
     assert float(torch.pdist(shown).max()) <= distance * (1 + 1e-12)  # never exceeded
-    left = release.noise.level_of(1) * math.sqrt(100 - corrupt)  # standard deviation of what honest clients add
+    left = float(release.client.sigma) * math.sqrt(100 - corrupt)  # standard deviation of what honest clients add
     assert gaussian_delta(distance / left, EPSILON) == pytest.approx(DELTA, rel=1e-6)  # reached
     assert gaussian_delta(distance / left / 0.99, EPSILON) > 1.01 * DELTA  # less noise fails
     guarantee = release.guarantee
-    assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (EPSILON, DELTA, True)
+    assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (EPSILON, DELTA, False)
     assert (guarantee.model, guarantee.neighbours) == (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
 
 
@@ -85,12 +84,13 @@ def test_guarantee_gram_release_exactly_epsilon_delta(d, label_bound, corrupt):
 def test_each_client_adds_its_share_and_the_sum_has_the_level(labelled):
     release = GramRelease(50, 3, 1.5, EPSILON, DELTA, label_bound=2.0 if labelled else None, corrupt=10)
     x, source = rows(50, 3 + labelled), SeededNoise(1)
-    sent = torch.stack([release.randomize(x, noise=source) for _ in range(200)])
-    noise = sent - release.contribution(x)
-    z = (noise.var() / (release.noise.sigma**2 / 40) - 1) * math.sqrt(noise.numel() / 2)
+    sent = torch.stack([release.randomize(x, noise=source).values[0] for _ in range(200)])
+    noise = sent / release.client.ring.scale - release.client_input(x)
+    whole = gaussian_sigma(EPSILON, DELTA, 3 / math.sqrt(2) if labelled else math.sqrt(2))
+    z = (noise.var() / (whole**2 / 40) - 1) * math.sqrt(noise.numel() / 2)
     assert abs(float(z)) < 5
-    assert float(noise.sum(1).var()) == pytest.approx(release.gram_sigma**2, rel=0.2)
-    assert release.gram_sigma == pytest.approx(release.noise.sigma * math.sqrt(50 / 40))
+    assert float(noise.sum(1).var()) == pytest.approx(release.level**2, rel=0.2)
+    assert release.gram_sigma == pytest.approx(1.5**2 * whole * math.sqrt(50 / 40))
 
 
 def test_the_central_model_is_the_same_law_draw_by_draw():
@@ -134,17 +134,18 @@ def test_noise_is_isotropic_on_symmetric_matrices_and_cross_has_its_own_unit():
         (SecureHistogram(40, 4, 1.0, absent=2), torch.arange(40) % 4),
     ],
 )
-def test_guarantee_servers_carry_the_same_sum_under_the_same_noise(release, x):
-    carrier = release.secure_sum(3)
-    found = carrier.estimate(release.contribution(x))
-    assert carrier.grid_factor == pytest.approx(1, rel=1e-6) and found.n == 40
-    torch.testing.assert_close(float(carrier.row_variance), release.noise.level**2, rtol=1e-6, atol=0)
-    told, given = carrier.guarantee, release.guarantee
-    assert (told.epsilon, told.model) == (given.epsilon, given.model)
-    assert told.delta == given.delta or (told.pure and given.delta == 0)
-    noisy = release.analyse(Tally(found.n, {"sum": found.value[0]}))
-    assert bool(((noisy.value - release.exact(release.summary(x))).abs() < 7 * noisy.standard_error).all())
-    assert not torch.equal(noisy.value, release.exact(release.summary(x)))
+def test_guarantee_servers_add_up_the_same_integers(release, x):
+    """One process, servers, and clients who speak in parts: bit for bit one release from one source."""
+    servers, once = release.secure_sum(3), release.estimate(x, noise=SeededNoise(1))
+    found = release.released(servers.estimate(release.rows(x), noise=SeededNoise(1)))
+    assert torch.equal(found.value, once.value) and torch.equal(found.standard_error, once.standard_error)
+    assert servers.grid_factor == pytest.approx(1, rel=1e-6) and servers.guarantee == release.guarantee
+    parts = [release.randomize(x[k : k + 10], first=k, noise=SeededNoise(k)) for k in range(0, 40, 10)]
+    apart = release.analyse(release.add(*map(release.tally, parts)))
+    for noisy in (once, apart):
+        off = (noisy.value - release.exact(release.summary(x))).abs()
+        assert bool((off < 7 * noisy.standard_error).all()) and bool(off.any())
+    assert not torch.equal(apart.value, once.value)
 
 
 def test_units_of_the_label_do_not_matter():

@@ -40,21 +40,21 @@ def found(d, C, tries=12):
 def test_joint_sensitivity_is_reached_and_never_exceeded(d, label_bound):
     """What a client sends, less what it sends on a neighbour with the same noise: at most what the noise is for."""
     release = GramRelease(400, d, B, 1.0, 1e-5, label_bound)
-    stated = release.noise.sensitivity
+    stated = release.shown.l2
     x = torch.zeros(2, d + 1, dtype=torch.float64)
     x[:, 0], x[:, -1] = B, label_bound
     other = x.clone()
     other[0, :2] = torch.tensor([B / 2, B * math.sqrt(0.75)])
     other[0, 0], other[0, -1] = B if d == 1 else B / 2, -label_bound
     random = normal(400, d + 1, seed=d) * torch.tensor([2.0 * B] * d + [2.0 * label_bound])
-    one, two = (
-        release.randomize(random, noise=SeededNoise(1)),
-        release.randomize(random.flip(0), noise=SeededNoise(1)),
-    )
-    attained = release.randomize(x, noise=SeededNoise(1)) - release.randomize(other, noise=SeededNoise(1))
-    assert float(attained.norm()) == pytest.approx(stated, rel=1e-7)
-    assert 0.6 * stated < float((one - two).norm(dim=1).max()) <= stated * (1 + 1e-9)
-    assert 0.995 * stated < found(d, B) <= stated * (1 + 1e-9)  # the search would see a constant 1 % too small
+
+    def moved(one, two):
+        words = [release.randomize(data, noise=SeededNoise(1)).values[0] for data in (one, two)]
+        return (words[0] - words[1]) / release.client.ring.scale
+
+    assert float(moved(x, other)[0].norm()) == pytest.approx(stated, rel=1e-7)
+    assert 0.6 * stated < float(moved(random, random.flip(0)).norm(dim=1).max()) <= stated * (1 + 1e-7)
+    assert 0.995 * stated < found(d, B) / B**2 <= stated * (1 + 1e-9)  # it would see a constant 1 % too small
 
 
 @pytest.mark.parametrize("d", [1, 3])

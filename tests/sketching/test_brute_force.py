@@ -13,7 +13,6 @@ import torch
 from torchdp import regression, sketching
 from torchdp.grid import grid_sensitivity, grid_sigma
 from torchdp.regression import sensitivity
-from torchdp.secure import shared_noise
 from torchdp.secure.ring import Ring
 from torchdp.sketching import (
     AdaptiveCoalition,
@@ -147,14 +146,14 @@ def sensitivities(chance, fault):
             yield name, worst_pair(chance, d, B, C, distance), claim / fault
         release = regression.GramRelease(9, d, B, 1.0, 1e-6, label_bound=C)
         pairs = chance.standard_normal((200, 2, d + 1)) * B
-        shown = [release.contribution(torch.from_numpy(p)).numpy() for p in pairs]
-        yield "GramRelease", max(np.linalg.norm(a - b) for a, b in shown), release.noise.sensitivity / fault
+        shown = [release.client_input(torch.from_numpy(p)).numpy() for p in pairs]
+        yield "GramRelease", max(np.linalg.norm(a - b) for a, b in shown), release.shown.l2 / fault
         orders = tuple(chance.uniform(0.5, 4, int(chance.integers(1, 4))))
         for delta, norm in ((0.0, 1), (1e-6, 2)):
             moments = regression.FrequencyMoments(9, B, orders, 1.0, delta)
-            shown = moments.contribution(torch.linspace(-1.5 * B, 1.5 * B, 41)).numpy()
+            shown = moments.client_input(torch.linspace(-1.5 * B, 1.5 * B, 41)).numpy()
             truth = max(np.linalg.norm(a - b, norm) for a in shown for b in shown)
-            yield "FrequencyMoments", truth, moments.noise.sensitivity / fault
+            yield "FrequencyMoments", truth, (moments.shown.l2 if delta else moments.shown.l1) / fault
 
 
 def grids(chance, fault):
@@ -199,12 +198,10 @@ def shared(chance, fault):
         n = int(chance.integers(2, 60))
         corrupt = int(chance.integers(0, n))
         absent, delta = int(chance.integers(0, n - corrupt)), 10 ** chance.uniform(-6, -2)
-        noise = shared_noise.SharedGaussian(n, 1.0, chance.uniform(0.1, 3), delta, corrupt, absent=absent)
-        one = noise.level_of(1) / fault
-        for heard in {n - absent, int(chance.integers(corrupt + 1, n + 1))}:
-            mu = 1 / (one * math.sqrt(heard - corrupt))
-            yield "guarantee_of", gaussian_delta(mu, noise.guarantee_of(heard).epsilon), delta
-        yield "SharedGaussian", gaussian_delta(1 / (one * math.sqrt(noise.honest)), noise.guarantee.epsilon), delta
+        gone = {"corrupt": corrupt, "absent": absent}
+        release = regression.SecureHistogram(n, 2, chance.uniform(0.1, 3), delta, **gone)
+        left = float(release.client.variance.sqrt()) * math.sqrt(n - corrupt - absent) / fault
+        yield "SharedSum", gaussian_delta(math.sqrt(2) / left, release.epsilon), delta
     for _ in range(INSTANCES // 2):
         n, bound, members = int(chance.integers(2, 7)), int(chance.integers(1, 3)), int(chance.integers(0, 2))
         settings = {"epsilon": chance.uniform(0.5, 3), "coalition": AdaptiveCoalition(members)}

@@ -7,7 +7,7 @@
 >>> regression.adaptive_ridge(noisy, ridge=1.0).shape, noisy.n
 (torch.Size([2]), 1000)
 
-``gram.secure_sum(servers)`` is the same sum by servers that see shares only; its x is ``gram.contribution(x)``.
+``gram.secure_sum(servers)`` is the same sum by servers that see shares only; its x is ``gram.rows(x)``.
 
 | name | symbol | what it is |
 |---|---|---|

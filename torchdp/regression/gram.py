@@ -2,41 +2,39 @@
 
 In the linear-transformation model a client may encode before the public linear map is applied. With the products
 encoded, the map is the plain sum, and the released sum is the central Gaussian mechanism for A^T A and A^T b
-("Analyze Gauss") in distribution: no sketch is embedded, and no noise is squared.
+("Analyze Gauss") in distribution, on a grid: no sketch is embedded, and no noise is squared.
 """
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.privacy import Model
+from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Users
-from torchdp.protocol.users import tensor_of
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol
 from torchdp.regression.second_moment_noise import NoisyMoments, triangular, vectorized
 from torchdp.regression.sensitivity import gram_sensitivity, joint_sensitivity
-from torchdp.secure.shared_noise import SharedGaussian
-from torchdp.secure.shared_sum import SharedSum
+from torchdp.secure.shared_sum import SharedSum, Shown
 
 
 @dataclass(frozen=True)
 class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     """A^T A, and with labels A^T b, released with Gaussian noise that the clients share.
 
-    Each client sends svec(x x^T) and weight y x, d (d + 1)/2 + d numbers, with its share of the noise
-    (:class:`SharedGaussian`). weight = B/label_bound puts labels and rows on one scale: the sensitivity is 3 B^2/sqrt
-    2 (with one column 2 B^2; without labels sqrt 2 B^2), and no result depends on the labels' unit.
+    Each client shows svec(x x^T)/B^2 and y x/(B C), d (d + 1)/2 + d numbers, in integers with its share of the noise
+    (:class:`SharedSum`). That puts labels and rows on one scale: the sensitivity is 3/sqrt 2 (with one column 2;
+    without labels sqrt 2), and no result depends on the units of either.
 
-    clients: n; columns: d; bound: B, longer rows are shortened to it; epsilon > 0, delta in (0, 1); label_bound:
+    clients: n; columns: d; bound: B, longer rows are shortened to it; epsilon > 0, delta in (0, 1); label_bound: C,
     labels are cut to it, None for no labels; corrupt clients collude, absent others may drop out, together fewer than
     n; model: Model.LINEAR_TRANSFORM, or Model.CENTRAL (neither), a curator's, same distribution. Raises ValueError.
 
-    Guarantees: exactly (epsilon, delta)-DP for replacing one client's row and label, n public, in this model.
+    Guarantees: (epsilon, delta)-DP for replacing one client's row and label, n public, in this model: that of
+        :class:`SecureSketch` on a plain sum, at the exact sensitivity before rounding.
     Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8; joint_sensitivity.
     """
 
@@ -51,70 +49,56 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     absent: int = 0
 
     def __post_init__(self) -> None:
+        checks.integer("columns", self.columns, 1)
+        checks.squarable("bound", self.bound, 4)
+        checks.fraction("delta", self.delta)
         if self.label_bound is not None:
-            checks.positive("label_bound", self.label_bound)
-        checks.validated(self, "noise.sigma")  # clients, bounds, epsilon and delta that have no noise
-
-    @cached_property
-    def noise(self) -> SharedGaussian:
-        """The clients' noise, at the exact sensitivity of their encodings."""
-        if self.label_bound is None:
-            sensitivity = gram_sensitivity(self.bound, self.columns)
-        else:
-            sensitivity = joint_sensitivity(self.bound, self.columns)
-        return SharedGaussian(
-            self.clients, sensitivity, self.epsilon, self.delta, self.corrupt, self.model, self.absent
-        )
+            checks.squarable("label_bound", self.label_bound, 4)
+        if self.model not in (Model.LINEAR_TRANSFORM, Model.CENTRAL) or (
+            self.model is Model.CENTRAL and (self.corrupt or self.absent)
+        ):
+            raise ValueError("model must be Model.LINEAR_TRANSFORM, or Model.CENTRAL with corrupt = absent = 0")
+        checks.validated(self, "client")  # clients, epsilon and delta that have no noise
 
     @property
-    def words(self) -> int:
-        return self.width
+    def guarantee(self) -> Guarantee:
+        return replace(self.client.guarantee, model=self.model)
 
     @property
-    def norm_and_entry(self) -> tuple[float, float]:
-        square = self.bound**2  # |svec(x x^T)|, and |weight y x|
-        return square * (math.sqrt(2) if self.labelled else 1.0), square
-
-    @property
-    def weight(self) -> float:
-        """What the labels are multiplied by before encoding."""
-        return 1.0 if self.label_bound is None else self.bound / self.label_bound
+    def shown(self) -> Shown:
+        if not self.labelled:
+            return Shown(self.width, 1.0, 1.0, gram_sensitivity(1.0, self.columns))
+        return Shown(self.width, math.sqrt(2), 1.0, joint_sensitivity(1.0, self.columns))
 
     @property
     def gram_sigma(self) -> float:
         """Level of the released gram's noise, no client absent: this on the diagonal, 1/sqrt 2 of it elsewhere."""
-        return self.noise.level
+        return self.level * self.bound**2
 
     @property
     def cross_sigma(self) -> float:
-        """Standard deviation of each entry of the released A^T b, no client absent."""
-        return self.noise.level / self.weight
+        """Standard deviation of each entry of the released A^T b, no client absent; 0 without labels."""
+        return self.level * self.bound * (self.label_bound or 0.0)
 
     @property
     def scales(self) -> Tensor:
-        """(words,): 1 for svec(A^T A), 1/weight for A^T b: what turns a sum into the value."""
-        scales = torch.ones(self.words, dtype=torch.float64)
-        scales[triangular(self.columns) :] /= self.weight
+        scales = torch.full((self.width,), self.bound**2, dtype=torch.float64)
+        scales[triangular(self.columns) :] = self.bound * (self.label_bound or 0.0)
         return scales
 
     def validate(self, x: Tensor) -> Tensor:
         return self.few(super().validate(x))
 
-    def contribution(self, x: Tensor) -> Tensor:
-        rows = self.clipped(x)
+    def client_input(self, x: Tensor) -> Tensor:
+        clipped = self.clipped(x)
+        rows = clipped[:, : self.columns] / self.bound
         if self.label_bound is None:
             return vectorized(rows)
-        return torch.cat([vectorized(rows[:, :-1]), self.weight * rows[:, -1:] * rows[:, :-1]], 1)
+        return torch.cat([vectorized(rows), clipped[:, self.columns :] / self.label_bound * rows], 1)
 
     def total(self, summary: SecondMoments) -> tuple[Tensor, Users]:
         value = self.exact(summary)
         return value / self.scales.to(value), summary.n
-
-    def variances(self, n: Users) -> Tensor:
-        return (self.noise.level_of(n, 1) * self.scales.to(tensor_of(n).device)).square()
-
-    def value(self, total: Tensor, n: Users) -> Tensor:
-        return total * self.scales.to(total)
 
     def estimated(self, value: Tensor, error: Tensor, n: Users) -> NoisyMoments:
         return NoisyMoments(value, error, n, columns=self.columns)

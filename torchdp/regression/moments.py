@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -11,24 +10,25 @@ from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Limits, Tally, Users
 from torchdp.protocol.users import beside, tensor_of, users_of
-from torchdp.secure.shared_noise import SharedNoise
-from torchdp.secure.shared_sum import SharedSum, shared_noise
+from torchdp.secure.shared_sum import SharedSum, Shown
 
 
 @dataclass(frozen=True)
 class FrequencyMoments(SharedSum[Tally]):
     """F_k = sum_i abs(x_i)^k for several orders k at once, x_i in [-D, D], by one noisy sum.
 
-    Each client encodes (abs(x)/D)^k for every order, in [0, 1], and adds its share of the noise. From 0 to D all r
-    encodings move by 1, and none moves further: the sensitivity is sqrt r in l_2 and r in l_1. A summary is the tally
-    of what the clients show, before any noise.
+    Each client shows (abs(x)/D)^k for every order, in [0, 1], in integers with its share of the noise. From 0 to D all
+    r numbers move by 1, and none moves further: the sensitivity is sqrt r in l_2 and r in l_1. A summary is the tally
+    of what the clients show, before any rounding and noise.
 
     clients: n; bound: D, larger values are cut to it; orders: distinct, > 0; epsilon; delta: in (0, 1), or 0 for
-    Laplace noise; corrupt clients collude, absent others may drop out, together fewer than n. Raises ValueError.
+    discrete Laplace noise; corrupt clients collude, absent others may drop out, together fewer than n. Raises
+    ValueError.
 
-    Guarantees: exactly (epsilon, delta)-DP for replacing one client's value, n public.
-    Source: Balle, Wang (2018), Theorem 8; Dwork, McSherry, Nissim, Smith (2006), Theorem 1; the problem: Burkhardt,
-    Keller, Orlandi, Schwiegelshohn (2025), section 4.1, corrected (see ``regression.paper``).
+    Guarantees: (epsilon, delta)-DP for replacing one client's value, n public: that of :class:`SecureSketch` or
+        :class:`PureSecureSketch` on a plain sum, at the exact sensitivity before rounding.
+    Source: Balle, Wang (2018), Theorem 8; Ghosh, Roughgarden, Sundararajan (2012); the problem: Burkhardt, Keller,
+        Orlandi, Schwiegelshohn (2025), section 4.1, corrected (see ``regression.paper``).
     """
 
     row = 0
@@ -52,23 +52,12 @@ class FrequencyMoments(SharedSum[Tally]):
                 "measure in a unit in which bound is about 1"
             )
         object.__setattr__(self, "orders", orders)
-        checks.validated(self, "noise.level")  # clients, bounds and an epsilon that have no noise
+        checks.validated(self, "client")  # clients and an epsilon that have no noise
 
-    @cached_property
-    def noise(self) -> SharedNoise:
-        """The clients' noise on the encodings."""
+    @property
+    def shown(self) -> Shown:
         r = len(self.orders)
-        return shared_noise(
-            self.clients, math.sqrt(r), float(r), self.epsilon, self.delta, self.corrupt, self.absent
-        )
-
-    @property
-    def words(self) -> int:
-        return len(self.orders)
-
-    @property
-    def norm_and_entry(self) -> tuple[float, float]:
-        return math.sqrt(self.words), 1.0
+        return Shown(r, math.sqrt(r), 1.0, math.sqrt(r), float(r))
 
     @property
     def scales(self) -> Tensor:
@@ -82,18 +71,19 @@ class FrequencyMoments(SharedSum[Tally]):
             raise ValueError(f"x must have shape (n,), n >= 1, one value for each client, not {tuple(x.shape)}")
         return self.few(x)
 
-    def contribution(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         return (x.detach().double().abs() / self.bound).clamp_max(1)[:, None] ** torch.tensor(
             self.orders, dtype=torch.float64, device=x.device
         )
 
     def summary(self, x: Tensor) -> Tally:
-        parts = [self.contribution(part).sum(0) for part in x.split(rows_at_once(self.words))]
+        parts = [self.client_input(part).sum(0) for part in x.split(rows_at_once(self.words))]
         return Tally(len(x), {"sum": torch.stack(parts).sum(0)})
 
     def total(self, summary: Tally) -> tuple[Tensor, Users]:
         try:
-            tally = checks.instance("summary", summary, Tally).checked(self.layout, self.summed)
+            layout = {"sum": ((self.words,), torch.float64)}
+            tally = checks.instance("summary", summary, Tally).checked(layout, self.summed)
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must be what this protocol's own verb makes: {error}") from None
         if tally["sum"].ndim != tensor_of(tally.n).ndim + 1:
@@ -107,13 +97,6 @@ class FrequencyMoments(SharedSum[Tally]):
     def exact(self, summary: Tally) -> Tensor:
         return self.total(summary)[0] * self.scales.to(summary["sum"])
 
-    def variances(self, n: Users) -> Tensor:
-        """D^(2k) times that of the noise, whatever n."""
-        return (self.noise.level_of(n, 1) * self.scales.to(tensor_of(n).device)).square()
-
-    def value(self, total: Tensor, n: Users) -> Tensor:
-        return total * self.scales.to(total)
-
 
 @dataclass(frozen=True)
 class SecureHistogram(SharedSum[Tensor]):
@@ -122,11 +105,11 @@ class SecureHistogram(SharedSum[Tensor]):
     Two indicators are sqrt 2 apart in l_2 and 2 in l_1. The counts add up to the public n, and so do the estimates:
     the noise of the total is spread evenly, which takes a share 1/k of the variance away.
 
-    clients: n; types: k >= 2; epsilon; delta: in (0, 1), or 0 for Laplace noise; corrupt clients collude, absent
-    others may drop out, together fewer than n. Raises ValueError.
+    clients: n; types: k >= 2; epsilon; delta: in (0, 1), or 0 for discrete Laplace noise; corrupt clients collude,
+    absent others may drop out, together fewer than n. Raises ValueError.
 
-    Guarantees: exactly (epsilon, delta)-DP for replacing one client's type, n public.
-    Source: Balle, Wang (2018), Theorem 8; Dwork, McSherry, Nissim, Smith (2006), Theorem 1.
+    Guarantees: (epsilon, delta)-DP for replacing one client's type, n public, as of :class:`FrequencyMoments`.
+    Source: Balle, Wang (2018), Theorem 8; Ghosh, Roughgarden, Sundararajan (2012).
     """
 
     row = 0
@@ -139,26 +122,21 @@ class SecureHistogram(SharedSum[Tensor]):
 
     def __post_init__(self) -> None:
         checks.integer("types", self.types, 2)
-        checks.validated(self, "noise.level")  # clients, bounds and an epsilon that have no noise
-
-    @cached_property
-    def noise(self) -> SharedNoise:
-        """The clients' noise on the indicators."""
-        return shared_noise(self.clients, math.sqrt(2), 2.0, self.epsilon, self.delta, self.corrupt, self.absent)
+        checks.validated(self, "client")  # clients and an epsilon that have no noise
 
     @property
-    def words(self) -> int:
-        return self.types
+    def shown(self) -> Shown:
+        return Shown(self.types, 1.0, 1.0, math.sqrt(2), 2.0)
 
     @property
-    def norm_and_entry(self) -> tuple[float, float]:
-        return 1.0, 1.0
+    def scales(self) -> Tensor:
+        return torch.ones(self.types, dtype=torch.float64)
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types, of at most ``clients`` clients. Raises TypeError, ValueError."""
         return self.few(checks.types("x", x, self.types))
 
-    def contribution(self, x: Tensor) -> Tensor:
+    def client_input(self, x: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(x, self.types).double()
 
     def summary(self, x: Tensor) -> Tensor:
@@ -176,9 +154,8 @@ class SecureHistogram(SharedSum[Tensor]):
         return self.total(summary)[0]
 
     def variances(self, n: Users) -> Tensor:
-        """A share 1 - 1/k of the noise's, whatever n."""
-        level, device = self.noise.level_of(n, 1), tensor_of(n).device
-        return level**2 * torch.full((self.types,), 1 - 1 / self.types, dtype=torch.float64, device=device)
+        """A share 1 - 1/k of the noise's."""
+        return super().variances(n) * (1 - 1 / self.types)
 
     def value(self, total: Tensor, n: Users) -> Tensor:
         return total + (beside(n, 1) - total.sum(-1, keepdim=True)) / self.types

@@ -17,6 +17,7 @@ its ``KeyFile``, and ``submit``, ``serve``, ``release`` files in a folder: ``tor
 |---|---|---|
 | :class:`SecureSketch` | Gaussian, fresh in each of s copies | s d |
 | :class:`PureSecureSketch` | discrete Laplace, delta = 0 | s d |
+| :class:`SharedSum`: one of these on a plain sum of what clients encode | that one's | ``words`` |
 
 Theorems: noise, Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4; on the grid, the proofs in
 ``torchdp.grid``; shares, Shamir (1979); frames, Nir, Langley (2018), RFC 8439.

@@ -1,7 +1,7 @@
 """A private sketch by secret sharing: clients add rounded noise and share it out, servers add, anyone adds up."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws
 from torchdp.grid import grid_sigma, grid_variation
 from torchdp.kernels import secure_sketch
 from torchdp.kernels.secure_sketch import SURE, VARIATION
@@ -91,14 +91,10 @@ class SecureSketch(SecureSums):
         words = self.sketch.clients * self.sketch.copies * self.columns * VARIATION
         return self._on_wire(self.delta, mu, source, self.variation, words)
 
-    @cached_property
-    def row_variance(self) -> Tensor:
-        """Variance of the noise in each entry of a row: c_j (sigma_j^2 + 4^-f/12) / s, (m,), float64.
-
-        c_j: all pairs of the row, none of which failed. Rounding adds 1/12 square unit where sigma is not below one
-        unit.
-        """
-        return self.sketch.counts() * (self.sigma**2 + 1 / (12 * self.ring.scale**2)) / self.sketch.copies
+    @property
+    def variance(self) -> Tensor:
+        """sigma_j^2 + 4^-f/12: rounding adds 1/12 square unit where sigma is not below one unit."""
+        return self.sigma**2 + 1 / (12 * self.ring.scale**2)
 
     @cached_property
     def grid_factor(self) -> float:
@@ -167,16 +163,18 @@ class SecureSketch(SecureSums):
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         return self.keyed(x, first, one_key(draws))
 
-    def spoken(self, x: Tensor, draws: Draws, first: int = 0) -> Iterator[Words]:
+    def spoken(self, parts: Iterable[Tensor], draws: Draws, first: int = 0) -> Iterator[Words]:
         key = one_key(draws)  # of all these clients' noise, as ``collect_unchecked`` draws it
-        for part in self.parts(len(x)):
-            yield self.keyed(x[part], first + part.start, key)
+        for rows in parts:
+            yield self.keyed(rows, first, key)
+            first += len(rows)
 
     def keyed(self, x: Tensor, first: int, key: Tensor) -> Words:
         """Words sign (q + round(g)) from a key that all clients may share, whatever their parts; unchecked."""
-        part, ring = slice(first, first + len(x)), self.ring
-        rows, signs = self.sketch.rows[:, part], self.sketch.signs[:, part]
-        words = secure_sketch.words(x, rows, signs, self.sigma * ring.scale, key, first, ring.scale, ring.dtype)
+        part, ring, device = slice(first, first + len(x)), self.ring, x.device
+        rows, signs = self.sketch.rows[:, part].to(device), self.sketch.signs[:, part].to(device)
+        units = (self.sigma * ring.scale).to(device)
+        words = secure_sketch.words(x, rows, signs, units, key, first, ring.scale, ring.dtype)
         return Words(first, words.transpose(0, 1))  # client by client, as they are drawn
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
@@ -190,22 +188,21 @@ class SecureSketch(SecureSums):
         secure_sketch.add(sums, x, rows, signs, self.sigma * scale, one_key(draws), scale=scale)
         return Tally(len(x), {"words": sums[0]})
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """A row's noise as one number, whatever n.
+    def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """As one number, however many words.
 
         A sum of c rounded normals is, up to 1e-3/(c sigma^4) in total variation (sigma in grid units), the rounded
         normal of the same variance c sigma^2 + (c - 1)/12. Raises ValueError where that is more than 3e-11: two
         clients below 64 units.
         """
-        counts, units = self.sketch.counts(), self.sigma * self.ring.scale
-        if bool(((counts > 1) & (counts * units**4 < 2 * COARSEST**4)).any()):
+        words, units = words.to(draws.device), (self.sigma * self.ring.scale).to(draws.device)
+        if bool(((words > 1) & (words * units**4 < 2 * COARSEST**4)).any()):
             raise ValueError(
                 f"fraction_bits = {self.ring.fraction_bits} make the grid too coarse for sums drawn at once; take "
                 "more of them, or collect"
             )
-        noise = draws.normal((*shape, *summary.shape))
-        noise *= (counts * units**2 + (counts - 1).clamp_min(0) / 12).sqrt()[:, None]
-        return Tally(self.sketch.clients, {"words": (summary + noise.round_().long()).to(self.ring.dtype)})
+        deviation = (words * units**2 + (words - 1).clamp_min(0) / 12).sqrt()
+        return (draws.normal(shape) * deviation[..., None]).round_().long()
 
 
 def one_key(draws: Draws) -> Tensor:

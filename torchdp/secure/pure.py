@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.protocol import Tally
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.secure import discrete_laplace as laplace
 from torchdp.secure.ring import Ring
@@ -82,11 +81,11 @@ class PureSecureSketch(SecureSums):
             full = min(full, math.ceil(apart + self.columns) - 1)
         return max(1, full)
 
-    @cached_property
-    def row_variance(self) -> Tensor:
-        """Variance of the noise in an entry of each row, of all clients: 4^-f c_j/(2 h s sinh^2(rate/2)), (m,)."""
-        each = laplace.variance(self.rate) * self.part / (self.ring.scale**2 * self.sketch.copies)
-        return self.sketch.counts().double() * each
+    @property
+    def variance(self) -> Tensor:
+        """4^-f/(2 h sinh^2(rate/2)), alike in all rows."""
+        each = laplace.variance(self.rate) * self.part / self.ring.scale**2
+        return torch.full((self.sketch.height,), each, dtype=torch.float64, device=self.sketch.device)
 
     def stretch(self, level: float) -> float:
         return laplace_stretch(level)
@@ -116,13 +115,12 @@ class PureSecureSketch(SecureSums):
         noise = torch.zeros(math.prod(shape), dtype=torch.int64, device=x.device)
         words = laplace.add_shares(noise, self.part, self.rate, draws).view(shape)
         words += ring.to_words(x).long()
-        signs = self.sketch.signs[:, first : first + len(x)]
+        signs = self.sketch.signs[:, first : first + len(x)].to(x.device)
         return Words(first, words.mul_(signs[..., None]).to(ring.dtype))
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        shares = (self.sketch.counts().double() * self.part)[:, None].expand(*shape, *summary.shape)
-        noise = laplace.sample_sums(shares, self.rate, draws)
-        return Tally(self.sketch.clients, {"words": (summary + noise).to(self.ring.dtype)})
+    def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        shares = (words.to(draws.device).double() * self.part)[..., None].expand(shape)
+        return laplace.sample_sums(shares, self.rate, draws)
 
     def _longest(self, ring: Ring) -> int:
         """The largest l_1 norm of a client's integers."""

@@ -3,7 +3,6 @@
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cached_property
 
@@ -100,8 +99,13 @@ class Settings(Brief, ABC):
 
     @property
     @abstractmethod
+    def variance(self) -> Tensor:
+        """Variance of the noise in each word that goes to a row: (m,), float64, in units of the data."""
+
+    @property
     def row_variance(self) -> Tensor:
-        """Variance of the noise in an entry of each row, everybody there: (m,), float64."""
+        """Variance of the noise in an entry of each row, everybody there: c_j ``variance`` / s, (m,), float64."""
+        return self.sketch.counts() * self.variance / self.sketch.copies
 
     @property
     @abstractmethod
@@ -177,12 +181,10 @@ class Settings(Brief, ABC):
             raise ValueError("nonce must be at least 16 bytes, such as os.urandom(32)")
         return hashlib.sha256(self.digest + nonce).digest()[:16]
 
-    def parts(self, clients: int | None = None) -> Iterator[slice]:
-        """So many clients, all where None, in parts whose words stay in the cache."""
-        clients = self.sketch.clients if clients is None else clients
-        step = max(1, WORDS_AT_ONCE // (self.sketch.copies * self.columns))
-        for start in range(0, clients, step):
-            yield slice(start, min(start + step, clients))
+    @property
+    def at_once(self) -> int:
+        """Clients whose words stay in the cache."""
+        return max(1, WORDS_AT_ONCE // (self.sketch.copies * self.columns))
 
     @cached_property
     def _rows(self) -> tuple[Tensor, Tensor]:

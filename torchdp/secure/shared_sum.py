@@ -1,123 +1,113 @@
-"""Sums of what clients show, each with a part of the noise: central accuracy without a curator."""
+"""Sums of what clients show, each with a part of the noise, in integers: central accuracy without a curator."""
 
-import math
 from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from torchdp import checks, wire
+from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.memory import rows_at_once
-from torchdp.privacy import Guarantee
-from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
-from torchdp.protocol.protocol import S
+from torchdp.noise import Noise
+from torchdp.protocol import Estimate, Objective, Tally, Users
+from torchdp.protocol.protocol import Protocol, Relay, S
+from torchdp.protocol.users import beside, tensor_of
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
-from torchdp.secure.shared_noise import SharedGaussian, SharedLaplace, SharedNoise
-from torchdp.secure.sums import SecureSums
+from torchdp.secure.sums import SecureSums, Words
 from torchdp.sketching.coalition import AdaptiveCoalition
 from torchdp.sketching.constructions import ones
 
 
-class SharedSum(MessageProtocol[S, Tensor]):
-    """Clients send ``contribution(x)`` and their part of ``noise``: (n, words), float64. The tally is their plain sum.
+@dataclass(frozen=True)
+class Shown:
+    """What a client shows: how many numbers, of what size, and how far the value of one client moves them.
 
-    Up to ``clients`` users take part; an analysis of fewer than n - absent of them is refused.
+    Args:
+        words: numbers.
+        norm: their largest l_2 norm.
+        entry: the largest of them in size.
+        l2: the largest l_2 distance of what two clients show, which Gaussian noise hides.
+        l1: the largest l_1 distance, which discrete Laplace noise hides, where delta may be 0.
+    """
+
+    words: int
+    norm: float
+    entry: float
+    l2: float
+    l1: float = 0.0
+
+
+class SharedSum(Relay[S, Words, SecureSums]):
+    """The sum of what clients show, ``client_input(x)``, as integers under their noise: ``client`` says how.
+
+    What is estimated is the sum times ``scales``. Messages are :class:`Words`; the servers of ``secure_sum``, in one
+    process or as roles of their own, add up shares of the same integers. Up to ``clients`` users take part; an
+    analysis of fewer than clients - absent of them is refused. Numbers are truncated to the grid of ``client.ring``,
+    which moves a sum of n by less than n units.
+
+    Noise: (epsilon, delta) as for :class:`SecureSketch`; where delta is 0, :class:`PureSecureSketch`. corrupt: clients
+    who know their own noise and collude with the reader; absent: others, who may drop out.
     """
 
     clients: int
+    epsilon: float
+    delta: float
+    corrupt: int
+    absent: int
 
     @property
     @abstractmethod
-    def noise(self) -> SharedNoise:
-        """The clients' noise, at the sensitivity of what they show."""
+    def shown(self) -> Shown:
+        """Sizes and distances of what a client shows, which noise is calibrated to."""
 
     @property
     @abstractmethod
-    def words(self) -> int:
-        """Numbers that one client sends to each server."""
+    def scales(self) -> Tensor:
+        """What turns a sum of what clients show into the value: (words,)."""
 
     @abstractmethod
-    def contribution(self, x: Tensor) -> Tensor:
-        """What these clients encode, noise not yet added: (n, words), float64; unchecked."""
-
-    @property
-    @abstractmethod
-    def norm_and_entry(self) -> tuple[float, float]:
-        """The largest l_2 norm of what a client shows, and the largest entry in size."""
+    def client_input(self, x: Tensor) -> Tensor:
+        """What these clients show, neither rounded nor with noise: (n, words), float64; unchecked."""
 
     @abstractmethod
     def total(self, summary: S) -> tuple[Tensor, Users]:
-        """The sum of what these clients show, (words,), and how many they are. Raises TypeError, ValueError."""
+        """The sum of what these clients show, (*batch, words), and how many they are. Raises TypeError, ValueError."""
 
-    def validate_summary(self, summary: S) -> S:
-        self.total(summary)  # refuses what no clients can have
-        return summary
-
-    @abstractmethod
-    def variances(self, n: Users) -> Tensor:
-        """Of the estimate from n clients: (*answer), whatever they hold."""
-
-    @abstractmethod
-    def value(self, total: Tensor, n: Users) -> Tensor:
-        """The estimate from the noisy sum of what n clients show."""
-
-    def analyse(self, tally: Tally) -> Estimate:
-        """Of the clients heard, unbiased. Raises TypeError, ValueError where they are too few."""
-        value = self.value(self.heard(tally), tally.n)
-        return self.estimated(value, self.variances(tally.n).sqrt().to(value).expand_as(value), tally.n)
-
-    def estimated(self, value: Tensor, error: Tensor, n: Users) -> Estimate:
-        """These numbers as this protocol's kind of estimate."""
-        return Estimate(value, error, n, stretch=self.noise.stretch)
+    @cached_property
+    def client(self) -> SecureSums:  # type: ignore[override]
+        """The sum of integers, by two servers. Raises ValueError where no noise or grid fits."""
+        gone = checks.integer("corrupt", self.corrupt, 0) + checks.integer("absent", self.absent, 0)
+        if gone >= checks.integer("clients", self.clients, 1):
+            raise ValueError(
+                f"corrupt + absent = {gone} must be less than the {self.clients} clients: somebody's noise has to count"
+            )
+        shown, sketch = self.shown, ones(self.clients)
+        given: dict[str, Any] = {"coalition": AdaptiveCoalition(self.corrupt, self.absent), "entry": shown.entry}
+        if checks.non_negative("delta", self.delta) > 0:
+            budget = self.epsilon, self.delta
+            return SecureSketch(sketch, shown.words, shown.norm, *budget, sensitivity=shown.l2, **given)
+        longest = min(shown.words * shown.entry, shown.words**0.5 * shown.norm)
+        return PureSecureSketch(sketch, shown.words, longest, self.epsilon, sensitivity=shown.l1, **given)
 
     @property
-    def guarantee(self) -> Guarantee:
-        return self.noise.guarantee
-
-    def guarantee_of(self, clients: int) -> Guarantee:
-        """The guarantee of the sum of so many clients' messages. Raises ValueError where nothing."""
-        return self.noise.guarantee_of(clients)
+    def words(self) -> int:
+        """Numbers that one client sends to each server."""
+        return self.shown.words
 
     @property
-    def layout(self) -> Layout:
-        return {"sum": ((self.words,), torch.float64)}
-
-    def limits(self, n: Users) -> dict[str, Limits]:
-        return {"sum": Limits.around(n * self.norm_and_entry[1] + self.noise.farthest(n))}
-
-    @property
-    def bits_per_user(self) -> int:
-        return 64 * self.words
+    def level(self) -> float:
+        """Standard deviation of the noise in each word of the sum, no client absent."""
+        return float(self.client.row_variance.sqrt())
 
     def secure_sum(self, servers: int = 2) -> SecureSums:
-        """The same sum by servers that see shares only, on integers: x of it is ``contribution(x)`` of all clients.
-
-        Its estimate's one row is this protocol's tally, Tally(n, {"sum": value[0]}); the noise has this variance times
-        its ``grid_factor``, Gaussian or, where delta is 0, discrete Laplace.
-        """
-        noise, (norm, entry) = self.noise, self.norm_and_entry
-        coalition = AdaptiveCoalition(noise.corrupt, noise.absent)
-        given: dict[str, Any] = {
-            "servers": servers,
-            "coalition": coalition,
-            "sensitivity": noise.sensitivity,
-            "entry": entry,
-        }
-        if isinstance(noise, SharedGaussian):
-            return SecureSketch(ones(self.clients), self.words, norm, noise.epsilon, noise.delta, **given)
-        longest = min(self.words * entry, math.sqrt(self.words) * norm)
-        return PureSecureSketch(ones(self.clients), self.words, longest, noise.epsilon, **given)
+        """``client`` by so many servers; its x is ``rows(x)`` of all clients. Raises TypeError, ValueError."""
+        return self.client.secure_sum(servers)
 
     def rows(self, x: Tensor) -> Tensor:
         """What some clients, who hold x, bring into ``secure_sum``: (k, words). Raises TypeError, ValueError."""
-        return self.contribution(self.validate(x))
-
-    def released(self, found: Estimate) -> Estimate:
-        """This protocol's estimate from that of its ``secure_sum``, whose variance has a ``grid_factor`` more."""
-        return self.analyse(Tally(found.n, {"sum": found.value[0]}))
+        return self.client_input(self.validate(x).detach())
 
     def few(self, x: Tensor) -> Tensor:
         """x, if it is of at most as many clients as there are. Raises ValueError."""
@@ -125,28 +115,50 @@ class SharedSum(MessageProtocol[S, Tensor]):
             raise ValueError(f"x must hold at most the {self.clients} clients, not {len(x)}")
         return x
 
-    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
-        return self.noise.add_share(self.contribution(x), draws)
-
-    def tally(self, messages: Tensor) -> Tally:
-        messages = checks.floating("messages", messages)
-        if messages.ndim != 2 or messages.shape[1] != self.words:
-            raise ValueError(f"messages must have shape (n, {self.words}), not {tuple(messages.shape)}")
-        return Tally(len(messages), {"sum": messages.double().sum(0)})
+    def randomize(self, x: Tensor, *, first: int = 0, noise: Noise | None = None) -> Words:
+        """What clients first, first + 1, ... who hold x share out. Raises ValueError, TypeError before any draw."""
+        return self.client.speak(self.rows(x), first, noise)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        """The noise of all these clients is drawn at once."""
-        parts = [self.contribution(part).sum(0) for part in x.split(rows_at_once(self.words))]
-        return Tally(len(x), {"sum": self.noise.add_sum(torch.stack(parts).sum(0), len(x), draws, ())})
+        """The integers that ``tally`` of the messages of the same draws has, made and added part by part."""
+        shown = map(self.client_input, x.split(self.client.at_once))
+        return self.client.added(self.client.spoken(shown, draws), x.device)
+
+    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
+        return Protocol.collect_groups(self, x, groups, size, draws)  # one sum after the other
+
+    def validate_summary(self, summary: S) -> S:
+        self.total(summary)  # refuses what no clients can have
+        return summary
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         total, n = self.total(summary)
-        return Tally(n, {"sum": self.noise.add_sum(total, n, draws, shape)})
+        whole = (total.double() * self.client.ring.scale).round().long()[..., None, :]
+        noise = self.client.noise_of(tensor_of(n)[..., None], (*shape, *whole.shape), draws)
+        return Tally(n, {"words": whole + noise})
 
-    def heard(self, tally: Tally) -> Tensor:
-        """The sum, if the noise in it suffices for ``guarantee``. Raises TypeError, ValueError."""
-        self.noise.heard(self.check(tally).n)
-        return tally["sum"]
+    def analyse(self, tally: Tally) -> Estimate:
+        """Of the clients heard. Raises TypeError, ValueError where they are too few."""
+        return self.released(self.client.analyse(tally))
+
+    def released(self, found: Estimate) -> Estimate:
+        """This protocol's estimate from that of its ``secure_sum``: ``analyse`` of the same words."""
+        value = self.value(found.value[..., 0, :], found.n)
+        return self.estimated(value, self.variances(found.n).sqrt().to(value).expand_as(value), found.n)
+
+    def value(self, total: Tensor, n: Users) -> Tensor:
+        """The estimate from the noisy sum of what n clients show."""
+        return total * self.scales.to(total)
+
+    def variances(self, n: Users) -> Tensor:
+        """Of the estimate from n clients: (*batch, *answer), whatever they hold. Raises ValueError."""
+        n = checks.people("n", n, 0, self.clients)
+        each = self.client.variance.to(tensor_of(n).device)
+        return beside(n, 1) * each * self.scales.to(each).square()
+
+    def estimated(self, value: Tensor, error: Tensor, n: Users) -> Estimate:
+        """These numbers as this protocol's kind of estimate."""
+        return Estimate(value, error, n, stretch=self.client.stretch)
 
     def predicted_mse(self, summary: S) -> Tensor:
         """The same for all data of so many clients."""
@@ -156,18 +168,3 @@ class SharedSum(MessageProtocol[S, Tensor]):
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         each = self.variances(checks.people("n", n, 1))
         return checks.instance("objective", objective, Objective).of(each, each.ndim - 1)
-
-    def encode(self, messages: Tensor) -> bytes:
-        return wire.pack_vectors(messages, self.words)
-
-    def decode(self, data: bytes) -> Tensor:
-        return wire.unpack_vectors(data, self.words)
-
-
-def shared_noise(
-    clients: int, l2: float, l1: float, epsilon: float, delta: float, corrupt: int, absent: int
-) -> SharedNoise:
-    """Gaussian noise at the l_2 sensitivity, or, for delta = 0, Laplace noise at the l_1 sensitivity."""
-    if checks.non_negative("delta", delta) == 0:
-        return SharedLaplace(clients, l1, epsilon, corrupt, absent=absent)
-    return SharedGaussian(clients, l2, epsilon, delta, corrupt, absent=absent)

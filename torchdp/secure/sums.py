@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.draws import Draws
+from torchdp.draws import Draws, Simulated
 from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
-from torchdp.protocol.users import single
+from torchdp.protocol.users import beside, tensor_of
 from torchdp.secure.settings import WORDS_AT_ONCE, Settings
 
 SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
@@ -48,7 +48,8 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         return {"words": ((self.sketch.height, self.columns), self.ring.dtype)}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        crowds = max(1.0, single(n) / self.sketch.clients)  # added tallies may be of more clients
+        crowds = beside(n) / self.sketch.clients  # added tallies may be of more than one
+        crowds = crowds.clamp_min(1) if isinstance(crowds, Tensor) else max(1.0, crowds)
         return {"words": Limits.around(crowds * self._farthest(self.ring) * self.ring.scale)}
 
     @property
@@ -114,23 +115,35 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
         Raises ValueError, TypeError before any draw.
         """
-        x = self.within(x)
-        if checks.integer("first", first, 0) + len(x) > self.sketch.clients:
-            raise ValueError(f"first = {first} and {len(x)} rows x go beyond the {self.sketch.clients} clients")
-        return self.randomize_unchecked(x, source(noise, x.device), first)
+        return self.speak(self.within(x), first, noise)
+
+    def speak(self, rows: Tensor, first: int, noise: Noise | None) -> Words:
+        """``randomize`` of rows that are within the bounds. Raises ValueError."""
+        if checks.integer("first", first, 0) + len(rows) > self.sketch.clients:
+            raise ValueError(f"first = {first} and {len(rows)} rows x go beyond the {self.sketch.clients} clients")
+        return self.randomize_unchecked(rows, source(noise, rows.device), first)
 
     @abstractmethod
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         """``randomize``, unchecked, by any draws."""
 
-    def spoken(self, x: Tensor, draws: Draws, first: int = 0) -> Iterator[Words]:
-        """What clients first, ... share out, part by part; all of them as ``collect`` draws it; unchecked."""
-        for part in self.parts(len(x)):
-            yield self.randomize_unchecked(x[part], draws, first + part.start)
+    def spoken(self, parts: Iterable[Tensor], draws: Draws, first: int = 0) -> Iterator[Words]:
+        """What clients first, ... share out, for each part of their rows; as ``collect`` draws it; unchecked."""
+        for rows in parts:
+            yield self.randomize_unchecked(rows, draws, first)
+            first += len(rows)
+
+    @abstractmethod
+    def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+        """Noise of sums of so many words each, (*batch, m): int64 of this shape, (..., *batch, m, d); unchecked."""
+
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        noise = self.noise_of(self.sketch.counts(), (*shape, *summary.shape), draws)
+        return Tally(self.sketch.clients, {"words": (summary + noise).to(self.ring.dtype)})
 
     def secure_sum(self, servers: int = 2) -> "SecureSums":
         """This protocol by so many servers. Raises TypeError, ValueError."""
-        return self if servers == self.servers else replace(self, servers=servers)
+        return replace(self, servers=servers) if checks.integer("servers", servers, 2) != self.servers else self
 
     def rows(self, x: Tensor) -> Tensor:
         """x, the rows of some clients, if they keep within the stated bounds. Raises TypeError, ValueError."""
@@ -142,8 +155,17 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     def place(self, sums: Tensor, clients: Tensor | slice, words: Tensor) -> None:
         """Add these clients' words, or shares of them, (s, k, d), into a server's sums (m, d), in place."""
-        places = self.sketch.rows.to(sums.device)[:, clients].flatten()
+        places = self.sketch.rows[:, clients].to(sums.device).flatten()
         secure_sketch.add_rows(sums, places, words.flatten(0, 1))
+
+    def added(self, spoken: Iterable[Words], device: torch.device) -> Tally:
+        """What all these words add up to; unchecked."""
+        n, sums = 0, torch.zeros(self.layout["words"][0], dtype=self.ring.dtype, device=device)
+        for words in spoken:
+            count = words.values.shape[1]
+            self.place(sums, slice(words.first, words.first + count), words.values)
+            n += count
+        return Tally(n, {"words": sums})
 
     def tally(self, messages: Words) -> Tally:
         words = self.ring.checked("messages", checks.instance("messages", messages, Words).values)
@@ -152,27 +174,27 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
             raise ValueError(
                 f"messages must hold words ({shape[0]}, clients, {shape[1]}), not {tuple(words.shape)}"
             )
-        first = checks.integer("messages.first", messages.first, 0, self.sketch.clients - words.shape[1])
-        sums = torch.zeros(self.layout["words"][0], dtype=words.dtype, device=words.device)
-        self.place(sums, slice(first, first + words.shape[1]), words)
-        return Tally(words.shape[1], {"words": sums})
+        checks.integer("messages.first", messages.first, 0, self.sketch.clients - words.shape[1])
+        return self.added([messages], words.device)
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         raise ValueError("x must be of the clients of one sum, which has servers and keys of its own")
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        sums = torch.zeros(self.layout["words"][0], dtype=self.ring.dtype, device=x.device)
-        for words in self.spoken(x, draws):
-            self.place(sums, slice(words.first, words.first + words.values.shape[1]), words.values)
-        return Tally(len(x), {"words": sums})
+        return self.added(self.spoken(x.split(self.at_once), draws), x.device)
 
     def analyse(self, tally: Tally) -> Estimate:
-        """Y, (m, d), from the total of the servers' sums; its error with every client's noise, heard or not."""
-        least = self.sketch.clients - self.coalition.absent
-        if not least <= self.check(tally).n <= self.sketch.clients:
+        """Y, (m, d), from the total of the servers' sums; its error with every client's noise, heard or not.
+
+        Raises TypeError, ValueError where so few were heard that their noise does not suffice for ``guarantee``.
+        """
+        clients, absent = self.sketch.clients, self.coalition.absent
+        fewest, most = map(int, tensor_of(self.check(tally).n).aminmax())
+        if not clients - absent <= fewest <= most <= clients:
+            heard = fewest if fewest < clients - absent else most
             raise ValueError(
-                f"tally is of {tally.n} clients; the noise was calibrated to {self.sketch.clients}, of whom "
-                f"absent = {self.coalition.absent} may drop out"
+                f"tally is of {heard} clients; the noise was calibrated to {clients}, of whom absent = {absent} may "
+                "drop out: start again with those who are there"
             )
         value = self.ring.to_reals(tally["words"]) / math.sqrt(self.sketch.copies)
         return Estimate(value, self.row_variance.sqrt()[:, None].expand_as(value), tally.n, stretch=self.stretch)

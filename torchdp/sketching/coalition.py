@@ -163,7 +163,7 @@ def ratios(ratio: Tensor, sketch: Sketch) -> Tensor:
 def row_loss(information: Tensor, sketch: Sketch) -> float:
     """max over clients of the sum over copies of 1/information_j, j = rows[c, i]; information: (m,)."""
     each = torch.where(sketch.counts() > 0, 1 / information.double(), 0.0)
-    return float(each[sketch.rows].sum(0).max())
+    return float(each[sketch.kinds].sum(0).max())
 
 
 def hypergeometric_quantile(population: int, marked: int, drawn: int, level: float) -> int:

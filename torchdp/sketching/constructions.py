@@ -81,13 +81,8 @@ def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sket
 def ones(clients: int, *, device: torch.device | str | None = None) -> Sketch:
     """One row of +1: the plain sum of all clients. Raises ValueError."""
     n, device = checks.integer("clients", clients, 1), device and checks.device("device", device)
-    checks.fits("the sketch", n)
-    return Sketch(
-        torch.zeros(1, n, dtype=torch.int64, device=device),
-        torch.ones(1, n, dtype=torch.int8, device=device),
-        1,
-        True,
-    )
+    one = torch.ones(1, 1, dtype=torch.int8, device=device).expand(1, n)
+    return Sketch(torch.zeros(1, 1, dtype=torch.int64, device=device).expand(1, n), one, 1, True)
 
 
 def _sizes(clients: int, height: int, copies: int) -> tuple[int, int, int]:

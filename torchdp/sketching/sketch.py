@@ -29,21 +29,23 @@ class Sketch(Brief):
     exchangeable: bool = False
 
     def __post_init__(self) -> None:
-        checks.own(self)
         checks.integer("height", self.height, 1)
         checks.instance("exchangeable", self.exchangeable, bool)
-        rows = checks.indices("rows", self.rows, self.height)
+        rows, signs = checks.integers("rows", self.rows), checks.dense("signs", self.signs)
         if rows.ndim != 2 or 0 in rows.shape:
             raise ValueError(f"rows must have shape (copies, clients), neither 0, not {tuple(rows.shape)}")
-        signs = self.signs
-        if checks.dense("signs", signs).shape != rows.shape or signs.device != rows.device:
+        shape = rows.shape
+        if signs.shape != shape or signs.device != rows.device:
             raise ValueError("signs must be a tensor of the shape and on the device of rows")
+        if rows.stride(1) == signs.stride(1) == 0:  # all columns are one, which is all that is stored
+            rows, signs = rows[:, :1], signs[:, :1]
+        rows = checks.indices("rows", rows.clone(), self.height)
         if not (signs.abs() == 1).all():
             raise ValueError("signs must hold +1 and -1 alone")
         if len(rows) > 1 and (rows.sort(0).values.diff(dim=0) == 0).any():
             raise ValueError("rows must be distinct over the copies of one client")
-        object.__setattr__(self, "rows", rows)
-        object.__setattr__(self, "signs", signs.to(torch.int8))
+        object.__setattr__(self, "rows", rows.expand(shape))
+        object.__setattr__(self, "signs", signs.to(torch.int8, copy=True).expand(shape))
 
     @property
     def copies(self) -> int:
@@ -76,7 +78,13 @@ class Sketch(Brief):
 
     @cached_property
     def _counts(self) -> Tensor:
-        return torch.bincount(self.rows.flatten(), minlength=self.height)
+        kinds = self.kinds
+        return torch.bincount(kinds.flatten(), minlength=self.height) * (self.clients // kinds.shape[1])
+
+    @property
+    def kinds(self) -> Tensor:
+        """``rows``, or the one column of all clients where that is all that is stored: (s, n) or (s, 1)."""
+        return self.rows[:, :1] if self.rows.stride(1) == 0 else self.rows
 
     def part(self, clients: Tensor | slice) -> "Sketch":
         """The columns of these clients, in this order; exchangeable like these columns, if ``clients`` was chosen
