@@ -309,11 +309,6 @@ def sketching_calls():
         w.ball(),
     )
     add("sketching: apply", made, lambda w, s: s[0].apply(s[1]))
-    add(
-        "sketching: GaussianNoise.collect",
-        lambda w: (*made(w), w.noise()),
-        lambda w, s: sketching.GaussianNoise(1.0).collect(s[0], s[1], noise=s[2]),
-    )
 
 
 def all_calls():

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import torch
 
-from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
@@ -131,13 +130,18 @@ def true_epsilons(users: int, report: Report, generator: torch.Generator) -> Non
 
 
 def drawn_delta(
-    noise: DivisibleNoise, sketch: Sketch, covariance: torch.Tensor, client: int, draws: int, source: SeededNoise
+    noise: DivisibleNoise,
+    sketch: Sketch,
+    covariance: torch.Tensor,
+    client: int,
+    draws: int,
+    source: torch.Generator,
 ) -> tuple[float, float]:
     """Hockey-stick divergence at epsilon = 1 of the release for rows at +-1, and its standard error; each column of
     the noise that the clients add is one draw. covariance: of the noise's rows, what the attacker believes it to be."""
     shift = 2 * sketch.dense()[:, client]
     direction = torch.linalg.solve(covariance, shift)
-    noisy = noise.collect(sketch, torch.zeros(sketch.clients, draws), noise=source) / math.sqrt(sketch.copies)
+    noisy = noise.sample_sum(sketch, draws, generator=source) / math.sqrt(sketch.copies)
     loss = direction @ noisy.double() + float(direction @ shift) / 2
     gain = (1 - (1 - loss).exp()).clamp_min(0)
     return float(gain.mean()), float(gain.std()) / math.sqrt(draws)
@@ -148,7 +152,6 @@ def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
     report.say(
         f"\n(4) delta of drawn noise at epsilon = 1, calibrated to {LOOSE:g}, {draws} draws; then noise 10 % smaller"
     )
-    source = SeededNoise.of(generator)
     several, single = balanced_osnap(60, 12, 3, generator=generator), count_sketch(60, 3, generator=generator)
     gone = single.rows[0].eq(int(single.counts().argmin())).nonzero()[:10, 0]  # ten from the thinnest row
     honest = torch.ones(60, dtype=torch.bool)
@@ -168,7 +171,7 @@ def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
         for factor in (1.0, 0.9):
             used = type(noise)(factor * noise.sigma)
             covariance = used.variance(sketch).diag()
-            found, error = drawn_delta(used, sketch, covariance, client, draws, source)
+            found, error = drawn_delta(used, sketch, covariance, client, draws, generator)
             z = (found - LOOSE) / error
             report.row("drawn", noise=name, times=factor, delta=found, error=error, z=z, flagged=z > Z)
 

@@ -93,7 +93,7 @@ MORE = (  # constructors that no other recipe calls with tensors
     "workloads.Workload('W', (W, eye))", "queries.ConceptClass(tuple('abc'), (torch.ones(3, 2),))",
     "domains.NoiseShape(*(getattr(shape, f) for f in 'root centre support weights row_weights p certificate'.split()))",
     "pairwise.StrategyReports(reports.statistic, 9.0, reports.client, reports.output_vectors)",
-    "sketching.GaussianNoise(prior)", "sketching.LaplaceNoise(1.0, counts)", "sketching.PolyaNoise(0.5, counts)",
+    "sketching.GaussianNoise(prior)", "sketching.LaplaceNoise(1.0, counts)",
 )  # fmt: skip
 RESULTS = {  # no guarantee hangs on what they hold: answers, bounds, messages, public features and their errors
     "Consistent", "Covariance", "Density", "Difference", "Estimate", "NoisyMoments", "MeanSquaredError", "MannWhitney",

@@ -13,6 +13,7 @@ import torch
 from torchdp import regression, sketching
 from torchdp.grid import grid_sensitivity, grid_sigma
 from torchdp.regression import sensitivity
+from torchdp.secure import PureSecureSketch
 from torchdp.secure.ring import Ring
 from torchdp.sketching import (
     AdaptiveCoalition,
@@ -204,17 +205,17 @@ def shared(chance, fault):
         yield "SharedSum", gaussian_delta(math.sqrt(2) / left, release.epsilon), delta
     for _ in range(INSTANCES // 2):
         n, bound, members = int(chance.integers(2, 7)), int(chance.integers(1, 3)), int(chance.integers(0, 2))
-        settings = {"epsilon": chance.uniform(0.5, 3), "coalition": AdaptiveCoalition(members)}
-        polya = sketching.PolyaNoise.calibrated(sketching.ones(n), bound, **settings)
-        ratio = polya.ratio ** (fault**2)
-        for heard in range(n - members, n + 1):  # as many Polya differences as there are honest clients
-            r, size = heard / float(polya.parts[0]), 400
+        epsilon, grid = chance.uniform(0.5, 3), {"coalition": AdaptiveCoalition(members), "fraction_bits": 0}
+        pure = PureSecureSketch(sketching.ones(n), 1, float(bound), epsilon, **grid)
+        ratio = math.exp(-pure.rate * fault**2)
+        for heard in range(n - members, n + 1):  # as many differences as there are honest clients
+            r, size = heard * pure.part, 400
             k = np.arange(size)
             log = [math.lgamma(j + r) - math.lgamma(r) - math.lgamma(j + 1) + j * math.log(ratio) for j in k]
             half = np.exp(np.array(log) + r * math.log1p(-ratio))
             law = np.log(np.convolve(half, half[::-1])[size - 1 - 60 : size + 60])
             truth = max(np.abs(law[w:] - law[:-w]).max() for w in range(1, 2 * bound + 1))
-            yield "polya_noise", truth, settings["epsilon"]
+            yield "PureSecureSketch", truth, epsilon
 
 
 BATTERIES = [coalitions, sensitivities, grids, shared]

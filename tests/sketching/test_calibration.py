@@ -10,13 +10,11 @@ import torch
 from laws import generator
 from scipy import special, stats
 
-from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_log_delta, gaussian_sigma
 from torchdp.sketching import (
     AdaptiveCoalition,
     GaussianNoise,
     LaplaceNoise,
-    PolyaNoise,
     StaticCoalition,
     balanced_osnap,
     count_sketch,
@@ -241,26 +239,10 @@ def test_guarantee_of_laplace_noise_is_pure_and_exact(corrupt, copies):
     assert smaller.guarantee(sketch, BOUND, coalition=coalition).epsilon == pytest.approx(EPSILON / 0.9)
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-def test_guarantee_of_polya_noise_is_pure_and_exact(copies):
-    sketch, bound = balanced_osnap(24, 4, copies, generator=generator(8)), 3
-    noise = PolyaNoise.calibrated(sketch, bound, epsilon=EPSILON)
-    promise = noise.guarantee(sketch, bound)
-    assert promise.exact and promise.delta == 0 and promise.epsilon == pytest.approx(EPSILON)
-    z = np.arange(-40, 41)
-    law = stats.dlaplace(-math.log(noise.ratio)).pmf
-    ratio = np.log(law(z - bound) / law(z + bound))
-    assert copies * float(ratio.max()) == pytest.approx(EPSILON)
-    wrong = PolyaNoise(noise.ratio**1.1, noise.parts).guarantee(sketch, bound)
-    assert wrong.epsilon == pytest.approx(1.1 * EPSILON)
-    assert noise.guarantee(sketch, 3.9).epsilon == pytest.approx(EPSILON)  # norms of integers are whole
-
-
 def test_pure_noise_refuses_rows_with_fewer_honest_clients_than_parts():
     sketch = balanced_osnap(48, 4, 1, generator=generator(8))
-    for noise in (LaplaceNoise.calibrated(sketch, 1, epsilon=1.0), PolyaNoise.calibrated(sketch, 1, epsilon=1.0)):
-        with pytest.raises(ValueError, match="no whole Laplace"):
-            noise.guarantee(sketch, 1, coalition=AdaptiveCoalition(1))
+    with pytest.raises(ValueError, match="no whole Laplace"):
+        LaplaceNoise.calibrated(sketch, 1, epsilon=1.0).guarantee(sketch, 1, coalition=AdaptiveCoalition(1))
     static = StaticCoalition(6, share=0.5)
     promise = LaplaceNoise.calibrated(sketch, 1, epsilon=1.0, delta=1e-3, coalition=static).guarantee(
         sketch, 1, delta=1e-3, coalition=static
@@ -278,7 +260,7 @@ def test_monte_carlo_of_the_released_noise_finds_the_stated_delta(kind):
     mean = float(direction @ shift)
 
     def z_score(part):
-        sums = noise.collect(sketch, torch.zeros(12, draws).double(), noise=SeededNoise(10)) / math.sqrt(2)
+        sums = noise.sample_sum(sketch, draws, generator=generator(10)) / math.sqrt(2)
         loss = part * (direction @ sums) / part**2 + mean / part**2 / 2
         gain = (1 - (epsilon - loss).exp()).clamp_min(0)
         return (float(gain.mean()) - delta) / (float(gain.std()) / math.sqrt(draws))

@@ -32,14 +32,13 @@ from torchdp.sketching.constructions import (
     rademacher,
 )
 from torchdp.sketching.gaussian_noise import GaussianNoise, entry_variance
-from torchdp.sketching.pure_noise import LaplaceNoise, PolyaNoise
+from torchdp.sketching.pure_noise import LaplaceNoise
 from torchdp.sketching.sketch import Sketch
 
 __all__ = [
     "AdaptiveCoalition",
     "GaussianNoise",
     "LaplaceNoise",
-    "PolyaNoise",
     "Sketch",
     "StaticCoalition",
     "balanced_count_sketch",

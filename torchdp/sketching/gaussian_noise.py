@@ -87,9 +87,6 @@ class GaussianNoise(DivisibleNoise):
         factor *= 2 * checks.squarable("bound", bound)
         return GaussianNoise(factor * shape if rows else factor)
 
-    def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
-        return draws.normal((*sketch.rows.shape, columns)) * self._rows(sketch)[sketch.rows][..., None]
-
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
         return draws.normal(shape) * (sketch.counts().sqrt() * self._rows(sketch))[:, None]
 

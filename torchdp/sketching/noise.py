@@ -1,11 +1,10 @@
-"""Divisible noise: what each client adds, and the sum that the servers' transform makes of it, with one distribution.
+"""Divisible noise over real numbers: its least size, what it promises, and its sums.
 
 Client i adds noise of its own to what it sends in each copy; the sum over a row, signs included, is the noise of that
-row. ``collect`` draws the clients' noise, ``sample_sum`` the rows' at once. The signs do not matter: every distribution
-here is symmetric. Units: sums without the factor s^-1/2.
+row, which ``sample_sum`` draws at once. What clients send are integers: ``torchdp.secure``. The signs do not matter:
+every distribution here is symmetric. Units: sums without the factor s^-1/2.
 """
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.sketching.coalition import AdaptiveCoalition, Coalition
 from torchdp.sketching.sketch import Sketch
@@ -35,10 +33,6 @@ class DivisibleNoise(ABC):
         return self.sums_of(sketch, shape, draws)
 
     @abstractmethod
-    def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
-        """What each client adds in each copy, (s, n, d), from these draws; unchecked."""
-
-    @abstractmethod
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """``sample_sum`` from these draws; shape: (*sample_shape, m, d); unchecked."""
 
@@ -51,24 +45,6 @@ class DivisibleNoise(ABC):
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
         """What S A plus this noise promises to each honest client. Raises ValueError."""
-
-    def collect(self, sketch: Sketch, values: Tensor, *, noise: Noise | None = None) -> Tensor:
-        """Sums of what the clients send, value plus noise, part by part: (n, d) -> (m, d); integers where both are.
-
-        In distribution ``sketch.sums(values)`` plus ``sample_sum``, from noise that is drawn for each client and not
-        kept. Raises ValueError, TypeError.
-        """
-        draws = source(noise, _checked(sketch).device)
-        sketch.check_rows(values, 2)
-        checks.floating("values", values)
-        if values.ndim > 2:
-            raise ValueError(f"values must have shape (n, d), not {tuple(values.shape)}")
-
-        def sums(clients: slice) -> Tensor:
-            part = sketch.part(clients)
-            return part.copy_sums(values[clients] + self.parts_of(part, values.shape[-1], draws))
-
-        return functools.reduce(torch.add, map(sums, sketch.parts(sketch.copies * values.shape[-1])))
 
 
 def _checked(sketch: Sketch) -> Sketch:

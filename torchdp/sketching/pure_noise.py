@@ -1,6 +1,5 @@
-"""Laplace and discrete Laplace noise in parts: pure epsilon."""
+"""Laplace noise in parts: pure epsilon. In integers: ``secure.PureSecureSketch``."""
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -48,13 +47,10 @@ class LaplaceNoise(DivisibleNoise):
         scale = 2 * sketch.copies * checks.squarable("bound", bound) / checks.squarable("epsilon", epsilon)
         return LaplaceNoise(scale, coalition.honest(sketch, delta).clamp_min(1))
 
-    def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
-        shares = 1 / _row_parts(self.parts, sketch)[sketch.rows]
-        return self.scale * _gamma_difference(shares[..., None].expand(*shares.shape, columns), draws)
-
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
         shares = sketch.counts() / _row_parts(self.parts, sketch)
-        return self.scale * _gamma_difference(shares[:, None].expand(shape), draws)
+        first, second = draws.gamma(shares[:, None].expand(2, *shape))
+        return self.scale * (first - second)
 
     def variance(self, sketch: Sketch) -> Tensor:
         checks.instance("sketch", sketch, Sketch)
@@ -67,68 +63,6 @@ class LaplaceNoise(DivisibleNoise):
         return _pure(
             2 * sketch.copies * checks.squarable("bound", bound) / self.scale, self.parts, sketch, delta, coalition
         )
-
-
-@dataclass(frozen=True, eq=False)
-class PolyaNoise(DivisibleNoise):
-    """Integers: NB(1/parts_j, ratio) - NB(1/parts_j, ratio) in each entry; parts_j make a discrete Laplace.
-
-    The sum has P(z) = (1 - a)/(1 + a) a^|z|, a = ratio in (0, 1). parts: (m,), the honest (client, copy) pairs
-    that a row holds at least. Raises ValueError, TypeError.
-
-    Guarantees: pure epsilon, exactly 2 s B_1 log(1/ratio), for clients' rows of integers of l_1 norm at most B_1 (a
-        whole number), where parts_j <= h_j.
-    Source: as for ``LaplaceNoise``; Ghosh, Roughgarden, Sundararajan (2012); Polya shares: Goryczka, Xiong (2017).
-    """
-
-    ratio: float
-    parts: Tensor
-
-    def __post_init__(self) -> None:
-        checks.own(self)
-        if checks.fraction("ratio", self.ratio) > 1 - 1e-9:  # beyond, Poisson draws lose digits
-            raise ValueError(f"ratio must be at most 1 - 1e-9, not {self.ratio!r}: take a coarser grid")
-        object.__setattr__(self, "parts", _parts(self.parts))
-
-    @staticmethod
-    def calibrated(
-        sketch: Sketch, bound: int, *, epsilon: float, delta: float = 0.0, coalition: Coalition = EVERYBODY
-    ) -> "PolyaNoise":
-        """Ratio exp(-epsilon/(2 s B_1)) in each row.
-
-        bound: B_1, the largest l_1 norm of a client's row of integers. delta: for a ``StaticCoalition`` alone. One copy
-        is best. Raises ValueError, TypeError.
-
-        Guarantees: pure epsilon, exactly; with a static coalition (epsilon, share delta).
-        """
-        known(sketch, coalition)
-        distance = 2 * sketch.copies * checks.integer("bound", bound, 1)
-        ratio = math.exp(-checks.squarable("epsilon", epsilon) / distance)
-        return PolyaNoise(ratio, coalition.honest(sketch, delta).clamp_min(1))
-
-    def parts_of(self, sketch: Sketch, columns: int, draws: Draws) -> Tensor:
-        shares = 1 / _row_parts(self.parts, sketch)[sketch.rows]
-        return self._difference(shares[..., None].expand(*shares.shape, columns), draws)
-
-    def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        shares = sketch.counts() / _row_parts(self.parts, sketch)
-        return self._difference(shares[:, None].expand(shape), draws)
-
-    def variance(self, sketch: Sketch) -> Tensor:
-        counts = checks.instance("sketch", sketch, Sketch).counts()
-        each = 2 * self.ratio / (1 - self.ratio) ** 2
-        return each * counts / _row_parts(self.parts, sketch) / sketch.copies
-
-    def guarantee(
-        self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
-    ) -> Guarantee:
-        known(sketch, coalition)
-        distance = 2 * sketch.copies * math.floor(checks.squarable("bound", bound))
-        return _pure(-distance * math.log(self.ratio), self.parts, sketch, delta, coalition)
-
-    def _difference(self, shares: Tensor, draws: Draws) -> Tensor:
-        first, second = draws.negative_binomial(shares.expand(2, *shares.shape), self.ratio)
-        return first - second
 
 
 def _pure(epsilon: float, parts: Tensor, sketch: Sketch, delta: float, coalition: Coalition) -> Guarantee:
@@ -151,8 +85,3 @@ def _row_parts(parts: Tensor, sketch: Sketch) -> Tensor:
     if len(parts) != sketch.height:
         raise ValueError(f"parts has {len(parts)} rows, the sketch {sketch.height}")
     return parts.to(sketch.device)
-
-
-def _gamma_difference(shares: Tensor, draws: Draws) -> Tensor:
-    first, second = draws.gamma(shares.expand(2, *shares.shape))
-    return first - second
