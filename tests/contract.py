@@ -39,7 +39,7 @@ from torchdp.pairwise.rounds.round import Round
 from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, InteractiveProtocol, MessageProtocol, Objective, Tally
 from torchdp.queries import PrivateLearner
-from torchdp.regression import LocalRows, SecondMoments
+from torchdp.regression import SecondMoments
 from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 from torchdp.shuffle import Amplified
@@ -47,7 +47,7 @@ from torchdp.shuffle.sums import Shuffled
 
 TESTS = Path(__file__).resolve().parent
 # What takes one summary after the other; docs/batches.md has the reasons.
-UNBATCHED = (InteractiveProtocol, Round, ShuffledForm, SecureSums, LocalRows, PrivateLearner, StrategyCovariance)
+UNBATCHED = (InteractiveProtocol, Round, ShuffledForm, SecureSums, PrivateLearner, StrategyCovariance)
 COLUMNS = 3  # of what leaves, that attacks look at
 MIXED = 2**9  # times that a shuffler is looked at
 

@@ -1,9 +1,10 @@
 """Numbers in batches: functions of tensors, of which one number is the batch of one."""
 
+import inspect
 import itertools
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any
+from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
@@ -12,48 +13,72 @@ from torch import Tensor
 from torchdp import checks
 
 Check = Callable[..., float]  # of a name and one number; passes what lies between two numbers that it passes
+Numbers = Any  # in a signature: a number, or a batch of them
 MANY = (Tensor, np.ndarray, list, tuple)  # what a batch may be given as
 KEPT = 2**10  # answers to numbers that are not computed again
 AT_ONCE = 2**16  # entries of a batch
 
 
-def entrywise(
-    at_once: int = AT_ONCE, /, **checked: Check
-) -> Callable[[Callable[..., Tensor]], Callable[..., Any]]:
-    """Makes a function of numbers and batches that broadcast of one of float64 tensors (entries,), at most ``at_once``.
+class Entrywise(Protocol):
+    """Takes numbers, or batches that broadcast; returns a float where all are numbers, else a float64 tensor."""
 
-    What is made returns a float where all are numbers, else a float64 tensor. The function answers each entry by
-    itself, with NaN where there is no answer. checked: its arguments in order, and the check of one number of each.
-    Refusals name the index of the first entry that is refused. What is made raises TypeError, ValueError.
+    @overload
+    def __call__(self, *values: float, **named: float) -> float: ...
+
+    @overload
+    def __call__(self, *values: Any, **named: Any) -> Tensor: ...
+
+
+def entrywise(
+    at_once: int | Callable[..., int] = AT_ONCE, /, **checked: Check
+) -> Callable[[Callable[..., Tensor]], Entrywise]:
+    """Makes a function of float64 tensors (entries,), at most ``at_once``, one of numbers and batches that broadcast.
+
+    The function answers each entry by itself, with NaN where there is no answer. Refusals name the index of the first
+    entry that is refused. What is made raises TypeError, ValueError.
+
+    Args:
+        at_once: entries; of a method what makes their number of the object.
+        checked: the function's arguments in order, of a method those behind the object; the check of one number.
     """
 
-    def decorate(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Tensor]) -> Entrywise:
+        known = inspect.signature(function)
+        names, own = ", ".join(checked), len(known.parameters) - len(checked)
+
         def of_batch(*values: Any) -> Tensor:
             entries = [
-                each(check, name, value) for (name, check), value in zip(checked.items(), values, strict=True)
+                each(check, name, value)
+                for (name, check), value in zip(checked.items(), values[own:], strict=True)
             ]
             device = next((one.device for one in entries if one.device.type != "cpu"), torch.device("cpu"))
-            names, shapes = ", ".join(checked), [tuple(one.shape) for one in entries]
+            shapes = [tuple(one.shape) for one in entries]
             try:
                 shape = torch.broadcast_shapes(*shapes)
             except RuntimeError as error:
                 raise ValueError(f"{names} must have shapes that broadcast, not {shapes}") from error
-            parts = zip(*(one.to(device).expand(shape).reshape(-1).split(at_once) for one in entries), strict=True)
-            found = torch.cat([function(*part) for part in parts]).view(shape)
+            most = at_once if isinstance(at_once, int) else at_once(*values[:own])
+            parts = zip(*(one.to(device).expand(shape).reshape(-1).split(most) for one in entries), strict=True)
+            answers = [function(*values[:own], **dict(zip(checked, part, strict=True))) for part in parts]
+            found = torch.cat(answers).view(shape)
             if bool(found.isnan().any()):
                 raise ValueError(f"{names}: no answer is found at index {found.isnan().nonzero()[0].tolist()}")
             return found
 
         @lru_cache(KEPT, typed=True)
-        def of_numbers(*values: float) -> float:
+        def of_numbers(*values: Any) -> float:
             return float(of_batch(*values))
 
         @wraps(function)
-        def call(*values: Any) -> Any:
-            if all(isinstance(value, int | float) for value in values):
+        def call(*values: Any, **named: Any) -> Any:
+            if named or len(values) < len(known.parameters):
+                bound = known.bind(*values, **named)
+                bound.apply_defaults()
+                values = tuple(bound.arguments.values())
+            if all(isinstance(value, int | float) for value in values[own:]):
                 return of_numbers(*values)
             found = of_batch(*values)
-            return found if any(isinstance(value, MANY) for value in values) else float(found)
+            return found if any(isinstance(value, MANY) for value in values[own:]) else float(found)
 
         return call
 
@@ -80,10 +105,18 @@ def each(check: Check, name: str, value: Any) -> Tensor:
     return entries
 
 
+def chosen(condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
+    """``torch.where(condition, yes(), no())``; on a CPU without the one that no entry chooses."""
+    if condition.device.type == "cpu" and bool(condition.all()):
+        return yes()
+    if condition.device.type == "cpu" and not bool(condition.any()):
+        return no()
+    return torch.where(condition, yes(), no())
+
+
 def added(terms: Tensor) -> Tensor:
     """The sum over the first dimension, halves added to halves: in one order, whatever the other dimensions are."""
-    while len(terms) > 1:
-        half = len(terms) // 2
-        pairs, left = terms[:half] + terms[half : 2 * half], terms[2 * half :]
-        terms = torch.cat([pairs, left]) if len(left) else pairs
+    while (half := terms.shape[0] // 2) > 0:
+        pairs, odd = terms[:half] + terms[half : 2 * half], terms.shape[0] % 2
+        terms = torch.cat([pairs, terms[-1:]]) if odd else pairs
     return terms[0]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchdp import cli, pairwise
 from torchdp.simulate import Row, Sweep, Trial, error_curves
-from torchdp.simulate.plots import ratio_strip
+from torchdp.simulate.plots import ratios
 
 
 @dataclass(frozen=True)
@@ -92,17 +92,17 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     paths = []
     for epsilon in sorted({row.config["epsilon"] for row in rows}):
         path = folder / f"error_vs_n_epsilon_{epsilon:g}.png"
-        error_curves(
+        figure = error_curves(
             [row for row in rows if row.config["epsilon"] == epsilon],
             x="n",
             lines="protocol",
             panels="statistic",
-            path=path,
             title=f"Pairwise statistics, local DP of one user, epsilon = {epsilon:g}",
         )
+        figure.savefig(path, dpi=150)
         paths.append(path)
     means = [row for row in rows if row.config["statistic"] != "auc"]
-    ratio_strip(means, path=folder / "ratio.png", title="Kendall and Gini: the prediction is exact")
+    ratios(means, "Kendall and Gini: the prediction is exact").savefig(folder / "ratio.png", dpi=150)
     return [*paths, folder / "ratio.png"]
 
 

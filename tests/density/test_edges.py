@@ -45,7 +45,7 @@ def test_guarantee_norms_count_every_small_number(make):
     x = torch.full((1, d), 2.0**-15)
     x[0, :64] = 1 / 8
     assert float(x.double().norm()) > 1 + 100 * SLACK
-    with pytest.raises(ValueError, match=r"norm at most (radius = )?1"):
+    with pytest.raises(ValueError, match="norm at most 1"):
         make(d).validate(x)
     assert len(make(d).validate(x / x.double().norm()))
 

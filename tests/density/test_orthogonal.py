@@ -98,7 +98,7 @@ def test_users_of_a_ball_that_is_wide_may_move_as_all_may():
     x = torch.ones(2, D) / math.sqrt(D)
     near = GaussianOrthogonal(D, 0.7, 1.0)
     assert near.validate(x) is x and near.draw(2, generator=generator()).share(x).dtype == torch.float64
-    with pytest.raises(ValueError, match="x must hold vectors of norm at most radius = 1"):
+    with pytest.raises(ValueError, match="x must hold vectors of norm at most 1"):
         near.validate(1.1 * x)
 
 

@@ -140,7 +140,7 @@ OTHERS = """
 promise.rounded(1e-30, 1e-4)
 privacy.composed_delta(profiles, 3, 1.0)
 privacy.composed_epsilon(profiles, 3, 1e-3)
-privacy.gaussian.rounded_guarantee(2.0, 1e-5, 1.0, 1e-30, privacy.Model.CENTRAL, privacy.Neighbours.REPLACE_ONE)
+privacy.gaussian_guarantee(2.0, 1e-5, 1.0, privacy.Model.CENTRAL, privacy.Neighbours.REPLACE_ONE, 1e-30)
 rounded.RoundedNormal(4.0, 1.0)
 rounded.RoundedNormal.fine(4.0)
 rounded.rounded_normal(4.0)

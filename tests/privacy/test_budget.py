@@ -9,7 +9,6 @@ import threading
 import pytest
 
 from torchdp.privacy import Arithmetic, Budget, Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
-from torchdp.privacy.gaussian import rounded_guarantee
 
 MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)
 
@@ -68,7 +67,7 @@ def test_gaussian_noise_is_spent_by_the_square():
 
 def test_rounded_integers_spend_their_variation_too():
     def integers(mu, variation):
-        return rounded_guarantee(1.0, 1e-6, mu, variation, *MODEL)
+        return gaussian_guarantee(1.0, 1e-6, mu, *MODEL, variation)
 
     budget = Budget(integers(1.0, 1e-25))
     left = budget.spend(integers(0.5, 0.75e-25))

@@ -12,7 +12,7 @@ from laws import worst_pair
 
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
 from torchdp.privacy import Arithmetic, Budget, Guarantee, Model, Neighbours, compose, gaussian_guarantee
-from torchdp.privacy.gaussian import gaussian_epsilon, rounded_guarantee
+from torchdp.privacy.gaussian import gaussian_epsilon
 
 MODEL = (Model.CENTRAL, Neighbours.REPLACE_ONE)
 
@@ -95,7 +95,7 @@ def test_ends():
 
 
 def rounded(mu, variation, delta=1e-6):
-    return rounded_guarantee(1.0, delta, mu, variation, *MODEL)
+    return gaussian_guarantee(1.0, delta, mu, *MODEL, variation)
 
 
 @pytest.mark.parametrize("variation", [1e-30, 1e-21])

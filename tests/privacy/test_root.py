@@ -7,7 +7,7 @@ import pytest
 import torch
 from laws import generator
 
-from torchdp.privacy.root import TOLERANCE, root
+from torchdp.root import TOLERANCE, root
 
 AT = torch.linspace(-90, 90, 181, dtype=torch.float64) + torch.rand(
     181, dtype=torch.float64, generator=generator(0)

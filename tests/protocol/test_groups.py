@@ -79,5 +79,5 @@ def test_a_tally_of_a_batch_is_judged_entry_by_entry():
     for wrong, index in (([[2, 2, 1], [2, 2, 1]], 0), ([[1, 1, 0], [2, 2, 2]], 1), ([[1, 1, 0], [7, -2, 0]], 1)):
         with pytest.raises(ValueError, match=rf"can have sent.* at batch index \({index},\)"):
             told.check(Tally(n, {"reports": torch.tensor(wrong)}))
-    with pytest.raises(ValueError, match="leading dimensions"):
+    with pytest.raises(ValueError, match="n must have the parts' shape"):
         told.check(Tally(n, {"reports": good[0]}))

@@ -83,7 +83,7 @@ def test_fewer_clients_than_columns_have_one_law_too(n):
 
 @pytest.mark.parametrize("degrees", [0, 1, 2, 3, 50])
 def test_wishart_is_the_gram_of_normals(degrees):
-    drawn = wishart(degrees, 3, (20000,), SeededNoise(1))
+    drawn = wishart(torch.tensor(degrees), 3, (20000,), SeededNoise(1))
     normal = torch.randn(20000, degrees, 3, dtype=torch.float64, generator=generator(2))
     direct = normal.mT @ normal
     if degrees == 0:

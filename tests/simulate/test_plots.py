@@ -24,7 +24,7 @@ LABELS = {"x": "n", "lines": "name", "title": "local model, one user"}
 def test_figure_is_a_png_of_the_stated_size(tmp_path):
     path = tmp_path / "figure.png"
     before = "matplotlib.pyplot" in sys.modules
-    error_curves(ROWS, path=path, **LABELS)
+    error_curves(ROWS, **LABELS).savefig(path, dpi=150)
     data = path.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
@@ -35,7 +35,7 @@ def test_figure_is_a_png_of_the_stated_size(tmp_path):
 def test_single_points_missing_predictions_and_one_sample_are_drawn(tmp_path):
     rows = [row(10, str(i), 1.0) for i in range(9)]
     rows.append(replace(rows[0], config={"n": 20, "name": "x"}, metrics={"value": Moments(1, 1.0, 0.0, 1.0, 1.0)}))
-    error_curves(rows, path=tmp_path / "figure.png", **LABELS)
+    error_curves(rows, **LABELS).savefig(tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 1000
 
 
@@ -51,9 +51,9 @@ def test_single_points_missing_predictions_and_one_sample_are_drawn(tmp_path):
         (ROWS, {"x": "name", "lines": "n"}, "name > 0"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(tmp_path, rows, labels, message):
+def test_rows_that_do_not_fit_are_refused(rows, labels, message):
     with pytest.raises(ValueError, match=message):
-        error_curves(rows, path=tmp_path / "figure.png", **{**LABELS, **labels})
+        error_curves(rows, **{**LABELS, **labels})
 
 
 def test_csv_holds_the_numbers(tmp_path):

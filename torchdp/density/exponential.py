@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import SLACK, Family, SignFeatures, drawn
+from torchdp.density.family import Family, SignFeatures, drawn, in_ball
 from torchdp.draws import Simulated
 
 
@@ -54,12 +54,7 @@ class Exponential(Family):
         return ParityFeatures(self, repetitions, normal, (2 * uniform - 1) * self.radius, owner)
 
     def inside(self, name: str, points: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(points, dim=-1, dtype=torch.float64)
-        if len(points) and float(norms.detach().max()) > self.radius * (1 + SLACK):
-            raise ValueError(
-                f"{name} must lie in the ball of radius {self.radius:g}; scale it or state a larger radius"
-            )
-        return points
+        return in_ball(name, points, self.radius, "the radius; scale them, or state a larger one")
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") / self.scale)

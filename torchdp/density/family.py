@@ -104,6 +104,14 @@ class Family(ABC):
         return value
 
 
+def in_ball(name: str, points: Tensor, radius: float, remedy: str) -> Tensor:
+    """``points``, if none is farther than ``radius`` from 0, up to rounding. Raises ValueError."""
+    norms = torch.linalg.vector_norm(points.detach(), dim=-1, dtype=torch.float64)
+    if radius < math.inf and len(points) and float(norms.max()) > radius * (1 + SLACK):
+        raise ValueError(f"{name} must hold vectors of norm at most {radius:g}; {remedy}")
+    return points
+
+
 @dataclass(frozen=True, eq=False)
 class Features(Brief, ABC):
     """Public pairs (f_i, g_i), i < repetitions: k(x, y) is estimated by <left(x), right(y)> / repetitions.

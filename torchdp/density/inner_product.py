@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import SLACK, Family, Features, drawn
+from torchdp.density.family import SLACK, Family, Features, drawn, in_ball
 from torchdp.density.projection import power_of_two, random_signs, rotate
 
 
@@ -24,14 +24,7 @@ class InnerProductFamily(Family):
         return x @ y.mT
 
     def inside(self, name: str, points: Tensor) -> Tensor:
-        if (
-            len(points)
-            and float(torch.linalg.vector_norm(points.detach(), dim=-1, dtype=torch.float64).max()) > 1 + SLACK
-        ):
-            raise ValueError(
-                f"{name} must hold vectors of norm at most 1; divide each by its norm, or all by a public bound"
-            )
-        return points
+        return in_ball(name, points, 1.0, "divide each by its norm, or all by a public bound")
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     @cached_property
     def guarantee(self) -> Guarantee:
         law = replace(self.law, users=_counted(type(self.law), self.law.users, self.absent))
-        instances, change, flips, largest = moved(self.features, self.steps)
-        real = _certified(law, kept(law, self.delta), instances, self.absent, change, flips, self.epsilon, largest)
+        moves = moved(self.features, self.steps)
+        real = _certified(law, kept(law, self.delta), self.absent, self.epsilon, moves)
         return sent(self.law, real, self.instances, self.delta)
 
     def validate(self, x: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.family import SLACK, Features, drawn
+from torchdp.density.family import SLACK, Features, drawn, in_ball
 from torchdp.density.gaussian import GaussianKernel
 from torchdp.density.rounding import fused, fused_ones
 from torchdp.draws import Simulated
+from torchdp.root import between
 
 POINTS, CLOSER = 16, 4  # multipliers that are tried at once, and how often, ever closer to the best
 FARTHEST = 1e100  # radians; further out nothing is gained, and squares end
@@ -54,10 +55,7 @@ class GaussianOrthogonal(GaussianKernel):
         return 1.0
 
     def inside(self, name: str, points: Tensor) -> Tensor:
-        norms = torch.linalg.vector_norm(points.detach(), dim=-1, dtype=torch.float64)
-        if self.radius < math.inf and len(points) and float(norms.max()) > self.radius * (1 + SLACK):
-            raise ValueError(f"{name} must hold vectors of norm at most radius = {self.radius:g}")
-        return points
+        return in_ball(name, points, self.radius, "the radius; scale them, or state a larger one")
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "OrthogonalFeatures":
         repetitions, generator = drawn(repetitions, generator)
@@ -145,12 +143,8 @@ def _most(waves: Tensor, size: int, distance: float) -> Tensor:
         angles = start[:, None] + (end - start)[:, None] * steps
         multiplier = longest.square() / 4 * torch.sinc(angles).clamp_min(0)  # (blocks, POINTS)
         slope = 4 * multiplier[..., None] / lengths[:, None].square()  # sin(a)/a at the best a, 0 from 1 on
-        low, high = torch.zeros_like(slope), torch.full_like(slope, math.pi)
-        for _ in range(60):
-            a = (low + high) / 2
-            above = torch.sinc(a / math.pi) > slope
-            low, high = torch.where(above, a, low), torch.where(above, high, a)
-        gained = (((low / 2).sin().square() - slope / 4 * low.square()) * held[:, None]).sum(2)
+        a = between(lambda a: torch.sinc(a / math.pi) - slope, torch.zeros_like(slope), math.pi)  # noqa: B023
+        gained = (((a / 2).sin().square() - slope / 4 * a.square()) * held[:, None]).sum(2)
         bound, at = (multiplier * (stretch * distance).square()[:, None] + gained).min(1)
         best = torch.minimum(best, bound * (1 + 1e-9))
         near = torch.stack([(at - 1).clamp_min(0), (at + 1).clamp_max(POINTS - 1)], 1)

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from torchdp.domains.domain import Domain, Maximum, Proposal, best_first
-from torchdp.domains.groups import Groups, corners, longest, moved_inside
+from torchdp.domains.groups import TINY, Groups, corners, longest, moved_inside
 from torchdp.domains.relaxation import ENUMERATED, hadamard_signs, maximise_image, rounded, split
-
-STEPS = 200  # of the bisection; it ends when the interval does
+from torchdp.root import between
 
 
 def maximise_on_sphere(G: Tensor, g: Tensor) -> tuple[Tensor, float]:
@@ -33,12 +32,8 @@ def maximise_on_sphere(G: Tensor, g: Tensor) -> tuple[Tensor, float]:
     size = float(b.norm())
     if size <= 1e-14 * max(top, 1e-300):
         return frame, top + 2 * size + float(g @ g)
-    low, high = top, top + size  # ||z(mu)|| <= 1 at high
-    for _ in range(STEPS):
-        mu = (low + high) / 2
-        if not low < mu < high:
-            break
-        low, high = (mu, high) if float((b / (mu - values)).norm()) > 1 else (low, mu)
+    high = top + size  # ||z(mu)|| <= 1 here
+    high = float(between(lambda mu: (b / (mu - values)).norm() - 1, values[-1], high, TINY))
     inverse = torch.where(values < high, 1 / (high - values), 0.0)
     part = b * inverse
     upper = high + float((b.square() * inverse).sum()) + float(g @ g)

@@ -13,10 +13,15 @@ from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
 
 
+@dataclass(frozen=True, eq=False)
 class Vertices(Domain):
-    """A domain that has finitely many points to look at: its oracle tries them all."""
+    """A domain that has finitely many points to look at, (N, d): its oracle tries them all."""
 
     points: Tensor
+
+    def __post_init__(self) -> None:
+        checks.own(self)
+        checks.keep(self, points=checks.one_matrix)
 
     @property
     def dimension(self) -> int:
@@ -62,12 +67,6 @@ class Vertices(Domain):
 class FiniteSet(Vertices):
     """The points themselves. points: (N, d), real. Raises ValueError, TypeError."""
 
-    points: Tensor
-
-    def __post_init__(self) -> None:
-        checks.own(self)
-        checks.keep(self, points=checks.one_matrix)
-
     @property
     def hull(self) -> Domain:
         return Polytope(self.points)
@@ -93,9 +92,3 @@ class Polytope(Vertices):
 
     Source: Nikolov, Tang (2023), Theorem 20 (1).
     """
-
-    points: Tensor
-
-    def __post_init__(self) -> None:
-        checks.own(self)
-        checks.keep(self, points=checks.one_matrix)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from torchdp.memory import rows_at_once
+from torchdp.root import between
 from torchdp.threads import one_thread
 
-STEPS, NEWTON, TINY = 100, 30, 1e-300  # steps of a bisection, of Newton's method
+STEPS, NEWTON, TINY = 100, 30, 1e-300  # steps of Newton's methods
 ROUNDS = 1000
 CLOSE = 1e-7  # of the size of the set
 KEPT = 0.75  # share of the rows that go on at which the others are put aside
@@ -65,7 +66,7 @@ def _shrunk(size: Tensor, a: Tensor, q: float, t: Tensor) -> Tensor:
 
 
 def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:
-    """The nearest point to x (..., d) of {root u: ||u||_2 <= 1}: s_i^2 x_i / (s_i^2 + t), t by bisection."""
+    """The nearest point to x (..., d) of {root u: ||u||_2 <= 1}: s_i^2 x_i / (s_i^2 + t), t a root."""
     if not root.any():
         return torch.zeros_like(x)
     U, S, _ = torch.linalg.svd(root.double(), full_matrices=False)
@@ -74,12 +75,9 @@ def nearest_in_ellipsoid(x: Tensor, root: Tensor) -> Tensor:
     along = x.double() @ U
     low = torch.zeros_like(along[..., :1])
     high = S.amax() * along.norm(dim=-1, keepdim=True)  # there ||s x / (s^2 + t)|| <= 1
-    for _ in range(STEPS):
-        t = (low + high) / 2
-        far = (S * along / (S**2 + t)).norm(dim=-1, keepdim=True) > 1
-        low, high = torch.where(far, t, low), torch.where(far, high, t)
+    t = between(lambda t: (S * along / (S**2 + t)).norm(dim=-1, keepdim=True) - 1, low, high, TINY)
     inside = (along / S).norm(dim=-1, keepdim=True) <= 1
-    z = torch.where(inside, along, S**2 * along / (S**2 + high))
+    z = torch.where(inside, along, S**2 * along / (S**2 + t))
     return (z @ U.mT).to(x)
 
 

@@ -16,11 +16,11 @@ from torchdp.domains.shapes import difference_shape
 from torchdp.draws import Draws, Simulated
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.privacy.root import root
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Limits, Tally, Users
 from torchdp.protocol.interval import quantile
 from torchdp.protocol.records import farthest
 from torchdp.protocol.users import beside, combined
+from torchdp.root import root
 from torchdp.threads import on_host
 
 ORDERS = (1.0, 2.0, math.inf)

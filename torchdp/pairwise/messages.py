@@ -249,9 +249,6 @@ class OneMessagePairs(SingleMessage):
         squares = checks.floating("messages", messages).double().square().sum(0)
         return Tally(total.n, {"sum": total["sum"], "squares": squares})
 
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return MessageProtocol.collect_unchecked(self, x, draws)
-
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return from_messages(self, self.validate_summary(summary), draws, shape)
 

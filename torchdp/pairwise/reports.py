@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Simulated
 from torchdp.pairwise.consistent import nearest
 from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.pairwise.variance import NUMBERS_AT_ONCE, symmetric_variance, worst_symmetric
-from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally, Users
+from torchdp.protocol import Layout, Limits, Relay, Tally, Users
 from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.protocol.types import from_messages
@@ -38,9 +38,6 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
     @property
     def estimated_pairs(self) -> Pairs:
         return Pairs.DISTINCT
-
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.collect_unchecked(x, draws)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.sample_unchecked(self.validate_summary(summary), draws, shape)
@@ -123,9 +120,6 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
     def users_at_once(self) -> int:  # type: ignore[override]
         """Whose reports are held together: four million bits."""
         return max(1, 2**22 // self.statistic.types)
-
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return MessageProtocol.collect_unchecked(self, x, draws)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return from_messages(self, self.validate_summary(summary), draws, shape)

@@ -100,7 +100,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         sums = PoissonSum(1, self.noise)  # Poisson noise: its distribution does not depend on the number of users
         flips, movement, instances = _change(self.probabilities)
         try:
-            real = certified(sums, self.delta * ROUNDED, instances, 0, movement, flips, self.epsilon)
+            real = certified(sums, self.delta * ROUNDED, 0, self.epsilon, (instances, movement, flips, 1.0))
         except ValueError:
             raise ValueError(
                 f"(epsilon, delta) = ({self.epsilon:g}, {self.delta:g}) is not certified with noise = {self.noise:g}; "

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import added, entrywise
+from torchdp.batch import Numbers, added, chosen, entrywise
 from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
-from torchdp.privacy.root import Number, root
+from torchdp.root import root
 
 SOURCE = "Balle, Wang (2018), Theorem 8"
 # log delta is evaluated to better than this (tests compare with 60 digits): calibration stays on the safe side.
@@ -23,9 +23,8 @@ STEPS = 5  # of Newton's method, which then is right to rounding for most
 TOLERANCE = 2.0**-43  # of a logarithm
 
 
-def gaussian_log_delta(
-    sigma: Number | float, epsilon: Number | float, sensitivity: Number | float = 1.0
-) -> Number:
+@entrywise(sigma=checks.positive, epsilon=checks.non_negative, sensitivity=checks.positive)
+def gaussian_log_delta(sigma: Numbers, epsilon: Numbers, sensitivity: Numbers = 1.0) -> Numbers:
     """log of the smallest delta for which adding N(0, sigma^2 I) is (epsilon, delta)-DP.
 
     delta = Phi(D/(2 sigma) - epsilon sigma/D) - e^epsilon Phi(-D/(2 sigma) - epsilon sigma/D), with D the
@@ -37,11 +36,6 @@ def gaussian_log_delta(
     Guarantees: exact; no smaller delta holds at this epsilon.
     Source: Balle, Wang (2018), Theorem 8.
     """
-    return _log_delta(sigma, epsilon, sensitivity)
-
-
-@entrywise(sigma=checks.positive, epsilon=checks.non_negative, sensitivity=checks.positive)
-def _log_delta(sigma: Tensor, epsilon: Tensor, sensitivity: Tensor) -> Tensor:
     return log_delta(sensitivity / sigma, epsilon)
 
 
@@ -49,17 +43,24 @@ def log_delta(ratio: Tensor, epsilon: Tensor) -> Tensor:
     """``gaussian_log_delta`` at D/sigma = ``ratio`` > 0; each entry by itself, with the same bits in any batch."""
     a = (epsilon / ratio - ratio / 2).clamp_max(1e160)
     b = a + ratio
-    # ratio < 1/2: M(a) - M(b) would lose digits; the integral of -M'(t) = 1 - t M(t) loses none
-    nodes, weights = _rule(a.device)
-    t = a[..., None] + ratio[..., None] * nodes
-    slope = weights * (1 - t * math.sqrt(math.pi / 2) * torch.special.erfcx(t / math.sqrt(2)))
-    near = _log_density(a) + (ratio * added(slope.movedim(-1, 0))).clamp_min(5e-324).log()
-    # a < 0, delta is large: the plain difference, in logarithms, loses nothing
-    above, below = torch.special.log_ndtr(-a), torch.special.log_ndtr(-b)
-    likely = above + torch.log1p(-torch.exp(epsilon + below - above))
-    mills = torch.special.erfcx(a / math.sqrt(2)) - torch.special.erfcx(b / math.sqrt(2))
-    far = _log_density(a) + (math.sqrt(math.pi / 2) * mills).clamp_min(5e-324).log()
-    return torch.where(ratio < 0.5, near, torch.where(a < 0, likely, far))
+
+    def near() -> Tensor:
+        """For ratio < 1/2 M(a) - M(b) would lose digits; the integral of -M'(t) = 1 - t M(t) loses none."""
+        nodes, weights = _rule(a.device)
+        t = a[..., None] + ratio[..., None] * nodes
+        slope = weights * (1 - t * math.sqrt(math.pi / 2) * torch.special.erfcx(t / math.sqrt(2)))
+        return _log_density(a) + (ratio * added(slope.movedim(-1, 0))).clamp_min(5e-324).log()
+
+    def likely() -> Tensor:
+        """For a < 0 delta is large: the plain difference, in logarithms, loses nothing."""
+        above, below = torch.special.log_ndtr(-a), torch.special.log_ndtr(-b)
+        return above + torch.log1p(-torch.exp(epsilon + below - above))
+
+    def far() -> Tensor:
+        mills = torch.special.erfcx(a / math.sqrt(2)) - torch.special.erfcx(b / math.sqrt(2))
+        return _log_density(a) + (math.sqrt(math.pi / 2) * mills).clamp_min(5e-324).log()
+
+    return chosen(ratio < 0.5, near, lambda: chosen(a < 0, likely, far))
 
 
 @lru_cache
@@ -73,7 +74,15 @@ def _log_density(a: Tensor) -> Tensor:
     return -a * a / 2 - math.log(2 * math.pi) / 2
 
 
-def gaussian_sigma(epsilon: Number | float, delta: Number | float, sensitivity: Number | float = 1.0) -> Number:
+def _asked(name: str, value: Any) -> float:
+    number = checks.positive(name, value)
+    if number > LARGEST:
+        raise ValueError(f"{name} must be at most {LARGEST:g}, not {number:g}: noise for it would protect nobody")
+    return number
+
+
+@entrywise(epsilon=_asked, delta=checks.fraction, sensitivity=checks.positive)
+def gaussian_sigma(epsilon: Numbers, delta: Numbers, sensitivity: Numbers = 1.0) -> Numbers:
     """The smallest sigma for which adding N(0, sigma^2 I) is (epsilon, delta)-DP, found by root finding.
 
     epsilon > 0, delta in (0, 1); sensitivity: the largest l_2 distance between the answers on neighbouring
@@ -83,18 +92,6 @@ def gaussian_sigma(epsilon: Number | float, delta: Number | float, sensitivity: 
     Guarantees: delta(sigma) <= delta, and delta(sigma (1 - 1e-8)) > delta.
     Source: Balle, Wang (2018), Theorem 8 and Algorithm 1 (here by :func:`root`).
     """
-    return _sigma(epsilon, delta, sensitivity)
-
-
-def _asked(name: str, value: Any) -> float:
-    number = checks.positive(name, value)
-    if number > LARGEST:
-        raise ValueError(f"{name} must be at most {LARGEST:g}, not {number:g}: noise for it would protect nobody")
-    return number
-
-
-@entrywise(epsilon=_asked, delta=checks.fraction, sensitivity=checks.positive)
-def _sigma(epsilon: Tensor, delta: Tensor, sensitivity: Tensor) -> Tensor:
     target = _kept(delta)
     # From too much noise: delta is below e^-t^2/2, t = epsilon sigma - 1/(2 sigma), and below 1/(sigma sqrt(2 pi)).
     t = (-2 * target).sqrt()
@@ -120,16 +117,28 @@ def _kept(delta: Tensor) -> Tensor:
 
 
 def gaussian_guarantee(
-    sigma: float, delta: float, sensitivity: float, model: Model, neighbours: Neighbours
+    sigma: float,
+    delta: float,
+    sensitivity: float,
+    model: Model,
+    neighbours: Neighbours,
+    variation: float | None = None,
 ) -> Guarantee:
     """The guarantee of adding N(0, sigma^2 I) at this delta: the epsilon with delta(epsilon) = delta.
 
-    Where that is 0 and a smaller delta holds too, the guarantee is not exact. Raises ValueError.
+    Where that is 0 and a smaller delta holds too, the guarantee is not exact. variation: of adding round(sigma g), g
+    standard normals, to integers, for the integers that leave: the total variation distance of all the noise of a
+    release from its distribution, for which delta keeps 2^-40 of itself. X + round(sigma g) = round(X + sigma g) is a
+    function of the Gaussian mechanism, in any dimension, and mu is that mechanism's. Raises ValueError.
 
-    Guarantees: exact (epsilon, delta)-DP; mu-Gaussian differential privacy, mu = sensitivity/sigma.
-    Source: Balle, Wang (2018), Theorem 8; Dong, Roth, Su (2022), for mu.
+    Guarantees: exact (epsilon, delta)-DP; mu-Gaussian differential privacy, mu = sensitivity/sigma; of integers at most
+        what Gaussian noise spends.
+    Source: Balle, Wang (2018), Theorem 8; Dong, Roth, Su (2022), for mu; ``Guarantee.rounded``.
     """
     delta = checks.fraction("delta", delta)
+    if variation is not None:
+        real = gaussian_guarantee(sigma, delta * ROUNDED, sensitivity, model, neighbours)
+        return real.rounded(variation, delta)
     if checks.positive("sensitivity", sensitivity) > 1e3 * checks.positive("sigma", sigma):
         raise ValueError(f"sigma must be at least a thousandth of sensitivity = {sensitivity:g}, not {sigma:g}")
     mu = sensitivity / sigma
@@ -137,7 +146,8 @@ def gaussian_guarantee(
     return Guarantee(epsilon, delta, model, neighbours, epsilon > 0, SOURCE, mu=mu)
 
 
-def gaussian_epsilon(mu: Number | float, delta: Number | float, variation: Number | float = 0.0) -> Number:
+@entrywise(mu=checks.non_negative, delta=checks.fraction, variation=checks.non_negative)
+def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> Numbers:
     """The least epsilon at ``delta`` of outputs within total variation ``variation`` of a mu-Gaussian mechanism's.
 
     mu >= 0, sensitivity/sigma; math.inf beyond 1000, and where the variation takes more than 2^-40 of delta. Numbers,
@@ -146,11 +156,6 @@ def gaussian_epsilon(mu: Number | float, delta: Number | float, variation: Numbe
     Guarantees: delta_mu(epsilon) + (1 + e^epsilon) variation <= delta, as in ``Guarantee.rounded``.
     Source: Balle, Wang (2018), Theorem 8.
     """
-    return _epsilon(mu, delta, variation)
-
-
-@entrywise(mu=checks.non_negative, delta=checks.fraction, variation=checks.non_negative)
-def _epsilon(mu: Tensor, delta: Tensor, variation: Tensor) -> Tensor:
     target = _kept(torch.where(variation > 0, delta * ROUNDED, delta))
     ratio = mu.clamp(5e-324, 1e3)
     free = log_delta(ratio, 0 * ratio) <= target
@@ -168,19 +173,3 @@ def _epsilon(mu: Tensor, delta: Tensor, variation: Tensor) -> Tensor:
     epsilon = torch.where(free, 0.0, found.exp())
     paid = (1 + epsilon.clamp_max(700.0).exp()) * variation <= delta * (1 - ROUNDED)
     return torch.where((mu <= 1e3) & paid, epsilon, math.inf)
-
-
-def rounded_guarantee(
-    sigma: float, delta: float, sensitivity: float, variation: float, model: Model, neighbours: Neighbours
-) -> Guarantee:
-    """The guarantee of adding round(sigma g), g standard normals, to integers, for the integers that leave.
-
-    X + round(sigma g) = round(X + sigma g): a function of the Gaussian mechanism, in any dimension. variation: total
-    variation distance of all the noise of a release from its distribution, for which delta keeps 2^-40 of itself. mu is
-    that of the Gaussian mechanism. Raises ValueError.
-
-    Guarantees: (epsilon, delta)-DP of integers drawn within ``variation``; at most what Gaussian noise spends.
-    Source: Balle, Wang (2018), Theorem 8, of which rounding is a function; ``Guarantee.rounded``.
-    """
-    real = gaussian_guarantee(sigma, checks.fraction("delta", delta) * ROUNDED, sensitivity, model, neighbours)
-    return real.rounded(variation, delta)

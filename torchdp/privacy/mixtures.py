@@ -45,7 +45,7 @@ from scipy.special import ndtr
 
 from torchdp import checks
 from torchdp.privacy.gaussian import gaussian_epsilon, gaussian_log_delta, gaussian_sigma
-from torchdp.privacy.root import root
+from torchdp.root import least
 
 EPS = 2.0**-52
 LOST = 1e-12  # of E L, about, where grids end, in all bins
@@ -57,6 +57,7 @@ LONGEST, TRIED = 128, 5  # bins of a run; comparisons for each size of G_ii
 SIZES, MOST_SHARED = (0.2, 2.0), 1.5  # of G_ii; the shared part over it
 DECAYS = 1 - np.geomspace(0.01, 0.9, 16)
 ROUNDS, NEAR = 4, 0.99  # until no comparison finds less than so much of delta
+NEARER = 0.8  # of a noise: where the search for less begins
 TOLERANCE = 5e-4  # of the logarithm of sigma and of epsilon
 
 
@@ -130,19 +131,16 @@ def _least(
 ) -> float:
     """About the least x <= most with found <= delta for one of them: for the first, for the best at that x, ..."""
 
-    def least(one: Comparison, high: float) -> float:
-        def excess(log_x: float) -> float:
-            return math.log(max(found(one, math.exp(log_x)), LOST)) - math.log(delta)
+    def of_one(one: Comparison, high: float) -> float:
+        x = least(lambda x: max(found(one, x), LOST), delta, high * NEARER, high, TOLERANCE, (True, False))
+        return min(x, high) if x == x else high
 
-        x = root(excess, math.log(high) - 0.2, math.log(high), TOLERANCE, grow=(True, False))
-        return min(math.exp(x), high) if x == x else high
-
-    x = least(tried[0], most)
+    x = of_one(tried[0], most)
     for _ in range(ROUNDS):
         deltas = [found(one, x) for one in tried]
         if min(deltas) > NEAR * delta:
             break
-        x = least(tried[int(np.argmin(deltas))], x)
+        x = of_one(tried[int(np.argmin(deltas))], x)
     return x
 
 

@@ -1,17 +1,16 @@
 """Gaussian noise on sums over users that were sampled: privacy loss distributions of the package dp_accounting."""
 
 import math
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import entrywise
+from torchdp.batch import Numbers, entrywise
 from torchdp.privacy.accounting import rounding
 from torchdp.privacy.gaussian import gaussian_epsilon, gaussian_sigma
 from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
-from torchdp.privacy.root import Number, root
+from torchdp.root import least
 
 STEP, FINE, MOST = 1e-3, 0.25, 1e5  # of the privacy loss: at most; in chance / multiplier; steps of one sum's loss
 LEAST = 5.0  # powers of e below what one sum over all needs, where the search for less noise ends
@@ -39,9 +38,13 @@ def sampled_guarantee(multiplier: float, chance: float, times: int, delta: float
     return Guarantee(epsilon, delta, Model.CENTRAL, Neighbours.ADD_REMOVE, False, SOURCE)
 
 
-def sampled_multiplier(
-    epsilon: Number | float, delta: Number | float, chance: Number | float, times: Number | int
-) -> Number:
+@entrywise(
+    epsilon=checks.positive,
+    delta=checks.fraction,
+    chance=partial(checks.within, low=LEAST_CHANCE, high=1.0),
+    times=partial(checks.within, low=1, high=MOST_TIMES),
+)
+def sampled_multiplier(epsilon: Numbers, delta: Numbers, chance: Numbers, times: Numbers) -> Numbers:
     """The least ``multiplier``, within 1e-4 of itself, for which :func:`sampled_guarantee` is at most ``epsilon``.
 
     Numbers, or batches that broadcast; each is found by itself, on the host. Raises TypeError, ValueError, ImportError.
@@ -49,35 +52,20 @@ def sampled_multiplier(
     Guarantees: ``sampled_guarantee(multiplier, chance, times, delta).epsilon`` <= epsilon.
     Source: as there; the epsilon falls with the multiplier.
     """
-    return _multipliers(epsilon, delta, chance, times)
+    rows = zip(*(each.tolist() for each in (epsilon, delta, chance, times)), strict=True)
+    return torch.tensor([_multiplier(*row) for row in rows], dtype=torch.float64).to(epsilon)
 
 
-@entrywise(
-    epsilon=checks.positive,
-    delta=checks.fraction,
-    chance=partial(checks.within, low=LEAST_CHANCE, high=1.0),
-    times=partial(checks.within, low=1, high=MOST_TIMES),
-)
-def _multipliers(*arguments: Tensor) -> Tensor:
-    rows = zip(*(each.tolist() for each in arguments), strict=True)
-    return torch.tensor([_multiplier(*row) for row in rows], dtype=torch.float64).to(arguments[0])
-
-
-@lru_cache(256)
 def _multiplier(epsilon: float, delta: float, chance: float, times: float) -> float:
     chance, times, delta = _checked(chance, int(times) if times == int(times) else times, delta)  # type: ignore[arg-type]
-    every = math.log(gaussian_sigma(epsilon, delta, math.sqrt(times)) * (1 + 1e-9))  # where all are in each sum
+    every = gaussian_sigma(epsilon, delta, math.sqrt(times)) * (1 + 1e-9)  # where all are in each sum
     if chance == 1:
-        return math.exp(every)
-    least = every - math.log(times) / 2 - LEAST  # delta may allow that a user who was ever in a sum is seen
-
-    def excess(log_multiplier: float) -> float:
-        if log_multiplier < least:
-            return math.inf
-        found = _epsilon(chance, times, delta, math.exp(log_multiplier))
-        return math.log(min(max(found, 1e-300), 1e300)) - math.log(epsilon)
-
-    return math.exp(root(excess, every - 0.5, every, TOLERANCE / 40))
+        return every
+    floor = (
+        every / math.sqrt(times) * math.exp(-LEAST)
+    )  # delta may allow that a user who was ever in a sum is seen
+    found = partial(_epsilon, chance, times, delta)
+    return least(found, epsilon, every * math.exp(-0.5), every, TOLERANCE / 40, floor=floor)
 
 
 def _checked(chance: float, times: int, delta: float) -> tuple[float, int, float]:

@@ -10,8 +10,9 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.root import between
 
-BISECTIONS = 60
+LARGEST = 40.0  # standard errors: of less than 1e-300
 SECANTS, CLOSE = 12, 1e-4  # steps to the end of a ratio's interval, and the relative error of it
 
 
@@ -100,14 +101,13 @@ class ErrorParts(Error):
         return ErrorParts(each**2 * self.variance, each * self.slope, self.curvature)
 
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
-        """By bisection."""
-        low, high = torch.zeros_like(value), torch.full_like(value, 40.0)
-        for _ in range(BISECTIONS):
-            z = (low + high) / 2
+
+        def outside(z: Tensor) -> Tensor:
             below, above = self.margins(z)
-            holds = (value - below - bias <= 0) & (value + above + bias >= 0)
-            low, high = torch.where(holds, low, z), torch.where(holds, z, high)
-        z = torch.where(low > 39.99, torch.inf, (low + high) / 2)
+            return torch.maximum(value - below, -value - above) - bias
+
+        z = between(outside, torch.zeros_like(value), LARGEST)
+        z = torch.where(z > LARGEST - 0.01, torch.inf, z)
         return torch.where(value.isnan() | self.variance.isnan().any(-1), torch.nan, z)
 
     def joined(self, other: Error) -> Error:

@@ -308,11 +308,13 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
         return self.client.decode(data)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        if self.layout != self.client.layout:  # the tally is not the client's
+            return super().collect_unchecked(x, draws)
         parts = x.split(rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values())))
         return self.add(*(self.client.collect_unchecked(self.client_input(part), draws) for part in parts))
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        if self.layout != self.client.layout:  # the tally is not the client's
+        if self.layout != self.client.layout:
             return super().collect_groups(x, groups, size, draws)
         rows = rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values()))
         parts = zip(x.split(rows), groups.split(rows), strict=True)

@@ -1,13 +1,13 @@
 """The error of a quadratic form of a nearly normal vector, and the intervals that invert its distribution."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp.protocol.interval import Error, ErrorParts
-from torchdp.protocol.tails import LARGEST, NEAR, TINY, normal_deviate, root_of_rows
+from torchdp.protocol.tails import LARGEST, NEAR, TINY, normal_deviate
+from torchdp.root import between
 
 FARTHEST = 16.0  # of the logarithm of a step's odds: 1e7
 NOISELESS = 1e-9  # of the largest coordinate: what rounding leaves of a direction without noise
@@ -74,34 +74,24 @@ class QuadraticError(Error):
 
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         """inf beyond the form's own range."""
-        shape = (value + self.offset).shape
-        path = _Path.of(self).rows(shape)
-        each = (torch.as_tensor(part, dtype=path.scale.dtype, device=path.scale.device)
-                for part in (value + self.offset, bias, self.slack))  # fmt: skip
-        value, bias, slack = (part.expand(shape).flatten() for part in each)
+        path, u0 = _Path.of(self), value + self.offset
 
-        def needed(z: Tensor, rows: Tensor) -> Tensor:
+        def needed(z: Tensor) -> Tensor:
             """By the ends' own width at z."""
-            some, wide = path.take(rows), bias[rows] + z * slack[rows]
-            u = torch.stack([-wide, wide]) - value[rows]
-            deviate, near = some.deviate(some.place(u)), 10 * NEAR * (some.scale + u.abs())
+            wide = bias + z * self.slack
+            u = torch.stack([-wide - u0, wide - u0])
+            deviate, near = path.deviate(path.place(u)), 10 * NEAR * (path.scale + u.abs())
             for sign in (1, -1):  # every interval reaches to the end that the estimate lies beyond
-                past = sign * (some.truth(torch.full_like(u, -sign * FARTHEST)) - u)
+                past = sign * (path.truth(torch.full_like(u, -sign * FARTHEST)) - u)
                 kept = torch.where(past > -near, (sign * deviate).clamp_min(0), sign * deviate)
                 deviate = sign * torch.where(past > near, 2 * LARGEST, kept)
             first, last = deviate  # falling
             return torch.where(last > 0, last, torch.where(first < 0, -first, 0.0)).clamp_max(2 * LARGEST)
 
-        zero = torch.zeros_like(value)
-        first = needed(zero, torch.arange(len(zero), device=zero.device)).clamp_max(
-            LARGEST
-        )  # the answer but for slack
-        z = (
-            root_of_rows(lambda z, rows: needed(z, rows) - z, zero, zero + LARGEST, first)
-            if bool(slack.any())
-            else first
-        )
-        return torch.where(z > LARGEST * (1 - NEAR), torch.inf, z).where(~value.isnan(), torch.nan).view(shape)
+        z = needed(torch.zeros_like(u0)).clamp_max(LARGEST)  # the answer but for slack
+        if bool(self.slack.any()):
+            z = between(lambda z: needed(z) - z, torch.zeros_like(u0), LARGEST, NEAR)
+        return torch.where(z > LARGEST * (1 - NEAR), torch.inf, z).where(~u0.isnan(), torch.nan)
 
     def scaled(self, factor: float | Tensor) -> "QuadraticError":
         each = torch.as_tensor(factor, dtype=self.offset.dtype, device=self.offset.device)
@@ -171,30 +161,14 @@ class _Path:
         squares = torch.nn.functional.pad(squares, (0, self.central.shape[-1]))
         return normal_deviate(-u - self.offset, curved, squares)
 
-    def rows(self, shape: torch.Size) -> "_Path":
-        """A row for each entry of a batch of this shape."""
-        n = math.prod(shape)
-        curved, squares, central, threshold = (
-            each.expand(*shape, -1).reshape(n, each.shape[-1])
-            for each in (self.curved, self.squares, self.central, self.threshold)
-        )
-        offset, scale = (each.expand(shape).reshape(n) for each in (self.offset, self.scale))
-        return _Path(curved, squares, central, offset, scale, threshold)
-
-    def take(self, rows: Tensor) -> "_Path":
-        curved, squares, central = self.curved[rows], self.squares[rows], self.central[rows]
-        return _Path(curved, squares, central, self.offset[rows], self.scale[rows], self.threshold[rows])
-
     def crossing(self, goal: Tensor) -> Tensor:
         """Where the deviate is ``goal``, or the end of the path that is nearest to it."""
-        path, far, goals = self.rows(goal.shape), torch.full_like(goal, FARTHEST), goal.flatten()
-        return root_of_rows(lambda y, rows: path.take(rows).deviate(y) - goals[rows], -far, far)
+        return between(lambda y: self.deviate(y) - goal, torch.full_like(goal, -FARTHEST), FARTHEST, NEAR)
 
     def place(self, u: Tensor) -> Tensor:
         """Where the truth lies u above the centre."""
-        path, far = self.rows(u.shape), torch.full_like(u, FARTHEST)
-        goals = torch.asinh(u.flatten() / path.scale)
-        return root_of_rows(lambda y, rows: goals[rows] - torch.asinh(path.take(rows).at(y)[0]), -far, far)
+        goal = torch.asinh(u / self.scale)
+        return between(lambda y: goal - torch.asinh(self.at(y)[0]), torch.full_like(u, -FARTHEST), FARTHEST, NEAR)
 
 
 def coordinates(slope: Tensor, J: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,10 +202,5 @@ def _threshold(squares: Tensor, own: Tensor) -> Tensor:
     left = torch.maximum(left, torch.maximum((2 * spread).sqrt(), NEAR * size))
     many = (own.sum(-1).square() / spread.clamp_min(TINY)).clamp_min(1)
     most = (4 * (1 - 1 / many) + 2 * many.log()).expand_as(size)
-    goals, squares, own = left.flatten(), squares.expand_as(own), own.expand_as(squares)
-    squares, own = (each.reshape(len(goals), each.shape[-1]) for each in (squares, own))
-
-    def excess(t: Tensor, rows: Tensor) -> Tensor:
-        return (squares[rows] - t[:, None] * own[rows]).clamp_min(0).sum(-1) - goals[rows]
-
-    return root_of_rows(excess, torch.zeros_like(size), most)
+    excess = lambda t: (squares - t[..., None] * own).clamp_min(0).sum(-1) - left  # noqa: E731
+    return between(excess, torch.zeros_like(most), most, NEAR)

@@ -146,11 +146,23 @@ class Crowd(Brief):
 class Tally(Brief):
     """What the analyst needs of n users: named tensors, each (*sample_shape, ...). A record; protocols add tallies.
 
-    Of a batch: n (*batch) int64, parts (*sample_shape, *batch, ...).
+    Of a batch: n (*batch) int64, parts (*sample_shape, *batch, ...). Raises TypeError, ValueError.
     """
 
     n: Users
     parts: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, Tensor):
+            return
+        parts, batch = checks.instance("tally.parts", self.parts, Mapping), tuple(self.n.shape)
+        shapes = [tuple(checks.dense(name, part).shape) for name, part in parts.items()]
+        ends = range(len(batch), 1 + min(map(len, shapes), default=0))  # of a batch behind one sample_shape
+        if not any({shape[:end] for shape in shapes} == {shapes[0][: end - len(batch)] + batch} for end in ends):
+            raise ValueError(
+                f"tally.n must have the parts' shape behind sample_shape and before a number's own, not {batch} "
+                f"beside {shapes}: it would broadcast; drop the dimensions that are no batch's"
+            )
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parts[name]

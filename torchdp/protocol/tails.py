@@ -1,14 +1,13 @@
-"""Tails of quadratic forms of normal vectors, and roots of whole batches whose rows are done one by one."""
-
-from collections.abc import Callable
+"""Tails of quadratic forms of normal vectors."""
 
 import torch
 from torch import Tensor
 
-FEW = 100  # steps, of the searches for a saddlepoint, an end and a threshold; they stop where nothing moves
+from torchdp.protocol.interval import LARGEST
+
+FEW = 100  # steps of the search for a saddlepoint; it stops where nothing moves
 NEAR = 1e-7  # relative change at which a search stops
 EVEN = 1e-3  # deviates below which the saddlepoint formula is replaced by its limit
-LARGEST = 40.0  # standard errors: of less than 1e-300
 TINY = 1e-300
 MANY = 256  # rows, of which those that are done are put aside
 ENDLESS = 1e15  # a saddlepoint beyond it is that of a value which cannot be told from the end of the range
@@ -68,40 +67,3 @@ def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> T
             break
     found[rows] = p
     return found
-
-
-def root_of_rows(
-    f: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor, first: Tensor | None = None
-) -> Tensor:
-    """Where a falling f is 0 between a and b, or the end nearest to that; first: a guess.
-
-    f(y, rows): at y of these rows of the batch, flattened; rows that are done are put aside.
-    Source: Dowell, Jarratt (1972).
-    """
-    shape, a, b = a.shape, a.flatten(), b.flatten()
-    rows = torch.arange(len(a), device=a.device)
-    left, right, y = f(a, rows), f(b, rows), (a + b) / 2 if first is None else first.flatten()
-    inside, found = (left > 0) & (right < 0), torch.where(left <= 0, a, b)
-    rows, a, b, left, right, y = (each[inside] for each in (rows, a, b, left, right, y))
-    for step in range(FEW):
-        if not len(rows):
-            break
-        value = f(y, rows)
-        above = value > 0
-        left, right = (
-            torch.where(above, value, left * right / (right + value)),
-            torch.where(above, right * left / (left + value), value),
-        )
-        a, b = torch.where(above, y, a), torch.where(above, b, y)
-        new = b - right * (b - a) / (right - left)
-        new = torch.where((new > a) & (new < b) & (step % 4 != 3), new, (a + b) / 2)
-        going = (value.abs() > NEAR) & (b - a > NEAR**2)
-        left_over = int(going.sum())
-        if not left_over:
-            break
-        y = torch.where(value.abs() > NEAR, new, y)
-        if len(y) > MANY and 2 * left_over < len(y):
-            found[rows] = y
-            rows, a, b, left, right, y = (each[going] for each in (rows, a, b, left, right, y))
-    found[rows] = y
-    return found.view(shape)

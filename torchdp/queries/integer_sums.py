@@ -10,8 +10,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
-from torchdp.privacy.gaussian import ROUNDED, rounded_guarantee
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import farthest
 from torchdp.protocol.users import tensor_of
@@ -81,9 +81,8 @@ class IntegerSums(CuratorProtocol[Crowd]):
     def guarantee(self) -> Guarantee:
         """At delta. Raises ValueError where epsilon is so large that the tables' distance is more than delta allows."""
         variation = self.dim * self.noise.variation
-        return rounded_guarantee(
-            self.sigma, self.delta, self.sensitivity, variation, Model.CENTRAL, Neighbours.REPLACE_ONE
-        )
+        kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
+        return gaussian_guarantee(self.sigma, self.delta, self.sensitivity, *kind, variation)
 
     @property
     def layout(self) -> Layout:

@@ -63,7 +63,7 @@ def choose_regression(
     V = entry_variance(longest, epsilon=epsilon, delta=delta)
 
     def sketched(height: int) -> float:
-        return predicted_phi_of_sketch(moments, ridge, height, V)
+        return float(predicted_phi_of_sketch(moments, ridge, height, V))
 
     shown = _sketch(sketched, d + 2, V, gram, longest, generator)
     height = shown.protocol.sketch.height
@@ -134,15 +134,18 @@ def choose_low_rank(
     trace = float(moments.matrix.trace()) / d
 
     def sketched(height: int) -> float:
-        return predicted_psi_of_sketch(moments, rank, height, V)
+        return float(predicted_psi_of_sketch(moments, rank, height, V))
 
     candidates: list[tuple[int, Candidate[Release]]] = [
-        (gram.words, Candidate("gram", gram, predicted_psi(moments, rank, gram.gram_sigma), _gram_note(gram))),
+        (
+            gram.words,
+            Candidate("gram", gram, float(predicted_psi(moments, rank, gram.gram_sigma)), _gram_note(gram)),
+        ),
         (d, _sketch(sketched, rank + 1, V, gram, bound, generator)),
     ]
     if local is not None:
         level = math.sqrt(2 * n * local.sigma**4 + 4 * local.sigma**2 * trace)
-        alone = Candidate("local", local, predicted_psi(moments, rank, level), _local_note(local, n))
+        alone = Candidate("local", local, float(predicted_psi(moments, rank, level)), _local_note(local, n))
         candidates.append((local.size, alone))
     return _affordable(candidates, most_words)
 

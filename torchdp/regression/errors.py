@@ -8,7 +8,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Users
-from torchdp.protocol.users import single, tensor_of
+from torchdp.protocol.users import beside, tensor_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,28 +60,27 @@ class SecondMoments:
 
     @property
     def gram(self) -> Tensor:
-        """A^T A without the label: (d, d)."""
+        """A^T A without the label: (*batch, d, d)."""
         return self.matrix[..., :-1, :-1]
 
     @property
     def cross(self) -> Tensor:
-        """A^T b: (d,)."""
+        """A^T b: (*batch, d)."""
         return self.matrix[..., :-1, -1]
 
     @property
-    def label_square(self) -> float:
-        """b^T b."""
-        return float(self.matrix[-1, -1])
+    def label_square(self) -> Tensor:
+        """b^T b: (*batch)."""
+        return self.matrix[..., -1, -1]
 
     def __add__(self, other: "SecondMoments") -> "SecondMoments":
         return SecondMoments(self.n + other.n, self.matrix + other.matrix)
 
 
 def checked(moments: SecondMoments, name: str = "moments") -> SecondMoments:
-    """``moments``, if that is what they are, of one set of rows. Raises TypeError, ValueError."""
+    """``moments``, if that is what they are. Raises TypeError."""
     if not isinstance(moments, SecondMoments):
         raise TypeError(f"{name} must be SecondMoments, not {type(moments).__name__}; see SecondMoments.of")
-    single(moments.n)
     return moments
 
 
@@ -104,18 +103,17 @@ def joined(A: Tensor, labels: Tensor | None) -> Tensor:
 
 
 def loss(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
-    """|A x - b|^2 + ridge |x|^2 of solutions x: (*batch, d) -> (*batch,), float64. Raises TypeError, ValueError."""
+    """|A x - b|^2 + ridge |x|^2 of solutions x: (*sample_shape, *batch, d) -> (*sample_shape, *batch), float64.
+
+    Raises TypeError, ValueError.
+    """
     x, ridge = _solutions(checked(moments), x), checks.non_negative("ridge", ridge)
-    return (
-        ((x @ moments.gram) * x).sum(-1)
-        - 2 * x @ moments.cross
-        + moments.label_square
-        + ridge * x.square().sum(-1)
-    )
+    bent = (moments.gram @ x[..., None])[..., 0] - 2 * moments.cross
+    return (bent * x).sum(-1) + moments.label_square + ridge * x.square().sum(-1)
 
 
 def least_squares(moments: SecondMoments, ridge: float) -> Tensor:
-    """The x of least |A x - b|^2 + ridge |x|^2, of least norm where there are several: (d,), float64.
+    """The x of least |A x - b|^2 + ridge |x|^2, of least norm where there are several: (*batch, d), float64.
 
     ridge >= 0. Raises ValueError.
     """
@@ -124,13 +122,12 @@ def least_squares(moments: SecondMoments, ridge: float) -> Tensor:
         raise ValueError("moments must hold at least one column beside the label")
     values, vectors = torch.linalg.eigh(moments.gram)
     values = values.clamp_min(0) + ridge
-    kept = values > 1e-12 * values[-1]
-    inverse = torch.where(kept, 1 / values.where(kept, torch.ones_like(values)), 0)
-    return vectors @ (inverse * (vectors.mT @ moments.cross))
+    inverse = torch.where(values > 1e-12 * values[..., -1:], 1 / values, 0.0)
+    return (vectors @ (inverse[..., None] * (vectors.mT @ moments.cross[..., None])))[..., 0]
 
 
 def phi(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
-    """The approximation factor of solutions of the ridge regression: loss(x) / least loss, (*batch, d) -> (*batch,).
+    """The approximation factor of solutions of the ridge regression: loss(x) / least loss, shapes as of ``loss``.
 
     1 at the optimum; x = 0 has phi = b^T b / least loss, which is where every method with far too much noise and
     enough regularization ends. The labels are the last column of the moments. Raises TypeError, ValueError; also
@@ -138,19 +135,26 @@ def phi(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
 
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.2.
     """
-    least = loss(moments, least_squares(moments, ridge), checks.non_negative("ridge", ridge))
-    if not float(least) > 1e-12 * moments.label_square:
+    return loss(moments, x, ridge) / least_loss(moments, ridge)
+
+
+def least_loss(moments: SecondMoments, ridge: float) -> Tensor:
+    """That of ``least_squares``, (*batch). Raises TypeError, ValueError where it is zero to rounding."""
+    least = loss(moments, least_squares(moments, ridge), ridge)
+    lost = ~(least > 1e-12 * moments.label_square)
+    if bool(lost.any()):
         raise ValueError(
-            "the least loss is zero to rounding, so phi is undefined; use loss, or a ridge > 0 and labels not all 0"
+            f"the least loss is zero to rounding, so phi is undefined{checks.at(lost)}; use loss, or a ridge > 0 and "
+            "labels not all 0"
         )
-    return loss(moments, x, ridge) / least
+    return least
 
 
 def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
     """The excess risk of a k-dimensional space: (sum_{i <= k} lambda_i(M) - tr X^T M X)/n, X orthonormal columns.
 
-    It is |A - A X X^T|_F^2 / n less its minimum. directions: (*batch, d, k), orthonormal columns. -> (*batch,),
-    float64. Raises TypeError, ValueError.
+    It is |A - A X X^T|_F^2 / n less its minimum. directions: (*sample_shape, *batch, d, k), orthonormal columns.
+    -> (*sample_shape, *batch), float64. Raises TypeError, ValueError.
 
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.2.
     """
@@ -160,8 +164,8 @@ def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
         raise ValueError(f"directions must have shape (..., {moments.columns}, k), not {tuple(X.shape)}")
     if float((X.mT @ X - torch.eye(k).to(X)).abs().amax()) > 1e-5:
         raise ValueError("directions must have orthonormal columns; see torch.linalg.qr")
-    best = torch.linalg.eigvalsh(moments.matrix)[-k:].sum()
-    return (best - ((moments.matrix @ X) * X).sum((-2, -1))) / moments.n
+    best = torch.linalg.eigvalsh(moments.matrix)[..., -k:].sum(-1)
+    return (best - ((moments.matrix @ X) * X).sum((-2, -1))) / beside(moments.n)
 
 
 def _solutions(moments: SecondMoments, x: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Layout, Limits, MessageProtocol, Objective, Relay, Tally, Users
+from torchdp.protocol import Layout, Limits, Objective, Relay, Tally, Users
 from torchdp.protocol.records import ROUNDING
-from torchdp.protocol.users import single
+from torchdp.protocol.users import beside, tensor_of
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.rows import RowsProtocol
@@ -80,9 +80,6 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     def client_input(self, x: Tensor) -> Tensor:
         return self.clipped(x)
 
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return MessageProtocol.collect_unchecked(self, x, draws)  # the products are not the client's tally
-
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages).double()
         if messages.ndim != 2 or messages.shape[1] != self.size:
@@ -93,50 +90,51 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         """O(d^3) a repetition, whatever n.
 
         With [A b] = Q R, Q^T E and the rest of E are independent: Z^T Z = (R + G)^T (R + G) + W, G normal, W Wishart
-        with n - r degrees of freedom.
+        with n - r degrees of freedom, r = min(n, d): the rows that can differ from zero after a rotation of the users.
         """
-        n, d = single(summary.n), summary.columns
+        n, d = tensor_of(summary.n).to(summary.matrix.device), summary.columns
         values, vectors = torch.linalg.eigh(summary.matrix)
-        r = min(n, d)  # rows that can differ from zero after a rotation of the clients
-        root = (values.clamp_min(0).sqrt()[:, None] * vectors.mT)[d - r :]
-        rotated = root + self.sigma * draws.normal((*shape, r, d))
-        return Tally(n, {"gram": rotated.mT @ rotated + self.sigma**2 * wishart(n - r, d, shape, draws)})
+        root = values.clamp_min(0).sqrt()[..., :, None] * vectors.mT
+        some = (
+            torch.arange(d - 1, -1, -1, device=n.device) < n[..., None]
+        )  # of its rows, the largest of which is last
+        rotated = (root + self.sigma * draws.normal((*shape, *root.shape))) * some[..., None]
+        rest = wishart((n - d).clamp_min(0), d, (*shape, *n.shape), draws)
+        return Tally(summary.n, {"gram": rotated.mT @ rotated + self.sigma**2 * rest})
 
     def analyse(self, tally: Tally) -> NoisyMoments:
         """Standard errors are of the rows' products with the noise, their squares taken from the tally."""
         total, variance = self.check(tally)["gram"], self.sigma**2
-        n = single(tally.n)
-        matrix = total - n * variance * torch.eye(self.size).to(total)
-        squares, mean = (total.new_full(total.shape[:-2], v) for v in (n * variance**2, variance))
-        return from_noisy_rows(matrix, squares, mean, self.labelled, n)
+        matrix = total - tally.users(2) * variance * torch.eye(self.size).to(total)
+        squares, mean = (total.new_zeros(total.shape[:-2]) + v for v in (tally.users() * variance**2, variance))
+        return from_noisy_rows(matrix, squares, mean, self.labelled, tally.n)
 
     def predicted_mse(self, summary: SecondMoments) -> Tensor:
         """n sigma^4 + sigma^2 (M_ii + M_jj) for entry (i, j) of [A b]^T [A b], twice that in svec."""
-        diagonal = self.validate_summary(summary).matrix.diagonal()
-        return product_variances(diagonal, single(summary.n) * self.sigma**4, self.sigma**2, self.labelled)
+        diagonal = self.validate_summary(summary).matrix.diagonal(dim1=-2, dim2=-1)
+        return product_variances(diagonal, beside(summary.n, 1) * self.sigma**4, self.sigma**2, self.labelled)
 
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """Exact. The worst entry: all rows along one axis; the mean: rows and labels at their bounds."""
         checks.instance("objective", objective, Objective)
-        n, d = checks.integer("n", n, 1), self.columns
-        label = torch.tensor([n * (self.label_bound or 0.0) ** 2] * self.labelled, dtype=torch.float64)
-        rows = torch.zeros(d, dtype=torch.float64)
-        rows[0] = n * self.bound**2
-        if objective is Objective.MEAN:
-            rows[:] = n * self.bound**2 / d
-        diagonal = torch.cat([rows, label])
-        return objective.of(product_variances(diagonal, n * self.sigma**4, self.sigma**2, self.labelled))
+        n, d = checks.people("n", n, 1), self.columns
+        squares = torch.full((self.size,), self.bound**2 / d, dtype=torch.float64, device=tensor_of(n).device)
+        if objective is Objective.WORST:
+            squares[0], squares[1:d] = self.bound**2, 0.0
+        squares[d:] = (self.label_bound or 0.0) ** 2
+        users = beside(n, 1)
+        errors = product_variances(users * squares, users * self.sigma**4, self.sigma**2, self.labelled)
+        return objective.of(errors, errors.ndim - 1)
 
 
-def wishart(degrees: int, d: int, shape: Sequence[int], draws: Draws) -> Tensor:
+def wishart(degrees: Tensor, d: int, shape: Sequence[int], draws: Draws) -> Tensor:
     """G^T G for standard normal G, degrees x d, exactly in distribution: (*shape, d, d), float64, in O(d^3).
 
-    Source: Bartlett (1933): G = Q T with T upper triangular, chi on its diagonal and normal above it.
+    degrees: whole numbers >= 0 that ``shape`` ends with.
+    Source: Bartlett (1933): G = Q T with T upper triangular, chi on its diagonal and normal above it; below as many
+    rows as G has T is 0.
     """
-    if degrees < d:
-        normal = draws.normal((*shape, degrees, d))
-        return normal.mT @ normal
-    halves = (degrees - torch.arange(d, dtype=torch.float64, device=draws.device)) / 2
-    chi = (2 * draws.gamma(halves.expand(*shape, d))).sqrt()
-    triangular = draws.normal((*shape, d, d)).triu(1) + torch.diag_embed(chi)
+    left = degrees[..., None] - torch.arange(d, device=degrees.device)
+    chi = (2 * draws.gamma((left.clamp_min(1) / 2).double().expand(*shape, d))).sqrt()
+    triangular = (draws.normal((*shape, d, d)).triu(1) + torch.diag_embed(chi)) * (left > 0)[..., None]
     return triangular.mT @ triangular

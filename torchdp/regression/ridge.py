@@ -6,15 +6,17 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.regression.errors import SecondMoments, least_squares, level, loss
+from torchdp.batch import Numbers, each
+from torchdp.regression.errors import SecondMoments, least_loss, least_squares, level, loss
 from torchdp.regression.second_moment_noise import NoisyMoments
 
 STEPS = 128  # of the search for the regularization, over twelve decades
 
 
-def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
+def solve_ridge(gram: Tensor, cross: Tensor, ridge: Numbers) -> Tensor:
     """(G + ridge I)^-1 c: (*batch, d, d), (*batch, d) -> (*batch, d), float64; what is released is taken as it is.
 
+    ridge: a number, or numbers that broadcast with the batch: many regularizations of one release are one call.
     With G = Y_A^T Y_A and c = Y_A^T Y_b this is the published analysis of a sketch. Noise can make G + ridge I
     indefinite, and the solution then means nothing: see :func:`adaptive_ridge`. Raises TypeError, ValueError.
 
@@ -25,10 +27,11 @@ def solve_ridge(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
         raise ValueError(
             f"gram (..., d, d) and cross (..., d) do not fit: {tuple(gram.shape)}, {tuple(cross.shape)}"
         )
-    shifted = gram + checks.non_negative("ridge", ridge) * torch.eye(gram.shape[-1]).to(gram)
+    ridges = each(checks.non_negative, "ridge", ridge).to(gram)[..., None, None]
+    shifted = gram + ridges * torch.eye(gram.shape[-1]).to(gram)
     solution, info = torch.linalg.solve_ex(shifted, cross[..., None])
     if bool(info.any()):
-        raise ValueError("gram + ridge I is singular; take a ridge > 0, or adaptive_ridge")
+        raise ValueError(f"gram + ridge I is singular{checks.at(info > 0)}; take a ridge > 0, or adaptive_ridge")
     return solution[..., 0]
 
 
@@ -42,11 +45,9 @@ def adaptive_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
 
     Source: Stein (1981), Lemma 1, applied here to normal noise that is isotropic on symmetric matrices.
     """
-    if not isinstance(noisy, NoisyMoments) or noisy.cross is None:
-        raise TypeError("noisy must be NoisyMoments with a cross part; release with labels")
-    ridge = checks.non_negative("ridge", ridge)
-    values, vectors = torch.linalg.eigh(checks.matrix("gram", noisy.gram).double())
-    u = (vectors.mT @ noisy.cross.double()[..., None])[..., 0]  # (*batch, d)
+    (gram, cross), ridge = _parts(noisy), checks.non_negative("ridge", ridge)
+    values, vectors = torch.linalg.eigh(gram)
+    u = (vectors.mT @ cross[..., None])[..., 0]  # (*batch, d)
     scale = values.abs().amax(-1).clamp_min(torch.finfo(torch.float64).tiny)
     least = (-values[..., 0]).clamp_min(ridge)  # from here on G + t I is not indefinite
     steps = torch.logspace(-9, 3, STEPS, dtype=torch.float64, device=values.device)
@@ -70,15 +71,18 @@ def cautious_ridge(noisy: NoisyMoments, ridge: float, failing: float = 0.05) -> 
 
     Source: Wang (2018), Algorithm 2.
     """
-    if not isinstance(noisy, NoisyMoments) or noisy.cross is None:
-        raise TypeError("noisy must be NoisyMoments with a cross part; release with labels")
+    (gram, cross), d = _parts(noisy), noisy.columns
     ridge, failing = checks.non_negative("ridge", ridge), checks.fraction("failing", failing)
-    gram = checks.matrix("gram", noisy.gram).double()
-    d = gram.shape[-1]
     norm = math.sqrt(d * math.log(2 * d**2 / failing)) * noisy.gram_sigma.double()
     least = torch.linalg.eigvalsh(gram)[..., 0]
-    t = torch.maximum(norm - least.clamp_min(0), norm / 2 - least).clamp_min(ridge)
-    return solve_ridge(gram + t[..., None, None] * torch.eye(d).to(gram), noisy.cross, 0.0)
+    return solve_ridge(gram, cross, torch.maximum(norm - least.clamp_min(0), norm / 2 - least).clamp_min(ridge))
+
+
+def _parts(noisy: NoisyMoments) -> tuple[Tensor, Tensor]:
+    """The released A^T A and A^T b, float64. Raises TypeError, ValueError."""
+    if not isinstance(noisy, NoisyMoments) or noisy.cross is None:
+        raise TypeError("noisy must be NoisyMoments with a cross part; release with labels")
+    return checks.matrix("gram", noisy.gram).double(), noisy.cross.double()
 
 
 def estimated_loss(values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: NoisyMoments) -> Tensor:
@@ -105,48 +109,22 @@ def estimated_loss(values: Tensor, u: Tensor, t: Tensor, ridge: float, noisy: No
     return torch.where(usable, fitted + penalty, math.inf)
 
 
-def predicted_phi(moments: SecondMoments, ridge: float, gram_sigma: float, cross_sigma: float) -> float:
-    """E phi of the plain ridge solution from moments with noise of these levels, to first order; or phi(0) if less.
-
-    Where noise is large the plain solution can have larger error than x = 0, and ``adaptive_ridge`` less than
-    predicted. 1 + (gram_sigma^2 (tr(H^-1) |x|^2 + x^T H^-1 x)/2 + cross_sigma^2 tr H^-1)/least loss, H = A^T A + ridge
-    I: the solution moves by H^-1 (e - E x). Raises ValueError.
-    """
-    levels = level("gram_sigma", gram_sigma), level("cross_sigma", cross_sigma)
-    x, inverse, least = _optimum(moments, ridge)
-    trace = inverse.trace()
-    excess = levels[0] ** 2 * (trace * x @ x + x @ inverse @ x) / 2 + levels[1] ** 2 * trace
-    return min(1 + float(excess) / least, moments.label_square / least)
-
-
-def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, variance: float) -> float:
-    """E phi of the debiased ridge solution of a sketch of m rows whose entries carry noise V; or phi(0) if less.
+def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, variance: float) -> Tensor:
+    """E phi of the debiased ridge solution of a sketch of m rows whose entries carry noise V, (*batch); or phi(0).
 
     To first order, in the eigenbasis of A^T A with h_i = lambda_i + ridge and R = |A x - b|^2 at the optimum x:
     the noise adds sum_i (V (lambda_i (1 + |x|^2) + R) + m V^2 (1 + |x|^2 + x_i^2))/h_i, the sketch d R/(m - d - 1) (a
-    normal sketch's, exact without ridge). Raises ValueError.
+    normal sketch's, exact without ridge). Where noise is large the plain solution can have larger error than x = 0, and
+    ``adaptive_ridge`` less than predicted. Raises ValueError.
     """
     height, V = checks.integer("height", height, 1), level("variance", variance)
-    x, _, least = _optimum(moments, ridge)
-    zero = moments.label_square / least
-    if height <= len(x) + 1:
+    x, least = least_squares(moments, ridge), least_loss(moments, ridge)
+    zero, d = moments.label_square / least, x.shape[-1]
+    if height <= d + 1:
         return zero
     values, vectors = torch.linalg.eigh(moments.gram)
-    values, x, ridge = values.clamp_min(0), vectors.mT @ x, float(ridge)
-    residual = float(loss(moments, vectors @ x, 0.0))
-    norm = 1 + x @ x
+    values, residual = values.clamp_min(0), loss(moments, x, 0.0)[..., None]
+    x = (vectors.mT @ x[..., None])[..., 0]
+    norm = 1 + x.square().sum(-1, keepdim=True)
     noise = (V * (values * norm + residual) + height * V**2 * (norm + x.square())) / (values + ridge)
-    return min(1 + (float(noise.sum()) + len(x) * residual / (height - len(x) - 1)) / least, zero)
-
-
-def _optimum(moments: SecondMoments, ridge: float) -> tuple[Tensor, Tensor, float]:
-    x, ridge = least_squares(moments, ridge), float(ridge)
-    shifted = moments.gram + ridge * torch.eye(len(x)).to(moments.gram)
-    inverse, info = torch.linalg.inv_ex(shifted)
-    least = float(loss(moments, x, ridge))
-    if info or not least > 1e-12 * moments.label_square:
-        raise ValueError(
-            "the moments are singular or fit without loss, so phi is undefined; take a ridge > 0 and labels that are "
-            "not all 0"
-        )
-    return x, inverse, least
+    return torch.minimum(1 + (noise.sum(-1) + d * residual[..., 0] / (height - d - 1)) / least, zero)

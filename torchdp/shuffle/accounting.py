@@ -9,14 +9,16 @@ that costs: ``torchdp.shuffle.inversion`` for one-type noise, exactly for a cura
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from torchdp import checks
 from torchdp.privacy import Arithmetic, Guarantee, Model, Neighbours
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.privacy.root import root
+from torchdp.root import least
 from torchdp.shuffle.laws import BitLaw, MessageLaw
 from torchdp.shuffle.search import LARGEST, LEAST, TOLERANCE, movement
 
+Moves = tuple[int, float | None, int | None, float]  # instances, change, flips and largest of ``delta_of``
 FLIPS = "dominating pair of each instance, composed after Doroshenko et al. (2022), Algorithm 1"
 EITHER = "sums of rounded bits: flips composed after Doroshenko et al. (2022), Algorithm 1, or their movement"
 
@@ -48,12 +50,9 @@ def delta_of(
     spreads over up to 8,192 counts; otherwise an upper bound.
     Source: ``torchdp.privacy.accounting``; ``shuffle.inversion``; Balle, Wang (2018), Theorem 8, for Gaussian noise.
     """
-    epsilon, (instances, change, flips) = (
-        checks.non_negative("epsilon", epsilon),
-        movement(instances, change, flips, largest),
-    )
+    epsilon, moves = checks.non_negative("epsilon", epsilon), movement(instances, change, flips, largest)
     checks.instance("law", law, BitLaw).present(absent)
-    return min(_deltas(law, epsilon, instances, change, absent, flips, largest))
+    return min(_deltas(law, epsilon, absent, *moves, largest))
 
 
 def epsilon_of(
@@ -77,19 +76,13 @@ def epsilon_of(
     checks.instance("law", law, BitLaw).present(absent)
     if checks.below_one("delta", delta) == 0:
         return law.pure_epsilon(absent) * flips if largest <= 1 else math.inf
-    least = law.flipped_epsilon(delta, flips, absent) if largest <= 1 else math.inf
+    most = law.flipped_epsilon(delta, flips, absent) if largest <= 1 else math.inf
     if change >= flips and largest <= 1:
-        return least
-    top = math.log(min(least, LARGEST)) if least > LEAST else math.log(LEAST)
-
-    def excess(log_epsilon: float) -> float:
-        if log_epsilon < math.log(LEAST):
-            return math.inf
-        found = law.moved_delta(math.exp(log_epsilon), instances, change, absent, largest)
-        return math.log(max(found, 1e-300) / delta)
-
-    found = math.exp(root(excess, top - 1.0, top, TOLERANCE, (True, False)))
-    return least if math.isnan(found) else min(least, found)
+        return most
+    top = min(most, LARGEST) if most > LEAST else LEAST
+    moved = partial(law.moved_delta, instances=instances, change=change, absent=absent, largest=largest)
+    found = least(moved, delta, top / math.e, top, TOLERANCE, (True, False), floor=LEAST)
+    return most if math.isnan(found) else min(most, found)
 
 
 def promise(
@@ -111,7 +104,7 @@ def promise(
     Guarantees: as ``delta_of``; of the messages as they are sent where they are drawn from whole numbers, for which
     delta keeps 2^-40 of itself. ``change`` is that of the chances that floats have: it must allow for their errors.
     """
-    real = certified(law, kept(law, delta), instances, absent, change, flips, epsilon, largest)
+    real = certified(law, kept(law, delta), absent, epsilon, (instances, change, flips, largest))
     return sent(law, real, instances, delta)
 
 
@@ -133,17 +126,9 @@ def sent(law: MessageLaw, real: Guarantee, instances: int, delta: float) -> Guar
     return real.rounded(variation, delta or (1 + math.exp(min(real.epsilon, 700.0))) * variation * (1 + 1e-6))
 
 
-def certified(
-    law: MessageLaw,
-    delta: float,
-    instances: int,
-    absent: int,
-    change: float | None,
-    flips: int | None,
-    epsilon: float | None,
-    largest: float = 1.0,
-) -> Guarantee:
+def certified(law: MessageLaw, delta: float, absent: int, epsilon: float | None, moves: Moves) -> Guarantee:
     """Of real numbers; arguments as in ``promise``."""
+    instances, change, flips, largest = moves
     if epsilon is None:
         epsilon = epsilon_of(law, delta, instances, absent, change=change, flips=flips, largest=largest)
         if math.isinf(epsilon):
@@ -153,8 +138,8 @@ def certified(
             )
     else:
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-        moved = movement(instances, change, flips, largest)
-        if not any(each <= delta for each in _deltas(law, epsilon, moved[0], moved[1], absent, moved[2], largest)):
+        found = _deltas(law, epsilon, absent, *movement(instances, change, flips, largest), largest)
+        if not any(each <= delta for each in found):
             raise ValueError(
                 f"(epsilon, delta) = ({epsilon:g}, {delta:g}) is not certified for this law; add noise"
             )
@@ -163,7 +148,7 @@ def certified(
 
 
 def _deltas(
-    law: BitLaw, epsilon: float, instances: int, change: float, absent: int, flips: int, largest: float
+    law: BitLaw, epsilon: float, absent: int, instances: int, change: float, flips: int, largest: float
 ) -> Iterator[float]:
     """Unchecked, what costs less first."""
     if (change < flips or largest > 1) and epsilon <= LARGEST:  # beyond, flips alone are counted

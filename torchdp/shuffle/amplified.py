@@ -15,9 +15,9 @@ from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.accounting import Profile, loss_distributions
 from torchdp.privacy.blanket import Blanket
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.privacy.root import root
 from torchdp.protocol import Estimate, MessageProtocol, Objective, Relay, Tally, Users
 from torchdp.protocol.users import tensor_of
+from torchdp.root import least
 from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
 from torchdp.shuffle.moves import Array
 from torchdp.shuffle.response_curve import response_profile
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 SOURCE = "Balle, Bell, Gascon, Nissim (2019), of the client's own chances, by summed inversion"
 FOUND = 1e-4  # of local epsilons, relative
-TINY = 1e-300  # a delta below it is 0 to a logarithm
 
 
 @dataclass(frozen=True)
@@ -103,14 +102,14 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
         def of(local: float) -> Amplified:
             return Amplified(kind(local), users, delta, None, absent)
 
-        def excess(minus_log: float) -> float:
-            one = of(math.exp(-minus_log))
-            return math.log(max(one.delta_at(epsilon), TINY) / one._kept)
+        def spent(inverse: float) -> float:
+            one = of(1 / inverse)
+            return one.delta_at(epsilon) / one._kept
 
         found = epsilon
         if largest > epsilon:
-            least = root(excess, -math.log(largest), -math.log(epsilon), FOUND, (False, False))
-            found = epsilon if math.isnan(least) else math.exp(-least)
+            inverse = least(spent, 1.0, 1 / largest, 1 / epsilon, FOUND, (False, False))
+            found = epsilon if math.isnan(inverse) else 1 / inverse
         return Amplified(kind(found), users, delta, epsilon, absent)
 
     @cached_property

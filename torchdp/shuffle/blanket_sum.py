@@ -33,7 +33,7 @@ from collections.abc import Callable
 import numpy as np
 
 from torchdp.privacy.blanket import Blanket
-from torchdp.privacy.root import root
+from torchdp.root import least
 from torchdp.shuffle.moves import Array
 
 SMOOTHING, REACH = 0.03, 6.5  # s a; the last frequency, in 1/s
@@ -66,17 +66,10 @@ def blanket_delta(blanket: Blanket, epsilon: float, n: int) -> float:
 def least_epsilon(delta_at: Callable[[float], float], delta: float, most: float) -> float:
     """The least epsilon in [0, most] with delta_at(epsilon) <= delta, to 1e-4 of it; safe at
     ``most``."""
-
-    def excess(log_epsilon: float) -> float:
-        if log_epsilon < math.log(LEAST):
-            return math.inf
-        return math.log(max(delta_at(math.exp(log_epsilon)), 1e-300) / delta)
-
     if delta_at(0.0) <= delta:
         return 0.0
-    top = math.log(most)
-    found = root(excess, top - 1.0, top, TOLERANCE, (True, False))
-    return most if math.isnan(found) else min(most, math.exp(found))
+    found = least(delta_at, delta, most / math.e, most, TOLERANCE, (True, False), floor=LEAST)
+    return most if math.isnan(found) else min(most, found)
 
 
 def _values(blanket: Blanket, epsilon: float) -> tuple[Array, Array]:

@@ -14,10 +14,11 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile, composed_delta
 from torchdp.protocol.records import Limits, farthest
+from torchdp.root import root
 from torchdp.shuffle.dominating import coarse_flood, coarse_profile, correlated_profiles, unlimited_flood_profiles
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, variation_of
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
-from torchdp.shuffle.search import Target, crossing, largest_epsilon, settled
+from torchdp.shuffle.search import NEAR, Target, largest_epsilon, settled
 
 ROUGH = 0.01  # of the root of the flood's shape, where floods are compared
 LEAST = -3.0  # ln of it, where searches end
@@ -125,9 +126,8 @@ class CorrelatedSum(MessageLaw):
         def enough(c: float) -> float:
             nonlocal near  # where the last search ended, the next one starts
             some = roughly(c)
-            near = crossing(
-                lambda log: some(math.exp(log)).excess(order, limit, target) if log > LEAST else 1.0, near, ROUGH
-            )
+            excess = lambda log: some(math.exp(log)).excess(order, limit, target) if log > LEAST else 1.0  # noqa: E731
+            near = root(excess, near - NEAR, near + NEAR, ROUGH, longest=1.0)
             return math.exp(near)
 
         def messages(log_c: float) -> float:

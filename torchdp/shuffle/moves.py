@@ -124,11 +124,8 @@ def blocks(base: Array, excess: Array, width: int = WIDTH) -> tuple[Array, Array
 
     (base, O_1) is what remains of that pair when it is forgotten which of the two it was.
     """
-    starts = _starts(base, width)
-    total, moved = np.add.reduceat(base, starts), np.add.reduceat(base * excess, starts)
-    low, high = np.minimum.reduceat(excess, starts), np.maximum.reduceat(excess, starts)
-    share = np.clip((moved / total - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
-    return np.concatenate([total * (1 - share), total * share]), np.concatenate([low, high])
+    mass, found = _ratio_blocks(base[None], excess[None], width)
+    return mass[0], found[0]
 
 
 def _starts(mass: Array, width: int) -> Array:
@@ -138,13 +135,13 @@ def _starts(mass: Array, width: int) -> Array:
     return np.unique(np.searchsorted(weight, weight[-1] * np.arange(width // 2) / (width // 2), side="right"))
 
 
-def _ratio_blocks(mass: Array, ratio: Array) -> tuple[Array, Array]:
-    """The same for ratios O_x/base, a row for each x."""
-    starts = _starts(mass.max(0), WIDTH)
+def _ratio_blocks(mass: Array, ratio: Array, width: int = WIDTH) -> tuple[Array, Array]:
+    """The same for ratios O_x/base, or what they exceed 1 by, a row for each x."""
+    starts = _starts(mass.max(0), width)
     total, moved = (np.add.reduceat(each, starts, axis=1) for each in (mass, mass * ratio))
     low = np.minimum.reduceat(np.where(mass > 0, ratio, np.inf), starts, axis=1)
     high = np.maximum.reduceat(np.where(mass > 0, ratio, -np.inf), starts, axis=1)
     low, high = np.where(total > 0, low, 1.0), np.where(total > 0, high, 1.0)
-    width = np.where(high > low, high - low, 1.0)
-    share = np.clip((moved / np.where(total > 0, total, 1.0) - low) / width, 0.0, 1.0)
+    room = np.where(high > low, high - low, 1.0)
+    share = np.clip((moved / np.where(total > 0, total, 1.0) - low) / room, 0.0, 1.0)
     return np.concatenate([total * (1 - share), total * share], 1), np.concatenate([low, high], 1)

@@ -7,7 +7,7 @@ package rests on them.
 import math
 
 from torchdp import checks
-from torchdp.privacy.root import root
+from torchdp.root import least
 from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.one_type import PoissonSum
 from torchdp.shuffle.response import RandomizedResponseSum
@@ -44,11 +44,11 @@ def split(epsilon: float, delta: float, instances: int, sparsity: int = 1) -> tu
     """
     epsilon, delta = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("delta", delta)
 
-    def excess(log_inverse: float) -> float:
-        return composition(math.exp(-log_inverse), 0.0, instances, delta / 2, sparsity)[0] - epsilon
+    def found(inverse: float) -> float:
+        return composition(1 / inverse, 0.0, instances, delta / 2, sparsity)[0]
 
-    guess = -math.log(epsilon)
-    return math.exp(-root(excess, guess + 0.5, guess + 1)), delta / (2 * instances * sparsity)
+    inverse = least(found, epsilon, 1.6 / epsilon, 2.7 / epsilon, 2.0**-46)
+    return 1 / inverse, delta / (2 * instances * sparsity)
 
 
 def randomized_response(users: int, epsilon: float, delta: float) -> RandomizedResponseSum:

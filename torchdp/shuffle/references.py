@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy import Model, Neighbours, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy import gaussian_epsilon, gaussian_log_delta, gaussian_sigma
 from torchdp.privacy.accounting import Profile
 from torchdp.privacy.composition import gaussian_profile
 from torchdp.protocol.records import Limits, farthest
@@ -65,17 +65,12 @@ class CentralGaussianSum(CuratorSum):
         return self.moved_delta(epsilon, instances, instances, absent)
 
     def flipped_epsilon(self, delta: float, instances: int, absent: int = 0) -> float:
-        if self.flipped_delta(0.0, instances, absent) <= delta:
-            return 0.0
-        kind = (Model.CENTRAL, Neighbours.REPLACE_ONE)
-        return gaussian_guarantee(self.sigma, delta, math.sqrt(instances), *kind).epsilon
+        return gaussian_epsilon(math.sqrt(instances) / self.sigma, delta)
 
     def moved_delta(
         self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
     ) -> float:
         """Exact: sums of numbers move by sqrt(change) in l_2 norm."""
-        if epsilon == 0:
-            return math.erf(math.sqrt(change) / (2 * math.sqrt(2) * self.sigma))
         return math.exp(gaussian_log_delta(self.sigma, epsilon, math.sqrt(change)))
 
     @classmethod

@@ -132,18 +132,17 @@ class RandomizedResponseSum(MessageLaw):
         start = gaussian_sigma(target.epsilon, target.delta, math.sqrt(target.change))
         start *= math.sqrt(target.users / present)
 
-        def excess(log_rmse: float) -> float:
+        def likely(rmse: float) -> float:
             """Where no other user holds a one, in most cases the worst."""
-            pair = response_pair(present, cls.of_rmse(target.users, math.exp(log_rmse)).flip)
-            delta = response_delta([pair], target.epsilon, target.instances, target.change)
-            return math.log(max(delta, 1e-300) / target.delta)
+            pair = response_pair(present, cls.of_rmse(target.users, rmse).flip)
+            return response_delta([pair], target.epsilon, target.instances, target.change)
 
-        log_rmse = crossing(excess, math.log(1.05 * start)) + 2 * TOLERANCE
-        slope = max((excess(log_rmse) - excess(log_rmse + 0.02)) / 0.02, 1.0)
-        found = cls.of_rmse(target.users, math.exp(log_rmse))
+        rmse = crossing(likely, target.delta, 1.05 * start) * (1 + 2 * TOLERANCE)
+        slope = max(math.log(max(likely(rmse), 1e-300) / max(likely(1.02 * rmse), 1e-300)) / math.log(1.02), 1.0)
+        found = cls.of_rmse(target.users, rmse)
         while (delta := found.moved_delta(*target.moving)) > target.delta:
-            log_rmse += max(1.02 * math.log(delta / target.delta) / slope, TOLERANCE)
-            found = cls.of_rmse(target.users, math.exp(log_rmse))
+            rmse *= math.exp(max(1.02 * math.log(delta / target.delta) / slope, TOLERANCE))
+            found = cls.of_rmse(target.users, rmse)
         return less_by_flips(found, None, family, target)
 
     @classmethod

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import entrywise
+from torchdp.batch import Numbers, entrywise
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile
-from torchdp.privacy.root import Number, root
+from torchdp.root import Number, root
 
 # Others whose messages are given to the adversary: one in _GIVEN, none up to that many.
 _GIVEN = 512
@@ -89,7 +89,12 @@ def _both_directions(
     return np.maximum(np.maximum(up, down), 0.0)
 
 
-def least_flip(users: Number | float, epsilon: Number | float, delta: Number | float) -> Number:
+@entrywise(
+    users=partial(checks.within, low=1, high=2**31),
+    epsilon=partial(checks.within, low=1e-9, high=700.0),
+    delta=partial(checks.within, low=1e-25, high=1 - 2.0**-53),
+)
+def least_flip(users: Numbers, epsilon: Numbers, delta: Numbers) -> Numbers:
     """The least flip at which shuffled randomized response is (epsilon, delta)-DP: of its RMSE, within 1e-4 of itself.
 
     Numbers, or batches that broadcast: users of one number are solved together, by numpy on the host. Some numbers of
@@ -99,15 +104,6 @@ def least_flip(users: Number | float, epsilon: Number | float, delta: Number | f
     Guarantees: ``response_profile(users, flip)`` at epsilon is at most delta: all numbers of ones are tried last.
     Source: as there; the curve falls with the flip.
     """
-    return _least_flips(users, epsilon, delta)
-
-
-@entrywise(
-    users=partial(checks.within, low=1, high=2**31),
-    epsilon=partial(checks.within, low=1e-9, high=700.0),
-    delta=partial(checks.within, low=1e-25, high=1 - 2.0**-53),
-)
-def _least_flips(users: Tensor, epsilon: Tensor, delta: Tensor) -> Tensor:
     found = torch.full_like(delta, math.nan)
     for n in users[users == users.floor()].unique().tolist():
         at = users == n

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 from torchdp import checks
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile, composed_delta, rounding
-from torchdp.privacy.root import root
+from torchdp.root import least
 
 LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
 TOLERANCE = 1e-4  # of the noise, relative
@@ -195,11 +195,8 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
     if flipping is not None and moved(flipping.rmse) > delta:  # movement asks for more noise than flips do
         return flipping
 
-    def excess(log_noise: float) -> float:
-        return math.log(max(moved(math.exp(log_noise)), 1e-300) / delta)
-
     try:
-        noise = math.exp(crossing(excess, math.log(1.08 * start)))
+        noise = crossing(moved, delta, 1.08 * start)
     except ValueError:  # so much noise is not followed; flips may ask for less
         if not bits:
             raise
@@ -222,11 +219,7 @@ def less_by_flips(law: Law, flipping: Law | None, family: Family[Law], target: T
 
 def alone(family: Family[Law], start: float, target: Target) -> float:
     """The least noise at which either direction alone has this delta: nearly tight, a lower bound of the noise."""
-
-    def excess(log_noise: float) -> float:
-        return math.log(_largest_alone(family(math.exp(log_noise)), target) / target.delta)
-
-    return math.exp(crossing(excess, math.log(start)))
+    return crossing(lambda noise: _largest_alone(family(noise), target), target.delta, start)
 
 
 def _largest_alone(law: Accounted, target: Target) -> float:
@@ -238,13 +231,13 @@ def _largest_alone(law: Accounted, target: Target) -> float:
 def largest_epsilon(profiles: Callable[[float], Sequence[Profile]], target: Target) -> float:
     """The largest e whose ``profiles(e)`` compose to the target's delta, to TOLERANCE / 2."""
 
-    def excess(log_inverse: float) -> float:
-        delta = composed_delta(profiles(math.exp(-log_inverse)), target.flips, target.epsilon)
-        return math.log(max(delta, 1e-300) / target.delta)
+    def found(inverse: float) -> float:
+        return composed_delta(profiles(1 / inverse), target.flips, target.epsilon)
 
-    return math.exp(-crossing(excess, math.log(target.flips / target.epsilon)))
+    return 1 / crossing(found, target.delta, target.flips / target.epsilon)
 
 
-def crossing(excess: Callable[[float], float], guess: float, tolerance: float = TOLERANCE / 2) -> float:
-    """The least x, to ``tolerance``, at which ``excess``, which falls, is not positive."""
-    return root(excess, guess - NEAR, guess + NEAR, tolerance, longest=1.0)
+def crossing(found: Callable[[float], float], delta: float, guess: float) -> float:
+    """The least noise near a guess, to TOLERANCE / 2 of itself, with found(noise) <= delta."""
+    near = math.exp(NEAR)
+    return least(found, delta, guess / near, guess * near, TOLERANCE / 2, longest=1.0)

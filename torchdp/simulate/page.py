@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdp import checks
 from torchdp.simulate.config_runs import Row
-from torchdp.simulate.plots import curves, means, measured, others, ratios
+from torchdp.simulate.plots import error_curves, means, measured, others, ratios
 from torchdp.simulate.progress import Progress, Status, digest_of, status
 from torchdp.simulate.streams import canonical
 from torchdp.text import shown
@@ -124,7 +124,7 @@ def word(name: str) -> str:
 
 def _figures(page: Page, rows: Sequence[Row]) -> None:
     for names, part in _views(rows):
-        figure = curves(part, **names, word=word)
+        figure = error_curves(part, **names, word=word)
         page.figure(figure, f"Root mean squared error against {word(names['x'])}. Bars: 95 % intervals.")
         for name in others(part):
             if all(name in row.metrics and row.metrics[name].share for row in part):

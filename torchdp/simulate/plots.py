@@ -49,14 +49,14 @@ def error_curves(
     rows: Sequence[Row],
     *,
     x: str,
-    lines: str,
-    path: str | os.PathLike[str],
+    lines: str | None,
     title: str,
     ylabel: str = "RMSE",
     predicted: str = "predicted_mse",
     panels: str | None = None,
-) -> None:
-    """Root mean squared error against ``config[x]`` on log-log axes, written to ``path`` as PNG at 150 dpi.
+    word: Callable[[str], str] = str,
+) -> "Figure":
+    """Root mean squared error against ``config[x]`` on log-log axes: a figure, to be saved by its ``savefig``.
 
     One line per distinct ``config[lines]``. Bars are the square roots of the 95 % interval of the mean
     squared error; the dashed line is the square root of ``facts[predicted]`` where there is one; the legend
@@ -65,35 +65,19 @@ def error_curves(
     Args:
         rows: their samples are squared errors.
         x: configuration key with numbers > 0.
-        lines: configuration key whose values name the lines.
-        path: where the picture goes; an existing one is replaced.
+        lines: configuration key whose values name the lines; None: one line.
         title: say the privacy unit and the model here.
         ylabel: with the unit of the error.
         predicted: key of the predicted mean squared error in the facts.
         panels: configuration key whose values get a panel each (default: one panel).
+        word: what a person calls a key.
 
     Raises:
         ImportError: matplotlib is not installed.
         ValueError: no rows, a key that a configuration lacks, x or error not positive, or two rows at one
             point of one line.
     """
-    checks.path("path", path), checks.instance("lines", lines, str)
-    figure = curves(rows, x=x, lines=lines, title=title, ylabel=ylabel, predicted=predicted, panels=panels)
-    figure.savefig(path, format="png", dpi=150)
-
-
-def curves(
-    rows: Sequence[Row],
-    *,
-    x: str,
-    lines: str | None,
-    title: str,
-    ylabel: str = "RMSE",
-    predicted: str = "predicted_mse",
-    panels: str | None = None,
-    word: Callable[[str], str] = str,
-) -> "Figure":
-    """The figure of :func:`error_curves`; one line where ``lines`` is None. word: what a person calls a key."""
+    checks.instance("lines", lines, (str, type(None)))
     rows = checks.each_of("rows", rows, Row)
     for name, value in {"x": x, "title": title, "ylabel": ylabel, "predicted": predicted}.items():
         checks.instance(name, value, str)
@@ -164,7 +148,7 @@ def _style(place: int) -> dict[str, Any]:
 def means(
     rows: Sequence[Row], name: str, *, x: str, lines: str | None, title: str, word: Callable[[str], str] = str
 ) -> "Figure":
-    """The mean of one number, such as a coverage, against ``config[x]`` with its interval, as :func:`curves`."""
+    """The mean of one number, such as a coverage, against ``config[x]`` with its interval, as :func:`error_curves`."""
     figure, (axes,) = subplots(size=(7, 4.5))
     named = [str(row.config[lines]) if lines else "measured" for row in rows]
     for place, line in enumerate(dict.fromkeys(named)):
@@ -228,24 +212,14 @@ def _verbatim(text: str) -> str:
     return text.replace("$", r"\$")  # else a formula
 
 
-def ratio_strip(rows: Sequence[Row], *, path: str | os.PathLike[str], title: str) -> None:
-    """Measured over predicted mean squared error of each row that has a prediction, with its 95 % interval, as PNG.
-
-    Rows in order from left to right on a linear axis around 1: the picture most sensitive to a wrong formula.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: no row has ``facts["predicted_mse"]`` > 0.
-    """
-    checks.path("path", path)
-    figure = ratios(checks.each_of("rows", rows, Row), checks.instance("title", title, str))
-    figure.axes[0].set(xlabel="configuration, in the order of results.csv")
-    figure.savefig(path, format="png", dpi=150)
-
-
 def ratios(rows: Sequence[Row], title: str) -> "Figure":
-    """The figure of :func:`ratio_strip`."""
-    known = [row for row in rows if row.facts.get("predicted_mse", 0) > 0]
+    """Measured over predicted mean squared error of each row that has a prediction, with its 95 % interval.
+
+    Rows in order from left to right on a linear axis around 1: the picture most sensitive to a wrong formula. Raises
+    ImportError; ValueError where no row has ``facts["predicted_mse"]`` > 0.
+    """
+    checks.instance("title", title, str)
+    known = [row for row in checks.each_of("rows", rows, Row) if row.facts.get("predicted_mse", 0) > 0]
     if not known:
         raise ValueError("no row has a predicted_mse; there is nothing to compare")
     predicted = np.array([row.facts["predicted_mse"] for row in known])

@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import entrywise
+from torchdp.batch import Numbers, entrywise
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, gaussian_sigma
-from torchdp.privacy.root import Number
 from torchdp.sketching.coalition import Coalition, known
 from torchdp.sketching.noise import EVERYBODY, DivisibleNoise
 from torchdp.sketching.sketch import Sketch
 
 
-def entry_variance(bound: Number | float, *, epsilon: Number | float, delta: Number | float) -> Number:
+@entrywise(bound=checks.squarable, epsilon=checks.positive, delta=checks.fraction)
+def entry_variance(bound: Numbers, *, epsilon: Numbers, delta: Numbers) -> Numbers:
     """V = (2 B/mu*)^2, 1/mu* = gaussian_sigma(epsilon, delta): the least variance of iid Gaussian noise on S A.
 
     bound: B, the largest l_2 norm of a client's row. Numbers, or batches that broadcast. Raises TypeError, ValueError.
@@ -23,11 +23,6 @@ def entry_variance(bound: Number | float, *, epsilon: Number | float, delta: Num
     Guarantees: S A + N(0, V) is (epsilon, delta)-DP, exactly, for the sketch's every s, m, n and d.
     Source: Balle, Wang (2018), Theorem 8, at sensitivity |S_i (a_i - a_i')^T|_F = |a_i - a_i'|_2 <= 2 B.
     """
-    return _entry_variance(bound, epsilon, delta)
-
-
-@entrywise(bound=checks.squarable, epsilon=checks.positive, delta=checks.fraction)
-def _entry_variance(bound: Tensor, epsilon: Tensor, delta: Tensor) -> Tensor:
     return gaussian_sigma(epsilon, delta, 2 * bound).square()
 
 

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import added, entrywise
+from torchdp.batch import Numbers, added, entrywise
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import log_delta
-from torchdp.privacy.root import Number, root
+from torchdp.root import root
 from torchdp.sketching.sketch import Sketch
 
 Array = NDArray[np.float64]
@@ -36,6 +36,10 @@ NEAR, TOLERANCE = 1e-2, 1e-12  # of the logarithm of a factor: of noise for the 
 LOST = 1e-9  # of log delta: more than rounding takes away
 AT_ONCE = 2**16  # losses of a batch
 LEAST = math.exp(-30)  # epsilon that is no promise but delta
+
+
+def _at_once(losses: "Losses") -> int:
+    return max(1, AT_ONCE // len(losses.squares))
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,26 +55,39 @@ class Losses:
     convex: bool
     exact: bool
 
-    def log_delta(self, epsilon: Number) -> Number:
+    @entrywise(_at_once, epsilon=checks.positive)
+    def log_delta(self, epsilon: Numbers) -> Numbers:
         """log delta at epsilon > 0, a number or a batch. Raises TypeError, ValueError.
 
         Guarantees: (epsilon, delta)-DP; exact where ``exact``.
         Source: Balle, Wang (2018), Theorem 8, and the argument above.
         """
-        return entrywise(self._at_once, epsilon=checks.positive)(self._log_delta)(epsilon)
+        return self._log_delta(epsilon)
 
-    def factor(self, epsilon: Number | float, delta: Number | float) -> Number:
+    @entrywise(_at_once, epsilon=checks.squarable, delta=checks.fraction)
+    def factor(self, epsilon: Numbers, delta: Numbers) -> Numbers:
         """The least factor of the noise that makes it (epsilon, delta)-DP; numbers, or batches that broadcast.
 
         Raises TypeError, ValueError.
         """
-        return entrywise(self._at_once, epsilon=checks.squarable, delta=checks.fraction)(self._factor)(
-            epsilon, delta
-        )
+        target = delta.log()
 
-    def epsilon(self, delta: Number) -> Number:
+        def excess(log_factor: Tensor) -> Tensor:
+            return self._log_delta(epsilon, log_factor.exp()) - target
+
+        mean = torch.full_like(target, math.sqrt(float(self.probability @ self.squares)))
+        usual = gaussian_sigma(epsilon, delta, mean).log()
+        return (root(excess, usual - NEAR, usual + NEAR, TOLERANCE) + SAFE).exp()
+
+    @entrywise(_at_once, delta=checks.fraction)
+    def epsilon(self, delta: Numbers) -> Numbers:
         """The least epsilon at delta, a number or a batch. Raises ValueError where each epsilon > 0 has less."""
-        return entrywise(self._at_once, delta=checks.fraction)(self._epsilon)(delta)
+        target = delta.log()
+
+        def excess(log_epsilon: Tensor) -> Tensor:
+            return self._log_delta(log_epsilon.exp()) - target
+
+        return root(excess, -torch.ones_like(target), torch.ones_like(target), TOLERANCE).exp()
 
     def guarantee(self, delta: float) -> Guarantee:
         """The least epsilon at this delta. Raises ValueError where the noise has this delta at every epsilon > 0."""
@@ -79,32 +96,11 @@ class Losses:
         kind = (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
         return Guarantee(self.epsilon(delta), delta, *kind, self.exact, "Balle, Wang (2018), Theorem 8")
 
-    @property
-    def _at_once(self) -> int:
-        return max(1, AT_ONCE // len(self.squares))
-
     def _log_delta(self, epsilon: Tensor, factor: Tensor | float = 1.0) -> Tensor:
         squares, probability = (each[:, None].to(epsilon.device) for each in (self.squares, self.probability))
         delta = convex_delta if self.convex else gaussian_delta
         average = added(probability * delta(squares / factor**2, epsilon))
         return average.clamp_min(5e-324).log() + LOST
-
-    def _factor(self, epsilon: Tensor, delta: Tensor) -> Tensor:
-        target = delta.log()
-
-        def excess(log_factor: Tensor) -> Tensor:
-            return self._log_delta(epsilon, log_factor.exp()) - target
-
-        usual = gaussian_sigma(epsilon, delta, math.sqrt(float(self.probability @ self.squares))).log()
-        return (root(excess, usual - NEAR, usual + NEAR, TOLERANCE) + SAFE).exp()
-
-    def _epsilon(self, delta: Tensor) -> Tensor:
-        target = delta.log()
-
-        def excess(log_epsilon: Tensor) -> Tensor:
-            return self._log_delta(log_epsilon.exp()) - target
-
-        return root(excess, -torch.ones_like(target), torch.ones_like(target), TOLERANCE).exp()
 
 
 def worst_loss(square: float, exact: bool) -> Losses:

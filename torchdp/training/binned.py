@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp.noise import Noise
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.mixtures import mixture_epsilon, mixture_sigma
-from torchdp.privacy.root import root
+from torchdp.root import least, root
 from torchdp.training.strategy import MOST_DENSE, Strategy, as_strategy
 
 FEW, BEYOND = 2**15, 10.0  # samples of a search; powers of e of noise above what is needed without any chance
@@ -164,14 +164,14 @@ def search(
     draws = _drawn(gram, FEW, generator)
     few = draws[0][: FEW // 16], draws[1][: FEW // 16]
 
-    def excess(log_sigma: float) -> float:
-        laws = [_Tilted.of(gram / math.exp(2 * log_sigma), epsilon, added, few) for added in (False, True)]
-        return math.log((doubt + max(law.likely(draws, samples, doubt / 4) for law in laws)) / delta)
+    def found(sigma: float) -> float:
+        laws = [_Tilted.of(gram / sigma**2, epsilon, added, few) for added in (False, True)]
+        return doubt + max(law.likely(draws, samples, doubt / 4) for law in laws)
 
-    usual = math.log(gaussian_sigma(epsilon, delta, float(gram.diagonal().max()) ** 0.5))  # without any chance
-    if excess(usual + BEYOND) > 0:
+    usual = gaussian_sigma(epsilon, delta, float(gram.diagonal().max()) ** 0.5)  # without any chance
+    if found(usual * math.exp(BEYOND)) > delta:
         raise ValueError(f"samples = {samples} are too few for delta = {delta:g}; take four times as many")
-    return math.exp(root(excess, usual - 0.5, usual, 1e-3))
+    return least(found, delta, usual * math.exp(-0.5), usual, 1e-3)
 
 
 def divergence(

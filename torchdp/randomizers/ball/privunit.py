@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import entrywise
+from torchdp.batch import Numbers, entrywise
 from torchdp.draws import Draws
 from torchdp.kernels import privunit
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.pieces import portions
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.privacy.root import Number
 from torchdp.randomizers.ball.axial_sums import AxialSums, directed
 from torchdp.randomizers.ball.ball import BallMoments
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
@@ -59,9 +58,10 @@ class PrivUnit(LatticeRandomizer):
         return self.sent(real_local(self.epsilon, source))
 
     @staticmethod
-    def unit_variance(dim: Number | float, epsilon: Number | float) -> Number:
+    @entrywise(dim=checks.positive, epsilon=ball_epsilon)
+    def unit_variance(dim: Numbers, epsilon: Numbers) -> Numbers:
         """v at radius 1, of an entry before it is rounded; numbers, or batches that broadcast."""
-        return _unit_variance(dim, epsilon)
+        return 1 / ((dim + 1) * sinh(rapidity(dim + 1, epsilon)).square())
 
     @property
     def blanket(self) -> Blanket:
@@ -158,8 +158,3 @@ class PrivUnit(LatticeRandomizer):
         sums = self._sum.sums(users.expand(*shape, *users.shape), lambda n: self.cap.draw((n,), draws), draws)
         height = (1 - points.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
         return directed(torch.cat([points, height], -1), sums, draws)[..., :-1] / self.cap.threshold
-
-
-@entrywise(dim=checks.positive, epsilon=ball_epsilon)
-def _unit_variance(dim: Tensor, epsilon: Tensor) -> Tensor:
-    return 1 / ((dim + 1) * sinh(rapidity(dim + 1, epsilon)).square())

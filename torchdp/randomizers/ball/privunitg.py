@@ -13,14 +13,13 @@ from scipy.special import ndtri
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import entrywise
+from torchdp.batch import Numbers, entrywise
 from torchdp.draws import MOST, Draws
 from torchdp.kernels import privunitg
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.exact import arithmetic
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.privacy.root import Number
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential
 from torchdp.randomizers.ball.ball import BallMoments, gaussian_sums
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
@@ -149,9 +148,10 @@ class PrivUnitG(LatticeRandomizer):
         return self.sent(real_local(self.epsilon, source))
 
     @staticmethod
-    def unit_variance(epsilon: Number) -> Number:
+    @entrywise(epsilon=ball_epsilon)
+    def unit_variance(epsilon: Numbers) -> Numbers:
         """1/k^2, of an entry at radius 1 before it is rounded, in any dimension; a number or a batch of them."""
-        return _unit_variance(epsilon)
+        return 1 / threshold(epsilon) ** 2
 
     @property
     def blanket(self) -> Blanket:
@@ -268,11 +268,6 @@ def threshold(epsilon: Tensor) -> Tensor:
         if not bool(rising.any()):
             return k
         k = torch.where(rising, mean, k)
-
-
-@entrywise(epsilon=ball_epsilon)
-def _unit_variance(epsilon: Tensor) -> Tensor:
-    return threshold(epsilon).square().reciprocal()
 
 
 def log_excess(epsilon: Tensor) -> Tensor:

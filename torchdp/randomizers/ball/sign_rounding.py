@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import entrywise
+from torchdp.batch import Numbers, entrywise
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.privacy.root import Number
 from torchdp.randomizers.alphabet.chances import at_least, exponential
 from torchdp.randomizers.ball.axial_sums import AxialSums, add, directed
 from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer, gaussian_sums
@@ -124,9 +123,10 @@ class DuchiJordanWainwright(SignRounding):
         return self.dim
 
     @staticmethod
-    def unit_variance(dim: Number | float, epsilon: Number | float) -> Number:
+    @entrywise(dim=checks.positive, epsilon=ball_epsilon)
+    def unit_variance(dim: Numbers, epsilon: Numbers) -> Numbers:
         """B^2/dim at radius 1: of an entry for x = 0; numbers, or batches that broadcast."""
-        return _unit_variance(dim, epsilon)
+        return 1 / (dim * (mean_coordinate(dim) * (epsilon / 2).tanh()).square())
 
     @property
     def _half(self) -> Law:
@@ -243,8 +243,3 @@ def _axes(points: Tensor) -> Tensor:
     first = torch.eye(points.shape[-1], dtype=torch.float64, device=points.device)[0]
     points = torch.where(largest > 0, points / largest, first)  # first to size 1: squares must not underflow
     return points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
-
-
-@entrywise(dim=checks.positive, epsilon=ball_epsilon)
-def _unit_variance(dim: Tensor, epsilon: Tensor) -> Tensor:
-    return 1 / (dim * (mean_coordinate(dim) * (epsilon / 2).tanh()).square())

@@ -14,10 +14,10 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.batch import added, entrywise
 from torchdp.draws import Draws
-from torchdp.privacy.root import root
 from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
 from torchdp.randomizers.ball.privunitg import Tilted, cap_chance, log_excess, threshold, tilted
 from torchdp.randomizers.base import ball_epsilon
+from torchdp.root import root
 
 PANELS, AT_ONCE = 6, 2**14  # of the integral for a threshold; thresholds of a batch
 STEPS, TOLERANCE = 4, 2.0**-51  # of Newton's method; of the logarithm of a rapidity

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from torchdp.privacy.root import root
+from torchdp.root import root
 
 Law = tuple[np.ndarray, np.ndarray]  # nodes of a centred distribution, and their weights
 

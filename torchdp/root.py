@@ -1,0 +1,152 @@
+"""One safeguarded root for every calibration: of a number, or of each entry of a tensor; it ends on the safe side."""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Number = TypeVar("Number", float, Tensor)
+
+TOLERANCE = 2.0**-46  # of x, absolute; x is a logarithm where the answer shall be relative
+ULPS = 2.0**-51  # of |x|: two floats so near are not told apart further
+ASKED = 4  # rounds between two questions to a device; a CPU is asked each round
+OUTWARD, SHORTEST, LARGEST = 60, 1.5, 4.0  # steps that look for the other side, and how one grows to the next
+ROUNDS = 200
+TINY = 1e-300  # a number below it is 0 to a logarithm
+
+
+def root(
+    excess: Callable[[Number], Number],
+    low: Number,
+    high: Number,
+    tolerance: float = TOLERANCE,
+    grow: tuple[bool, bool] = (True, True),
+    longest: float = math.inf,
+) -> Number:
+    """The least x, to ``tolerance``, with excess(x) <= 0, where excess falls through 0; each entry by itself.
+
+    *Method.* An end that does not enclose the root moves out, each step 1.5 to 4 times as long as the last, as the
+    secant says; what was one end becomes the other. From there on f(low) > 0 >= f(high) as evaluated: each step of
+    Chandrupatla's method replaces the end of its own sign. It stays half the tolerance away from both ends, so that
+    both come in. The answer is the end that is safe. So no monotonicity is used for safety, only for the word "least",
+    and whoever evaluates to r subtracts r from its target.
+
+    Args:
+        excess: elementwise, float64, or of one float; a NaN of it counts as unsafe.
+        low: a guess of the bracket's lower end, a float, or a float64 tensor for a batch.
+        high: of its upper end, above ``low``, likewise.
+        tolerance: of x, absolute.
+        grow: whether the lower end may move, and the upper one.
+        longest: of the steps by which they move.
+
+    Guarantees: excess(x) <= 0 as evaluated; some x' >= x - max(tolerance, 4 ulp) below it has excess(x') > 0. Where
+        ``low`` is safe and must not move: low itself. NaN where no safe point was found.
+    Source: Chandrupatla (1997), hybrid of bisection and inverse quadratic interpolation.
+    """
+    return _root(excess, low, high, tolerance, grow, longest)
+
+
+def between(
+    excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor | float, tolerance: float = 1e-12
+) -> Tensor:
+    """Where a function that falls is 0 between two ends, or the end that is nearest to that."""
+    found = root(excess, low, torch.as_tensor(high).to(low), tolerance, (False, False))
+    return torch.where(found.isnan(), high, found)
+
+
+def least(
+    found: Callable[[float], float],
+    target: float,
+    low: float,
+    high: float,
+    tolerance: float,
+    grow: tuple[bool, bool] = (True, True),
+    *,
+    longest: float = math.inf,
+    floor: float = 0.0,
+) -> float:
+    """The least x >= floor with found(x) <= target, which falls with x > 0: ``root`` in logarithms.
+
+    low, high: a guess of the bracket. tolerance: relative. The rest as of ``root``. NaN where there is none.
+    """
+
+    def excess(log_x: float) -> float:
+        x = math.exp(log_x)
+        return math.log(max(found(x), TINY) / target) if x >= floor else math.inf
+
+    return math.exp(root(excess, math.log(low), math.log(high), tolerance, grow, longest))
+
+
+def _root(excess: Any, low: Any, high: Any, tolerance: float, grow: tuple[bool, bool], longest: float) -> Any:
+    device = next((end.device for end in (low, high) if isinstance(end, Tensor)), None)
+    if device is None:
+        alone = torch.tensor(low, dtype=torch.float64, device="cpu")
+        return float(_root(lambda x: alone.new_tensor(excess(float(x))), alone, high, tolerance, grow, longest))
+    ends = (torch.as_tensor(end, dtype=torch.float64, device=device) for end in (low, high))
+    low, high = torch.broadcast_tensors(*ends)
+
+    def f(x: Tensor) -> Tensor:
+        return excess(x).nan_to_num(math.inf, math.inf, -math.inf)
+
+    values, how = [f(low), f(high)], (grow, longest, tolerance)
+    if device.type != "cpu" or {value.numel() for value in values} != {1}:
+        return _found(f, torch.where, [low, high], values, *how)
+    one = lambda x: np.float64(f(torch.full_like(values[0], float(x))))  # noqa: E731
+    with np.errstate(all="ignore"):  # the same steps in floats, which cost less
+        at, value = ([np.float64(each) for each in pair] for pair in ((low, high), values))
+        return torch.full_like(values[0], _found(one, _where, at, value, *how))
+
+
+def _where(condition: Any, yes: Any, no: Any) -> Any:
+    return yes if condition else no
+
+
+def _found(f: Any, where: Any, at: Any, value: Any, grow: Any, longest: float, tolerance: float) -> Any:
+    """The root of tensors, or of one float; at, value: the ends and f there."""
+    b, fb, a, fa = _enclosed(f, where, at, value, grow, longest)  # a is the newest point, b the other side
+    every = ASKED if isinstance(a, Tensor) and a.device.type != "cpu" else 1
+    enclosed, nearest = (fb > 0) & (fa <= 0), where(fb <= 0, b, math.nan)
+    c, fc, t = b, fb, 0.5
+    for turn in range(ROUNDS):
+        ulps = ULPS * abs(a)
+        room = where(ulps > tolerance, ulps, tolerance) / abs(b - a)
+        open_ = enclosed & (room < 1)
+        if turn % every == 0 and not bool(open_.any()):
+            break
+        t = where(t < 1 - room / 2, t, 1 - room / 2)
+        x = where(open_, a + where(t > room / 2, t, room / 2) * (b - a), a)
+        fx = f(x)
+        same = (fx > 0) == (fa > 0)
+        c, fc = where(open_, where(same, a, b), c), where(open_, where(same, fa, fb), fc)
+        crossed = open_ & ~same
+        b, fb = where(crossed, a, b), where(crossed, fa, fb)
+        a, fa = where(open_, x, a), where(open_, fx, fa)
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        step = fa / (fb - fa) * (fc / (fb - fc)) + (c - a) / (b - a) * (fa / (fc - fa)) * (fb / (fc - fb))
+        smooth = (phi * phi < xi) & ((1 - phi) * (1 - phi) < 1 - xi) & (abs(step) < math.inf)
+        t = where(smooth, step, 0.5)
+    return where(enclosed, where(fa <= 0, a, b), nearest)
+
+
+def _enclosed(f: Any, where: Any, at: list[Any], value: list[Any], grow: tuple[bool, bool], longest: float) -> Any:
+    """(low, f(low), high, f(high)) with f(low) > 0 >= f(high), where steps lead there."""
+    first = where(at[1] - at[0] > 2.0**-10, at[1] - at[0], 2.0**-10)
+    for end, other, sign in ((0, 1, -1), (1, 0, 1)):
+        step = first
+        for _ in range(OUTWARD * grow[end]):
+            wrong = (value[end] > 0) == (end == 1)
+            if not bool(wrong.any()):
+                break
+            x = where(wrong, at[end] + sign * step, at[end])
+            fx = f(x)
+            growth = 1.1 * fx / (value[end] - fx)  # not finite where nothing falls
+            growth = where((growth > SHORTEST) & (growth < math.inf), growth, SHORTEST)
+            step = step * where(growth < LARGEST, growth, LARGEST)
+            step = where(step < longest, step, longest)
+            at[other] = where(wrong, at[end], at[other])
+            value[other] = where(wrong, value[end], value[other])
+            at[end], value[end] = x, fx
+    return at[0], value[0], at[1], value[1]
