@@ -183,7 +183,6 @@ importlib.import_module("torchdp.cli.estimate"), importlib.import_module("torchd
 from torchdp import factorization, pairwise, randomizers
 W = torch.eye(2, dtype=torch.float64)
 factorization.train(W, steps=1)
-factorization.low_rank(W, 1, 0.6, steps=1)
 pairwise.low_rank(pairwise.absolute_difference(3), 1, 10, 1.0, steps=1)
 found = randomizers.StrategyMatrix.tuned(W, 1.0, generator=torch.Generator(), steps=1, exchanges=1)
 found.sharpened(W, None, 1)

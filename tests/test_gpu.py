@@ -7,6 +7,7 @@ import torch
 
 from torchdp import cli, pairwise, simulate, workloads
 from torchdp.factorization import (
+    LowRankRelaxation,
     approximate,
     factorize,
     factorize_product,
@@ -14,11 +15,10 @@ from torchdp.factorization import (
     gamma2_dual,
     hard_instance,
     lipschitz_tree,
-    low_rank,
     signature_form,
     train,
+    zeta,
 )
-from torchdp.factorization.approximate import priced
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 
@@ -52,12 +52,12 @@ def test_approximate_norms_duals_and_structure():
     W = workloads.prefix(16, device="cuda")
     found = approximate(W, torch.tensor([0.1, 0.6], device="cuda"))  # the second needs the semidefinite program
     assert found.left.is_cuda and found.certificate.gap.max() <= 1e-3
-    assert priced(W, 2.0).certificate.gap <= 1e-3
+    assert zeta(W, 1, 2.0).certificate.gap <= 1e-3
     assert gamma2_dual(found.witness[0]).gap <= 1e-5
     assert hard_instance(W).samples(0.01, 1.0) == pytest.approx(
         hard_instance(workloads.prefix(16)).samples(0.01, 1.0)
     )
-    assert low_rank(W.dense(), 8, 0.34).distortion <= 0.34
+    assert train(W, structure=lambda W: LowRankRelaxation(W, 8), alpha=0.34, tol=1e-2).certificate.residual <= 0.34
     assert factorize_product(workloads.kendall(8, 8, device="cuda")).certificate.gap <= 1e-3
     assert lipschitz_tree(torch.eye(5, dtype=torch.float64, device="cuda")).left.is_cuda
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchdp import factorization, privacy, randomizers, text
-from torchdp.factorization.layer import gram_layer
+from torchdp.factorization import gram_layer
 from torchdp.privacy import sampling
 from torchdp.privacy.composition import gaussian_profile
 from torchdp.simulate import plots
@@ -60,7 +60,7 @@ def test_pages_written_by_hand_use_the_terms_of_the_field():
 
 ABSENT = {
     "cvxpy": lambda: factorization.reference(torch.eye(2)),
-    "cvxpylayers": lambda: gram_layer(torch.ones(5, 7)),
+    "cvxpylayers": lambda: gram_layer(torch.ones(2, 9)),
     "dp-accounting": lambda: privacy.composed_delta([gaussian_profile(10.0)], 2, 1.0),
     "dp-accounting ": lambda: sampling.sampled_guarantee(1.0, 0.1, 10, 1e-6),
     "matplotlib": plots.subplots,

@@ -14,17 +14,19 @@ Time: about 20 seconds on one core; --smoke in seconds.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from torchdp import pairwise, workloads
 from torchdp.factorization import (
+    LowRankRelaxation,
     SignatureRelaxation,
     factorize,
     jl_rank,
     johnson_lindenstrauss,
-    low_rank,
+    train,
     truncate,
 )
 from torchdp.factorization.rank import measure as measured
@@ -39,12 +41,13 @@ class Config:
     k: int = 64
     ranks: tuple[int, ...] = (4, 8, 16, 32)
     steps: int = 1000
+    tol: float = 1e-2
     types: int = 32
     cases: tuple[str, ...] = ("1,1000", "0.5,1000", "0.5,10000", "0.25,2000")  # epsilon, n
 
 
 FULL = Config()
-SMOKE = Config(8, (4,), 100, 8, ("0.5,1000",))
+SMOKE = Config(8, (4,), 100, 0.1, 8, ("0.5,1000",))
 
 
 def reductions(config: Config, report: Report) -> None:
@@ -58,11 +61,13 @@ def reductions(config: Config, report: Report) -> None:
         U, S, Vh = torch.linalg.svd(W)
         root = S[:rank].sqrt()
         cut = truncate(full, rank)
+        structure, alpha = partial(LowRankRelaxation, rank=rank), float(cut.distortion)
+        learned = train(W, structure=structure, alpha=alpha, tol=config.tol, steps=config.steps)
         found = {
             "projection": johnson_lindenstrauss(full, rank, generator=generator),
             "truncation, no weights": measured(W, U[:, :rank] * root, root[:, None] * Vh[:rank]),
             "truncation, dual weights": cut,
-            "trained, same distortion": low_rank(W, rank, float(cut.distortion), steps=config.steps),
+            "trained, same distortion": measured(W, learned.left, learned.right),
         }
         for name, each in found.items():
             report.row("reductions", rank=rank, how=name, distortion=each.distortion, norm=each.norm)

@@ -9,8 +9,7 @@ from laws import normal, overlap
 
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize, gamma2, least_error, zeta
-from torchdp.factorization.approximate import priced
-from torchdp.factorization.certificates.approximate_certificate import certify_approximate, certify_zeta
+from torchdp.factorization.certificates.approximate_certificate import certify_approximate
 from torchdp.factorization.norm import witness
 
 
@@ -41,8 +40,8 @@ def test_agrees_with_the_semidefinite_program(W, share):
 
 @pytest.mark.parametrize("W", SMALL, ids=["tall", "wide", "prefix", "ranges"])
 @pytest.mark.parametrize("price", [0.5, 5.0])
-def test_priced_agrees_with_the_semidefinite_program(W, price):
-    found = priced(W, price, tol=1e-4)
+def test_zeta_agrees_with_the_semidefinite_program(W, price):
+    found = zeta(W, 1, price, tol=1e-4)
     value = semidefinite(W, price=price)
     assert found.certificate.lower * (1 - 1e-5) <= value <= found.certificate.upper * (1 + 1e-5)
 
@@ -174,20 +173,17 @@ def test_small_and_zero_matrices(W):
     size = float(W.abs().max())
     found = approximate(W, 1.0)
     torch.testing.assert_close(float(found.certificate.upper), max(0.0, size - 1.0))
-    assert float(priced(W, 0.5).certificate.upper) == pytest.approx(0.5 * size)
+    assert float(zeta(W, 1, 0.5).certificate.upper) == pytest.approx(0.5 * size)
     assert least_error(W, 1.0).upper == pytest.approx(size**2 / 2, rel=3e-3)
 
 
-def test_guarantee_priced_and_certify_zeta_bound_every_alpha():
+def test_guarantee_zeta_is_least_over_alpha():
     W, price = workloads.prefix(12).dense(), 1.7
-    found = priced(W, price)
-    curve = approximate(W, torch.linspace(0, 1, 21))
-    values = curve.certificate.upper + price * curve.alpha.double()
-    assert found.certificate.lower <= values.min() and found.certificate.upper <= values.min() * (1 + 2e-3)
-    for U in (10 * found.witness, normal(12, 12), curve.witness[1]):
-        little = torch.ones(12)  # weights that prove little
-        wild = certify_zeta(W, price, found.left, found.right, U, little, little)
-        assert wild.lower <= found.certificate.upper
+    both = zeta(torch.stack([W, 3 * W]), 1, price)  # 3 W at the same price: zeta is not of degree 1
+    for scale, lower, upper in zip((1, 3), both.certificate.lower, both.certificate.upper, strict=True):
+        alpha = torch.linspace(0, scale, 21, dtype=torch.float64)
+        values = approximate(scale * W, alpha).certificate.upper + price * alpha
+        assert lower <= values.min() and upper <= values.min() * (1 + 2e-3) and upper <= lower * (1 + 1e-3)
 
 
 def test_guarantee_zeta_is_the_norm_itself_where_errors_are_dear():

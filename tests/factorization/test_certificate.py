@@ -109,9 +109,11 @@ MAKERS = {
     "Certificate": lambda low, high: Certificate(
         number([9.0, high]), number([1.0, low]), number(0), rounding=1e-9
     ),
-    "Gamma2Dual": lambda low, high: Gamma2Dual(number(low), number(high), *[torch.ones(1)] * 4, 1, number(1e-9)),
-    "FreeConstant": lambda low, high: FreeConstant(0.0, high, low, 1e-9),
-    "LeastError": lambda low, high: LeastError(high, low, None, 1e-9),
+    "Gamma2Dual": lambda low, high: Gamma2Dual(
+        number(high), number(low), *[torch.ones(1)] * 4, 1, rounding=number(1e-9)
+    ),
+    "FreeConstant": lambda low, high: FreeConstant(high, low, 0.0, rounding=1e-9),
+    "LeastError": lambda low, high: LeastError(high, low, None, rounding=1e-9),
 }
 
 

@@ -1,5 +1,6 @@
 """The differentiable semidefinite program: its value, its gradients, and its errors."""
 
+import sys
 from functools import partial
 
 import laws
@@ -7,8 +8,7 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import factorize, gamma2, layer
-from torchdp.factorization.layer import gram_layer
+from torchdp.factorization import factorize, gamma2, gram_layer
 
 pytest.importorskip("cvxpylayers")
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # numpy's, of cvxpylayers
@@ -88,12 +88,16 @@ def test_a_batch_is_its_parts_and_dtype_follows():
 
 
 def test_a_solution_that_is_not_optimal_is_refused(monkeypatch):
-    monkeypatch.setattr(layer, "SOLVER", {"solve_method": "SCS", "max_iters": 3, "acceleration_lookback": 0})
+    monkeypatch.setattr(
+        sys.modules[gram_layer.__module__],
+        "SOLVER",
+        {"solve_method": "SCS", "max_iters": 3, "acceleration_lookback": 0},
+    )
     with pytest.raises(RuntimeError, match=r"certified gap of .* above 1e-06"), pytest.warns(UserWarning):
         gram_layer(normal(4, 4))
 
 
 def test_solver_failure_is_an_error(monkeypatch):
-    monkeypatch.setattr(layer, "SOLVER", {"solve_method": "none such"})
+    monkeypatch.setattr(sys.modules[gram_layer.__module__], "SOLVER", {"solve_method": "none such"})
     with pytest.raises(RuntimeError, match=r"SDP solver failed on W of shape \(2, 2\)"):
         gram_layer(torch.eye(2))

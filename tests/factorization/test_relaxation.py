@@ -9,9 +9,10 @@ from functools import partial
 import laws
 import pytest
 import torch
+from laws import overlap
 
-from torchdp import pairwise, workloads
-from torchdp.factorization import Relaxation, SignatureRelaxation, factorize, low_rank, truncate
+from torchdp import factorization, pairwise, workloads
+from torchdp.factorization import Relaxation, SignatureRelaxation, approximate, factorize, truncate
 from torchdp.factorization.rank import measure
 from torchdp.factorization.relaxation import LowRankRelaxation, smooth_log_norm
 
@@ -176,41 +177,33 @@ def test_training_within_alpha_reaches_the_approximate_norm():
     torch.testing.assert_close(one.norm, both.norm[:1], rtol=1e-6, atol=0)
 
 
-def test_guarantee_low_rank_reports_what_it_attains_and_beats_truncation():
-    """Prefix sums 16 at rank 8: the norm falls by a third at the truncation's own error."""
-    W = workloads.prefix(16).dense()
-    cut = truncate(factorize(W, tol=1e-6), 8)
-    found = low_rank(W, 8, float(cut.distortion), steps=300, learning_rate=0.02)
-    assert torch.linalg.matrix_rank(found.left @ found.right) == 8
-    exact = measure(W, found.left, found.right)
-    assert exact.distortion == found.distortion <= cut.distortion and exact.norm == found.norm
-    assert not found.norm.requires_grad and not found.left.requires_grad
-    assert found.norm < 0.67 * cut.norm
-    smaller = low_rank(W, 8, 0.7 * float(cut.distortion), steps=300, learning_rate=0.02)
-    assert smaller.distortion <= 0.7 * cut.distortion and smaller.norm < cut.norm
-
-
-def test_low_rank_at_full_rank_is_the_approximate_norm():
-    """Prefix sums 16 within 0.1, alone and in a batch with its negative."""
-    W = workloads.prefix(16).dense()
-    found = low_rank(torch.stack([W, -W]), 16, 0.1, steps=500, learning_rate=0.02)
-    assert (found.distortion <= 0.1).all() and (found.norm >= 1.4530).all()
-    assert (found.norm <= 1.4531 * 1.01).all()
-
-
-def test_low_rank_says_when_it_did_not_get_there():
+def test_guarantee_factors_of_a_rank_are_within_alpha_and_beat_truncation():
+    """Prefix sums 8 at rank 4: the norm falls by nearly half at the truncation's own error."""
     W = workloads.prefix(8).dense()
-    with pytest.warns(RuntimeWarning, match="rank 2 came within .* not within alpha = 0.01; raise rank, alpha"):
-        found = low_rank(W, 2, 0.01, steps=50)
-    assert found.distortion == measure(W, found.left, found.right).distortion > 0.01
+    cut = truncate(factorize(W, tol=1e-6), 4)
+    alpha = float(cut.distortion)
+    found = factorization.train(W, structure=partial(LowRankRelaxation, rank=4), alpha=alpha, tol=1e-2)
+    assert torch.linalg.matrix_rank(found.left @ found.right) == 4
+    assert found.certificate.residual <= alpha and found.norm < 0.54 * cut.norm
+    torch.testing.assert_close(found.norm, found.certificate.upper)
+    assert overlap(found.certificate, approximate(W, alpha, tol=1e-5).certificate)  # of any rank
 
 
-def test_low_rank_of_zero_of_small_and_in_float32():
-    assert low_rank(torch.zeros(3, 4), 1, 0.1, steps=5).norm == 0
-    with torch.inference_mode():
-        found = low_rank(0.01 * normal(4, 5).float(), 2, 1.0, steps=300)
+def test_full_rank_reaches_the_approximate_norm():
+    """Prefix sums 16 within 0.1, alone and in a batch with its negative, in float32."""
+    W = workloads.prefix(16).dense().float()
+    structure = partial(LowRankRelaxation, rank=16)
+    found = factorization.train(torch.stack([W, -W]), structure=structure, alpha=0.1, tol=1e-3)
+    assert (found.certificate.residual <= 0.1).all() and (found.certificate.gap <= 2e-3).all()
     assert found.left.dtype == torch.float32 and not found.left.requires_grad
-    assert found.norm < 1e-3 and found.distortion <= 1  # alpha above all of W: nothing needs saying
+
+
+def test_a_rank_that_is_too_low_says_what_it_misses():
+    with pytest.warns(RuntimeWarning, match="not settled .* steps, 0.* from W; raise steps or tol"):
+        found = factorization.train(
+            workloads.prefix(8), structure=partial(LowRankRelaxation, rank=2), alpha=0.01, steps=50
+        )
+    assert found.certificate.residual > 0.3
 
 
 # End to end: the whole protocol's predicted error as the loss.

@@ -13,8 +13,7 @@ import torch
 from laws import normal, overlap
 
 from torchdp import workloads
-from torchdp.factorization import Relaxation, approximate, certify, factorize, reference, train
-from torchdp.factorization.certificates.approximate_certificate import certify_approximate
+from torchdp.factorization import Relaxation, certify, factorize, reference, train
 
 
 def instance(seed):
@@ -87,15 +86,6 @@ def test_a_free_shift(shape, p):
     again = certify(W, found.left, found.right, found.row_weights, found.column_weights, p=p, shift=found.shift)
     assert again.gap <= 1e-5 and overlap(again, factorize(W, p, True, tol=1e-6).certificate)
     assert train(W[:, :1], shift=True).certificate.upper <= 1e-13  # one point moves to 0
-
-
-def test_within_alpha():
-    W = workloads.prefix(4).dense()
-    found = train(torch.stack([W, -2 * W]), alpha=0.1)
-    proof = found.witness, found.row_weights, found.column_weights
-    again = certify_approximate(torch.stack([W, -2 * W]), 0.1, found.left, found.right, *proof)
-    assert again.gap.max() <= 1.1e-5 and (again.residual <= 0.1 + 1e-12).all()
-    assert overlap(again, approximate(torch.stack([W, -2 * W]), 0.1, tol=1e-6).certificate)
 
 
 def test_error_weights_are_those_of_the_weighted_matrix():

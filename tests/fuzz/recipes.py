@@ -145,8 +145,6 @@ def kept():
         "W": W,
         "eye": torch.eye(3, **number),
         "factors": found["factorization"].lipschitz_tree(W, 2.0),
-        "priced": importlib.import_module("torchdp.factorization.approximate").priced,
-        "layer": importlib.import_module("torchdp.factorization.layer"),
         "types": torch.tensor([0, 1, 2, 2, 1]),
         "counts": torch.tensor([5, 3, 2]),
         "prior": torch.tensor([0.5, 0.3, 0.2], **number),

@@ -97,7 +97,7 @@ MORE = (  # constructors that no other recipe calls with tensors
 )  # fmt: skip
 RESULTS = {  # no guarantee hangs on what they hold: answers, bounds, messages, public features and their errors
     "Consistent", "Covariance", "Density", "Difference", "Estimate", "NoisyMoments", "MeanSquaredError", "MannWhitney",
-    "ApproximateFactorization", "Certificate", "EpochFactorization", "Factorization", "Gamma2Dual", "HardInstance",
+    "Certificate", "EpochFactorization", "Factorization", "Gamma2Dual", "HardInstance",
     "LowRankFactorization", "SeparatedFactorization", "SignatureFactorization", "BufferedFactorization", "LeastError",
     "RunningFactorization", "GramFactorization", "SeparatedDual", "Crowd", "Words", "Plan", "ConsistentPairs",
     "ShuffledMessages",

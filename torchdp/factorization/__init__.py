@@ -17,7 +17,7 @@
 | the same with a few buffers of memory (BLT) | :func:`factorize_buffered` |
 | repeated participation: by epoch; with a minimum separation | :func:`factorize_epochs`; :func:`factorize_separated` |
 | streaming: noise step by step, custom strategies too | :class:`StreamStrategy`, :class:`Recurrence` |
-| fewer rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`, :func:`low_rank` |
+| fewer rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`; :func:`train` of :class:`LowRankRelaxation` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | marginal tables of a thousand bits | :class:`MarginalFactorization` |
 | an exact certificate, in fractions; saving and loading one | :func:`exact_certificate`; :func:`save`, :func:`load` |
@@ -58,11 +58,10 @@ from torchdp.factorization.dual import gamma2_dual
 from torchdp.factorization.epochs import factorize_epochs, factorize_separated
 from torchdp.factorization.factorize import Factorization, factorize, signature_form
 from torchdp.factorization.hard import hard_instance
-from torchdp.factorization.low_rank import low_rank
 from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
 from torchdp.factorization.objectives import Groups, LocalError, Mixed, Norm, Objective
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
-from torchdp.factorization.reference import reference
+from torchdp.factorization.reference import gram_layer, reference
 from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, SignatureRelaxation, smooth_log_norm
 from torchdp.factorization.streams.banded import BandedStrategy
 from torchdp.factorization.streams.buffered import BufferedStrategy
@@ -113,13 +112,13 @@ __all__ = [
     "gamma_F",
     "gamma_box",
     "gamma_ellipsoid",
+    "gram_layer",
     "hard_instance",
     "jl_rank",
     "johnson_lindenstrauss",
     "least_error",
     "lipschitz_tree",
     "load",
-    "low_rank",
     "reference",
     "save",
     "signature_form",

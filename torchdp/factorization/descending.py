@@ -10,6 +10,7 @@ Source: Tseng, Bertsekas (1993), On the convergence of the exponential multiplie
 programming.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +24,6 @@ from torchdp.factorization.certificates.approximate_certificate import certify_a
 from torchdp.factorization.certificates.certificate import Certificate, certify, magnitude
 from torchdp.factorization.certificates.objective_certificate import certify_objective
 from torchdp.factorization.factorize import Factorization
-from torchdp.factorization.norm import witness
 from torchdp.factorization.objectives import Norm, Objective
 from torchdp.factorization.relaxation import Relaxation
 
@@ -34,9 +34,46 @@ SETTLED = 1e-3  # times gap / sharpness: a fall of the loss below which a round 
 FAINTEST = -60.0  # logarithm of the least multiplier: what had none can still come back
 LOOSE, NEARLY = 1e-2, 0.99  # gap from which a round ends no sooner; share of tol at which it stops
 INEXACT = 1e-6  # of a structure's product, over W's largest entry
+AIM, STIFF, STIFFER, HEAVY = 0.999, 10.0, 4.0, 1e4  # see Within
 TINY, NOTHING = torch.finfo(torch.float64).tiny, 1e-14  # a norm below this share of W's largest entry is 0
 Structure = Callable[[Tensor], nn.Module]
 Dual = tuple[Tensor, ...]  # weights of rows and of columns, and with alpha > 0 their witness
+
+
+class Within:
+    """abs(W - L R) <= alpha in every entry, for factors that may miss W (*batch, m, n): an augmented Lagrangian,
+
+        rho/2 sum_ij dist^2((W - L R)_ij / aim + y_ij / rho, [-1, 1]) - sum_ij y_ij^2 / (2 rho),  aim = .999 alpha,
+    whose multipliers y follow in each round; rho grows where the largest miss does not fall to a third.
+    Source: Rockafellar (1974).
+    """
+
+    def __init__(self, W: Tensor, alpha: Tensor) -> None:
+        self.W, self.aim, self.y = W, AIM * alpha[..., None, None], torch.zeros_like(W)
+        self.rho = torch.full_like(self.aim, STIFF / W.shape[-2:].numel())
+        self.beyond = torch.full_like(self.aim, math.inf)
+
+    def penalty(self, left: Tensor, right: Tensor) -> Tensor:
+        """(*batch), differentiable."""
+        return (self.rho / 2 * (self._outside(left, right).square() - (self.y / self.rho).square())).sum((-2, -1))
+
+    def renew(self, left: Tensor, right: Tensor) -> None:
+        """Moves the multipliers."""
+        self.y = self.rho * self._outside(left, right)
+        beyond = (self._miss(left, right) - 1).clamp_min(0)
+        self.rho = torch.where(beyond > self.beyond / 3, STIFFER * self.rho, self.rho)
+        self.beyond = beyond
+
+    def worse(self, left: Tensor, right: Tensor) -> Tensor:
+        """(*batch): a factor by which factors count as worse, above 1 where they miss W by more than alpha."""
+        return 1 + HEAVY * (AIM * self._miss(left, right) - 1).clamp_min(0)[..., 0, 0]
+
+    def _miss(self, left: Tensor, right: Tensor) -> Tensor:
+        return (self.W - left @ right).abs().amax((-2, -1), keepdim=True) / self.aim
+
+    def _outside(self, left: Tensor, right: Tensor) -> Tensor:
+        place = (self.W - left @ right) / self.aim + self.y / self.rho
+        return place - place.clamp(-1, 1)
 
 
 @dataclass(frozen=True)
@@ -66,13 +103,20 @@ class Problem:
     """
 
     def __init__(
-        self, W: Tensor, objective: Objective, structure: Structure | None, shift: bool, alpha: float
+        self,
+        W: Tensor,
+        objective: Objective,
+        structure: Structure | None,
+        shift: bool,
+        alpha: float,
+        proof: Dual = (),
     ) -> None:
         self.objective, self.scale = objective, magnitude(W)
-        self.W, self.alpha = W / self.scale, alpha
+        self.W, self.alpha, self.proof = W / self.scale, alpha, proof
+        self.within = Within(self.W, alpha / self.scale[..., 0, 0]) if alpha > 0 else None
         self.p = objective.p if isinstance(objective, Norm) else None
         self.closes = structure is None and objective.tight
-        self.module = Relaxation(W, alpha=alpha, shift=shift) if structure is None else _built(structure, W)
+        self.module = Relaxation(W, shift=shift) if structure is None else _built(structure, W)
         self.names, parameters = zip(*self.module.named_parameters(), strict=True)
         self.shapes, batch = [each.shape for each in parameters], W.shape[:-2]
         shared = any(shape[: len(batch)] != batch for shape in self.shapes)
@@ -83,9 +127,10 @@ class Problem:
         self.units = torch.cat([each.detach().reshape(self.lead, -1) for each in units], -1)
         self.offset = objective.offset(self.W)
         left, right = self.factors(torch.zeros_like(self.start))
-        if structure is not None and float((self.W - left @ right).abs().max()) > INEXACT:
+        if structure is not None and self.within is None and float((self.W - left @ right).abs().max()) > INEXACT:
             raise ValueError("structure must give a module whose factors' product is W at every parameter")
         rows, columns = self.values(left, right)
+        self.first = (rows.amax(-1) * columns.amax(-1)).sqrt().detach().clamp_min(TINY)
         self.rows, self.columns = (torch.zeros_like(x).log_softmax(-1).detach() for x in (rows, columns))
         self.sharpness = W.new_full(batch, SHARPNESS)
 
@@ -101,10 +146,14 @@ class Problem:
         return self.objective.rows(left.square().sum(-1)), self.objective.columns(right.square().sum(-2))
 
     def loss(self, x: Tensor) -> Tensor:
-        """The logarithm of the smoothed error, (lead,)."""
-        rows, columns = self.values(*self.factors(x))
+        """The logarithm of the smoothed error, (lead,); with alpha > 0 its share of the first error, and a penalty."""
+        left, right = self.factors(x)
+        rows, columns = self.values(left, right)
         total = rows * self._smooth(columns, self.columns).exp()[..., None] + self.offset
-        return self._smooth(total, self.rows).reshape(self.lead, -1).sum(-1) / 2
+        loss = self._smooth(total, self.rows) / 2
+        if self.within is not None:  # a logarithm falls without end as the factors go to 0
+            loss = loss.exp() / self.first + self.within.penalty(left, right)
+        return loss.reshape(self.lead, -1).sum(-1)
 
     def look(self, x: Tensor, steps: int) -> Best:
         """The factors and bounds at x, where the multipliers take the slopes of the smoothed maxima."""
@@ -119,10 +168,14 @@ class Problem:
             total = rows * self._smooth(columns, self.columns).exp()[..., None] + self.offset
             self.rows = self._sharp(total, self.rows).log_softmax(-1).clamp_min(FAINTEST)
             self.columns = self._sharp(columns, self.columns).log_softmax(-1).clamp_min(FAINTEST)
-        c, P = self.objective.weights(left.square().sum(-1), self.rows.exp()), self.columns.exp()
-        dual: Dual = (c, P, witness(left @ right, c, P)) if self.alpha > 0 else (c, P)
+            worse: Tensor | float = 1.0
+            if self.within is not None:
+                self.within.renew(left, right)
+                worse = self.within.worse(left, right)
+        weights = self.objective.weights(left.square().sum(-1), self.rows.exp()), self.columns.exp()
+        dual = self.proof or weights
         bounds = self.certify(self.W, self.alpha / self.scale[..., 0, 0], left, right, dual, *shift)
-        return Best(bounds.upper, bounds.lower, (left, right, *shift), dual, steps)
+        return Best(worse * bounds.upper, bounds.lower, (left, right, *shift), dual, steps)
 
     def certify(
         self,
@@ -145,9 +198,11 @@ class Problem:
         if self.closes:
             gap = best.upper / best.lower - 1
         else:
-            log = best.upper.log()
-            over = log.reshape(self.lead, -1).sum(-1) - loss
-            gap = over.expand(log.numel()).reshape(log.shape)
+            seen = best.upper.log() if self.within is None else best.upper / self.first
+            over = seen.reshape(self.lead, -1).sum(-1) - loss
+            gap = over.expand(seen.numel()).reshape(seen.shape)
+        if self.within is not None:
+            gap = torch.where(self.within.worse(*best.primal) > 1, math.inf, gap)
         return torch.where(best.upper <= NOTHING, 0.0, gap)
 
     def finish(self, W: Tensor, error_weights: Tensor | None, best: Best) -> Factorization:

@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import (
+    Bounds,
     allowance,
     dual_weights,
     fitting,
     magnitude,
-    refuse_contradiction,
 )
-from torchdp.factorization.solvers.stopping import warn_open
+from torchdp.factorization.solvers.stopping import warn_where_open
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
 
@@ -23,31 +22,21 @@ SMALLEST_WEIGHT = 1e-15  # relative: the weight of a row that the vectors have n
 
 
 @dataclass(frozen=True)
-class Gamma2Dual(Brief):
+class Gamma2Dual(Bounds):
     """gamma_2*(U) lies in [lower, upper], with the vectors and the weights that prove it.
 
-    lower, upper: (*batch), float64; left: (*batch, m, r) and right: (*batch, n, r), rows of norm 1 (of a row or
-    column of U that is 0: of norm 1 or 0); row_weights c: (*batch, m) and column_weights P: (*batch, n), each a
-    probability vector. rounding: (*batch), what float64 may have cost. Raises ArithmeticError where
-    lower <= upper + rounding does not hold.
+    lower, upper, rounding: (*batch), float64; left: (*batch, m, r) and right: (*batch, n, r), rows of norm 1 (of a row
+    or column of U that is 0: of norm 1 or 0); row_weights c: (*batch, m) and column_weights P: (*batch, n), each a
+    probability vector.
     """
 
-    lower: Tensor
     upper: Tensor
+    lower: Tensor
     left: Tensor
     right: Tensor
     row_weights: Tensor
     column_weights: Tensor
     iterations: int
-    rounding: Tensor
-
-    def __post_init__(self) -> None:
-        refuse_contradiction(self.lower, self.upper, self.rounding)
-
-    @property
-    def gap(self) -> Tensor:
-        """upper / lower - 1 (0 where both are 0)."""
-        return torch.where(self.upper == self.lower, 0.0, self.upper / self.lower - 1)
 
 
 def certify_dual(
@@ -135,12 +124,10 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
         weights = [_weights(torch.linalg.vector_norm(V, dim=-1)) for V in (S, T)]
         lower, upper = certify_dual(U, _unit(S), Y, *weights)
         rounding = allowance(upper, m + n + rank)
-        done = upper <= lower * (1 + tol) + rounding
-        if bool(done.all()) or iteration >= max_iterations:
+        result = Gamma2Dual(upper, lower, _unit(S), Y, weights[0], weights[1], iteration, rounding=rounding)
+        if bool(result.closed(tol).all()) or iteration >= max_iterations:
             break
-    result = Gamma2Dual(lower, upper, _unit(S), Y, weights[0], weights[1], iteration, rounding)
-    if not bool(done.all()):
-        warn_open(float(result.gap.max()), tol, U.dtype, iteration, max_iterations, stacklevel=3)
+    warn_where_open(result, tol, scale[..., 0, 0], U.dtype, iteration, max_iterations)
     return result
 
 

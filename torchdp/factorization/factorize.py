@@ -17,6 +17,7 @@ from torchdp.factorization.certificates.certificate import (
     certify,
     check_error_weights,
     check_exponent,
+    row_norm,
 )
 from torchdp.factorization.solvers.fixed_point import Solution, attempts, power_norm
 from torchdp.factorization.solvers.stopping import closed, warn_where_open, working
@@ -54,6 +55,11 @@ class Factorization(Brief):
     def sensitivity(self) -> Tensor:
         """Largest column norm of ``right``, of shape (*batch)."""
         return self.right.norm(dim=-2).amax(-1)
+
+    @property
+    def norm(self) -> Tensor:
+        """Largest row norm of left * largest column norm of right, (*batch), float64: of gamma_2."""
+        return row_norm(self.left.double(), math.inf) * row_norm(self.right.double().mT, math.inf)
 
 
 @dataclass(frozen=True)

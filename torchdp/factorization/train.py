@@ -4,14 +4,16 @@ import math
 import warnings
 from dataclasses import replace
 from functools import reduce
+from typing import cast
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from torchdp import checks
+from torchdp.factorization.approximate import approximate
 from torchdp.factorization.certificates.certificate import check_error_weights
-from torchdp.factorization.descending import Best, Problem, Structure, descend
+from torchdp.factorization.descending import Best, Dual, Problem, Structure, descend
 from torchdp.factorization.factorize import Factorization, Matrix, matrices_of
 from torchdp.factorization.objectives import Norm, Objective
 from torchdp.factorization.solvers.stopping import warn_where_open
@@ -47,8 +49,9 @@ def train(
             gives an nn.Module with forward() =
             (left, right), left right = W; None: the relaxation. Parameters without W's batch
             dimensions are shared.
-        alpha: with abs(W - L R) <= alpha in every entry, a number in W's units: gamma_2(W; alpha),
-            of the relaxation. shift: W - v 1^T = L R for a free v, of the relaxation, at alpha = 0.
+        alpha: a number in W's units, by which the factors of a structure may miss W in each entry, as those of
+            :class:`LowRankRelaxation` do; the bound is that of :func:`approximate`. shift: W - v 1^T = L R for a free
+            v, of the relaxation.
             error_weights: (*batch, m) or (m,), positive, as in :func:`factorize`. tol: the relative
             gap at which each problem stops. With a structure: of what is least nearby, where the
             descent
@@ -70,10 +73,12 @@ def train(
     given = reduce(torch.kron, matrices_of(W))
     objective = objective if isinstance(objective, Objective) else Norm(objective)
     alpha = checks.non_negative("alpha", alpha)
-    if (checks.instance("shift", shift, bool) or alpha > 0) and structure is not None:
-        raise ValueError("shift and alpha are the relaxation's own: with a structure its module decides")
-    if alpha > 0 and objective != Norm():
-        raise ValueError("alpha > 0 is for gamma_2 alone, objective = inf")
+    if checks.instance("shift", shift, bool) and structure is not None:
+        raise ValueError("shift is the relaxation's own: with a structure its module decides")
+    if alpha > 0 and (objective != Norm() or structure is None):
+        raise ValueError(
+            "alpha > 0 is for gamma_2, objective = inf, and a structure; approximate solves it without one"
+        )
     tol, steps = checks.positive("tol", tol), checks.integer("steps", steps, 1, MOST_STEPS)
     target, w = given.double(), None
     if error_weights is not None:
@@ -89,7 +94,12 @@ def train(
         size = target.abs().amax((-2, -1))
         warn_where_open(result.certificate, tol, size, given.dtype, best.steps, steps, stacklevel=2, limit="steps")
     elif not done:
-        warnings.warn(f"not settled within tol = {tol:.2e} after {steps} steps; raise steps or tol", stacklevel=2)
+        missed = f", {float(result.certificate.residual.max()):.3g} from W" if alpha > 0 else ""
+        warnings.warn(
+            f"not settled within tol = {tol:.2e} after {steps} steps{missed}; raise steps or tol",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return result
 
 
@@ -105,11 +115,15 @@ def _trained(
     progress: bool | None,
 ) -> tuple[Problem, Best, bool]:
     hidden = None if progress is None else not progress
+    proof: Dual = ()
+    if alpha > 0:
+        free = approximate(W, alpha)
+        proof = free.row_weights, free.column_weights, cast(Tensor, free.witness)
     with torch.inference_mode(False), torch.enable_grad():
-        problem = Problem(W.clone(), objective, structure, shift, alpha)
+        problem = Problem(W.clone(), objective, structure, shift, alpha, proof)
         with tqdm(total=steps, unit="step", delay=DELAY, disable=hidden) as bar:
             best, done = descend(problem, tol, steps, bar)
-    if structure is not None:  # its multipliers prove little of the free problem
-        free = _trained(W, objective, None, False, 0.0, tol, steps, progress)[1]
-        best = replace(best, lower=free.lower, dual=free.dual)
+    if structure is not None and alpha == 0:  # its multipliers prove little of the free problem
+        known = _trained(W, objective, None, False, 0.0, tol, steps, progress)[1]
+        best = replace(best, lower=known.lower, dual=known.dual)
     return problem, best, done

@@ -8,7 +8,6 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization import Factorization
-from torchdp.factorization.approximate import ApproximateFactorization
 from torchdp.workloads import Workload
 
 
@@ -53,18 +52,15 @@ class FactoredQueries(Brief):
 
     @classmethod
     def of(
-        cls,
-        workload: Tensor | Workload,
-        factorization: Factorization | ApproximateFactorization,
-        shift: Tensor | None = None,
+        cls, workload: Tensor | Workload, factorization: Factorization, shift: Tensor | None = None
     ) -> "FactoredQueries":
         """A factorization of W, or of W - shift 1^T, as encoder and decoder of the queries W.
 
         Raises TypeError, ValueError.
         """
         W = dense(workload)
-        checks.instance("factorization", factorization, (Factorization, ApproximateFactorization))
-        given = shift if shift is not None else getattr(factorization, "shift", None)
+        checks.instance("factorization", factorization, Factorization)
+        given = shift if shift is not None else factorization.shift
         given = W.new_zeros(W.shape[0]) if given is None else given
         return cls(W, factorization.left, factorization.right, given)
 

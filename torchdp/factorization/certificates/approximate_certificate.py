@@ -1,5 +1,7 @@
 """The evaluator of approximate factorizations: like certify, it shares nothing with the solvers."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from torchdp.factorization.certificates.certificate import (
     fitting,
     fitting_factors,
     or_infinite,
+    row_norm,
     scaled_weights,
 )
 
@@ -30,51 +33,36 @@ def certify_approximate(
     misses beyond alpha. lower = (<W, U> - alpha sum abs(U)) / max(1, s), at least 0, with s the operator norm of
     diag(c)^{-1/2} U diag(P)^{-1/2} for the weights c, P scaled to sum 1: gamma_2*(U) <= s.
 
-    Shapes as in :class:`ApproximateFactorization`; alpha a number or (*batch). Raises TypeError, ValueError.
+    W, U: (*batch, m, n); factors and weights as in :func:`certify`; alpha: a number or (*batch). Raises TypeError,
+    ValueError.
 
     Guarantees: lower <= gamma_2(W; alpha) <= upper for any factors, any U and any non-negative weights.
     Source: Ghazi et al. (2023), section 1 (entries within alpha; Edmonds, Nikolov, Ullman (2020) define it with
     alpha/2, but their dual, Lemma 12, is the one for alpha); Lemma 13 for the weights.
     """
-    W, missing, norm, U, size = _evaluate(W, left, right, U, row_weights, column_weights)
+    W, left = (checks.matrix(*pair).detach().double() for pair in (("W", W), ("left", left)))
+    m, n = W.shape[-2:]
+    try:
+        W = W.expand(*torch.broadcast_shapes(W.shape[:-2], left.shape[:-2]), m, n)
+    except RuntimeError as error:
+        raise ValueError(
+            f"left of shape {tuple(left.shape)} must have a batch that broadcasts with that of W, {tuple(W.shape[:-2])}"
+        ) from error
+    (left, right), U = fitting_factors(left, right, W), fitting("U", U, W, (m, n))
     alpha = amounts("alpha", alpha, W)
-    bound = alpha[..., None, None]
+    missing, bound = W - left @ right, alpha[..., None, None]
     beyond = missing - missing.clamp(-bound, bound)
-    upper = or_infinite(norm + beyond.norm(dim=-1).amax(-1))
-    lower = ((W * U).sum((-2, -1)) - alpha * U.abs().sum((-2, -1))) / size.clamp_min(1)
-    summed = ((W * U).abs().sum((-2, -1)) + alpha * U.abs().sum((-2, -1))) / size.clamp_min(1)
-    rounding = allowance(upper, W.shape[-2] + W.shape[-1] + left.shape[-1], summed)
+    upper = or_infinite(row_norm(left, math.inf) * row_norm(right.mT, math.inf) + row_norm(beyond, math.inf))
+
+    c, P = (scaled_weights(w, 1.0) for w in dual_weights(row_weights, column_weights, W))
+    rows, columns = (torch.where(w > 0, w, 1.0).rsqrt() for w in (c, P))
+    proved = (c > 0)[..., None] & (P > 0)[..., None, :]
+    U = torch.where(proved, U, 0.0)  # a row of weight 0 proves nothing about U there
+    size = torch.linalg.matrix_norm(rows[..., None] * U * columns[..., None, :], 2).clamp_min(1)
+    lower = ((W * U).sum((-2, -1)) - alpha * U.abs().sum((-2, -1))) / size
+    summed = ((W * U).abs().sum((-2, -1)) + alpha * U.abs().sum((-2, -1))) / size
+    rounding = allowance(upper, m + n + left.shape[-1], summed)
     return Certificate(upper, lower.clamp_min(0), or_infinite(missing.abs().amax((-2, -1))), rounding=rounding)
-
-
-def certify_zeta(
-    W: Tensor,
-    price: Tensor | float,
-    left: Tensor,
-    right: Tensor,
-    U: Tensor,
-    row_weights: Tensor,
-    column_weights: Tensor,
-) -> Certificate:
-    """Bounds on min over alpha of gamma_2(W; alpha) + price alpha, in float64.
-
-    upper = largest row norm of left * largest column norm of right + price max abs(W - left right).
-    lower = <W, U> / max(1, s, sum abs(U) / price), at least 0, s as in :func:`certify_approximate`.
-
-    Guarantees: lower <= min over alpha <= upper for any factors, any U and any non-negative weights.
-    Source: Ghazi et al. (2023), section 1; Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13: the pairs (s, alpha) of
-    their dual whose slope -sum abs(U) is at least -price.
-    """
-    W, missing, norm, U, size = _evaluate(W, left, right, U, row_weights, column_weights)
-    price = amounts("price", price, W)
-    if bool((price == 0).any()):
-        raise ValueError("price must be > 0: at 0 every matrix is approximated by 0")
-    size = torch.maximum(size, U.abs().sum((-2, -1)) / price).clamp_min(1)
-    residual = or_infinite(missing.abs().amax((-2, -1)))
-    upper = or_infinite(norm + price * residual)
-    lower = ((W * U).sum((-2, -1)) / size).clamp_min(0)
-    rounding = allowance(upper, W.shape[-2] + W.shape[-1] + left.shape[-1], (W * U).abs().sum((-2, -1)) / size)
-    return Certificate(upper, lower, residual, rounding=rounding)
 
 
 def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
@@ -91,26 +79,3 @@ def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
             f"{name} of shape {tuple(value.shape)} must broadcast with the batch {tuple(W.shape[:-2])} of W"
         ) from error
     return value
-
-
-def _evaluate(
-    W: Tensor, left: Tensor, right: Tensor, U: Tensor, row_weights: Tensor, column_weights: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """W, W - left right, the factors' norm, U and its size s, in float64."""
-    W, left = (checks.matrix(*pair).detach().double() for pair in (("W", W), ("left", left)))
-    m, n = W.shape[-2:]
-    try:
-        W = W.expand(*torch.broadcast_shapes(W.shape[:-2], left.shape[:-2]), m, n)
-    except RuntimeError as error:
-        raise ValueError(
-            f"left of shape {tuple(left.shape)} must have a batch that broadcasts with that of W, {tuple(W.shape[:-2])}"
-        ) from error
-    left, right = fitting_factors(left, right, W)
-    U = fitting("U", U, W, (m, n))
-    c, P = (scaled_weights(w, 1.0) for w in dual_weights(row_weights, column_weights, W))
-    inverse = [torch.where(w > 0, w, 1.0).rsqrt() for w in (c, P)]
-    proved = (c > 0)[..., None] & (P > 0)[..., None, :]
-    U = torch.where(proved, U, 0.0)  # a row of weight 0 proves nothing about U there
-    size = torch.linalg.matrix_norm(inverse[0][..., None] * U * inverse[1][..., None, :], 2)
-    norm = left.norm(dim=-1).amax(-1) * right.norm(dim=-2).amax(-1)
-    return W, W - left @ right, norm, U, size

@@ -16,21 +16,17 @@ WITNESS = 1e-9  # share of the trace norm that the witness may miss
 
 
 @dataclass(frozen=True)
-class Certificate(Brief):
-    """Proof that a factorization norm lies in [lower, upper], recomputed in float64 from factors and weights.
+class Bounds(Brief):
+    """A number, or a batch of them, lies in [lower, upper].
 
-    upper, lower, residual: float64 tensors of shape (*batch). None is squared.
-    ``residual`` is max abs(W - shift 1^T - left right); its own factorization norm is part of ``upper``, so a
-    factorization that misses W is charged for it. With error weights all three are of diag(error_weights) W.
     rounding: (*batch) or a number, absolute: what the arithmetic of whoever made the bounds may have cost; they hold
-    up to it. Bounds that contradict each other by more do not become a certificate, and are not repaired.
+    up to it. Bounds that contradict each other by more do not become a result, and are not repaired.
 
     Raises ArithmeticError where lower <= upper + rounding does not hold, and where a bound is not a number.
     """
 
-    upper: Tensor
-    lower: Tensor
-    residual: Tensor
+    upper: Tensor | float
+    lower: Tensor | float
     _: KW_ONLY
     rounding: Tensor | float
 
@@ -40,12 +36,28 @@ class Certificate(Brief):
     @property
     def gap(self) -> Tensor:
         """upper / lower - 1, the relative distance to the optimum at most (0 where both bounds are equal)."""
-        gap = torch.where(self.upper == self.lower, 0.0, self.upper / self.lower - 1)
-        return torch.where(self.upper.isfinite(), gap, math.inf)
+        upper, lower = (torch.as_tensor(x, dtype=torch.float64) for x in (self.upper, self.lower))
+        gap = torch.where(upper == lower, 0.0, upper / lower - 1)
+        return torch.where(upper.isfinite(), gap, math.inf)
 
     def closed(self, tol: float) -> Tensor:
         """Whether upper <= (1 + tol) lower + rounding: the gap is at most ``tol``, or all rounding; (*batch)."""
-        return self.upper.isfinite() & (self.upper <= self.lower * (1 + tol) + self.rounding)
+        upper, most = torch.as_tensor(self.upper, dtype=torch.float64), self.lower * (1 + tol) + self.rounding
+        return upper.isfinite() & (upper <= most)
+
+
+@dataclass(frozen=True)
+class Certificate(Bounds):
+    """Proof that a factorization norm lies in [lower, upper], recomputed in float64 from factors and weights.
+
+    upper, lower, residual: float64 tensors of shape (*batch). None is squared.
+    ``residual`` is max abs(W - shift 1^T - left right); its own factorization norm is part of ``upper``, so a
+    factorization that misses W is charged for it. With error weights all three are of diag(error_weights) W.
+    """
+
+    upper: Tensor
+    lower: Tensor
+    residual: Tensor
 
 
 def refuse_contradiction(lower: Tensor | float, upper: Tensor | float, rounding: Tensor | float) -> None:

@@ -1,7 +1,6 @@
-"""min over X of gamma_2(X) + h(X - W), h a bound on the entries or a price for the largest one: two splittings."""
+"""min over X of gamma_2(X) with abs(X - W) <= alpha in every entry: two splittings. alpha: (*batch, 1, 1), >= 0."""
 
 import math
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,88 +17,12 @@ FLOOR = 0.1  # weights stay above FLOOR * tol / side, as in the exact fixed poin
 TINY = 1e-300
 
 
-@dataclass(frozen=True)
-class Bound:
-    """h(D) = 0 where abs(D) <= alpha in every entry, infinite elsewhere; alpha (*batch, 1, 1) >= 0."""
-
-    alpha: Tensor
-
-    def nearest(self, D: Tensor, metric: Tensor) -> Tensor:
-        """argmin over X of h(X) + sum metric (X - D)^2 / 2."""
-        return D.clamp(-self.alpha, self.alpha)
-
-    def level(self, W: Tensor) -> Tensor:
-        """The least level that the largest entry allows, (*batch)."""
-        return (W.abs().amax((-2, -1)) - self.alpha[..., 0, 0]).clamp_min(0)
-
-    def conjugate(self, U: Tensor) -> Tensor:
-        """h*(U) = alpha sum abs(U), (*batch)."""
-        return self.alpha[..., 0, 0] * U.abs().sum((-2, -1))
-
-    def shrink(self, U: Tensor) -> Tensor:
-        """The multiple of U, at most U, at which h* is finite."""
-        return U
-
-    def repair(self, D: Tensor) -> Tensor:
-        """The least share theta in [0, 1] with h((1 - theta) D) finite, (*batch)."""
-        excess = (D.abs() - self.alpha).clamp_min(0).amax((-2, -1))
-        return excess / (self.alpha[..., 0, 0] + excess).clamp_min(TINY)
-
-    def cost(self, D: Tensor) -> Tensor:
-        """h(D) for repaired D, (*batch)."""
-        return D.new_zeros(D.shape[:-2])
-
-    def pick(self, which: Tensor) -> "Bound":
-        """The problems ``which`` of a flat batch."""
-        return replace(self, alpha=self.alpha[which])
-
-
-@dataclass(frozen=True)
-class Price:
-    """h(D) = price max abs(D); price (*batch, 1, 1) > 0."""
-
-    price: Tensor
-
-    def nearest(self, D: Tensor, metric: Tensor) -> Tensor:
-        """argmin over X of h(X) + sum metric (X - D)^2 / 2: clipped where the clipped part weighs ``price``."""
-        size, order = D.abs().flatten(-2).sort(-1, descending=True)
-        weight = metric.expand_as(D).flatten(-2).gather(-1, order)
-        levels = ((weight * size).cumsum(-1) - self.price[..., 0]) / weight.cumsum(-1)
-        alpha = levels.amax(-1).clamp_min(0)[..., None, None]
-        return D.clamp(-alpha, alpha)
-
-    def level(self, W: Tensor) -> Tensor:
-        """Halfway between the smallest and the largest absolute entry, (*batch): the error is least there."""
-        size = W.abs().flatten(-2)
-        return (size.amin(-1) + size.amax(-1)) / 2
-
-    def conjugate(self, U: Tensor) -> Tensor:
-        """h*(U) = 0 where sum abs(U) <= price."""
-        return U.new_zeros(U.shape[:-2])
-
-    def shrink(self, U: Tensor) -> Tensor:
-        """The multiple of U, at most U, at which h* is finite."""
-        return U * (self.price / U.abs().sum((-2, -1), keepdim=True).clamp_min(TINY)).clamp_max(1)
-
-    def repair(self, D: Tensor) -> Tensor:
-        """0: every D is allowed."""
-        return D.new_zeros(D.shape[:-2])
-
-    def cost(self, D: Tensor) -> Tensor:
-        """h(D), (*batch)."""
-        return self.price[..., 0, 0] * D.abs().amax((-2, -1))
-
-    def pick(self, which: Tensor) -> "Price":
-        """The problems ``which`` of a flat batch."""
-        return replace(self, price=self.price[which])
-
-
 class Best:
     """The best factors and the best witness of each problem of a flat batch, (b, m, n)."""
 
     def __init__(self, W: Tensor, exact: tuple[Tensor, Tensor]) -> None:
         b, m, n = W.shape
-        self.exact = left, right = compress(*exact)  # of W, balanced: allowed whatever h is
+        self.exact = left, right = compress(*exact)  # of W, balanced: allowed whatever alpha is
         self.left, self.right = left.clone(), right.clone()
         self.size = left.norm(dim=-1).amax(-1) * right.norm(dim=-2).amax(-1)
         self.upper = self.size.clone()
@@ -111,15 +34,15 @@ class Best:
         """upper / lower - 1 of each problem."""
         return torch.where(self.upper > self.lower, self.upper / self.lower.clamp_min(TINY) - 1, 0.0)
 
-    def cut(self, which: Tensor, W: Tensor, h: Bound | Price, left: Tensor, right: Tensor) -> None:
-        """Offers factors, (b', m, r) and (b', r, n), of problems ``which``, mixed with W's own until h allows them.
+    def cut(self, which: Tensor, W: Tensor, alpha: Tensor, left: Tensor, right: Tensor) -> None:
+        """Offers factors, (b', m, r) and (b', r, n), of problems ``which``, mixed with W's own until alpha allows them.
 
         Squared row and column norms of [(1 - theta)^{1/2} L, theta^{1/2} L_W] and its partner are mixtures too.
         """
-        D = left @ right - W
-        theta = h.repair(D)
+        excess = ((left @ right - W).abs() - alpha).clamp_min(0).amax((-2, -1))
+        theta = excess / (alpha[..., 0, 0] + excess).clamp_min(TINY)
         rows, columns = left.norm(dim=-1).amax(-1), right.norm(dim=-2).amax(-1)
-        value = (1 - theta) * rows * columns + theta * self.size[which] + h.cost(D)
+        value = (1 - theta) * rows * columns + theta * self.size[which]
         better = value < self.upper[which]
         chosen, theta = which[better], theta[better, None, None]
         scale = torch.where((rows > 0) & (columns > 0), columns / rows.clamp_min(TINY), 1.0).sqrt()[
@@ -131,10 +54,9 @@ class Best:
             torch.cat([(1 - theta).sqrt() / scale * right[better], theta.sqrt() * self.exact[1][chosen]], -2),
         )
 
-    def raise_(self, which: Tensor, W: Tensor, h: Bound | Price, U: Tensor, c: Tensor, P: Tensor) -> None:
+    def raise_(self, which: Tensor, W: Tensor, alpha: Tensor, U: Tensor, c: Tensor, P: Tensor) -> None:
         """Offers witnesses with gamma_2*(U) <= 1, as the weights c, P prove."""
-        U = h.shrink(U)
-        value = (W * U).sum((-2, -1)) - h.conjugate(U)
+        value = (W * U - alpha * U.abs()).sum((-2, -1))
         better = value > self.lower[which]
         chosen = which[better]
         self.lower[chosen], self.witness[chosen] = value[better], U[better]
@@ -142,13 +64,13 @@ class Best:
 
 
 def weighted(
-    W: Tensor, h: Bound | Price, best: Best, which: Tensor, tol: float, max_iterations: int
+    W: Tensor, alpha: Tensor, best: Best, which: Tensor, tol: float, max_iterations: int
 ) -> tuple[int, tuple[Tensor, ...]]:
     """Alternating directions in the metric of the dual weights: one eigendecomposition of side n an iteration.
 
     gamma_2(X) = max over weights c, P of the trace norm of diag(c)^{1/2} X diag(P)^{1/2}. For fixed weights the problem
-    is split into X1 (trace norm) = X2 (h), whose steps in the metric c_i P_j are a soft threshold of singular values
-    and an entrywise clip; the multiplier V always has operator norm at most 1, so that
+    is split into X1 (trace norm) = X2 (within alpha), whose steps in the metric c_i P_j are a soft threshold of
+    singular values and an entrywise clip; the multiplier V always has operator norm at most 1, so that
     U = diag(c)^{1/2} V diag(P)^{1/2} is a witness. Between two steps the weights take the multiplicative update of the
     exact fixed point. Rows and columns whose weights vanish are fitted slowly or not at all: then the gap stops
     falling, and :func:`conic` takes over.
@@ -178,8 +100,8 @@ def weighted(
         left = MB * (half / S.clamp_min(TINY)) / c.sqrt()[..., None]
         right = half.mT * B.mT / P.sqrt()[..., None, :]
         if iteration % CHECK == 0 or iteration == max_iterations:
-            best.raise_(which, W, h, scale * V, c, P)
-            best.cut(which, W, h, left, right)
+            best.raise_(which, W, alpha, scale * V, c, P)
+            best.cut(which, W, alpha, left, right)
             gap = float(best.gap()[which].max())
             if gap <= tol or iteration >= max_iterations or iteration - marked > PATIENCE:
                 return iteration, (left, right, scale * V, c, P)
@@ -187,7 +109,7 @@ def weighted(
                 mark, marked = gap, iteration
         inner = scale * (left @ right)
         relaxed = RELAX * inner + (1 - RELAX) * target
-        last, X = X, W + h.nearest((relaxed - V / rho) / scale - W, rho * scale.square())
+        last, X = X, W + ((relaxed - V / rho) / scale - W).clamp(-alpha, alpha)
         if iteration % CHECK == 0:
             primal = torch.linalg.matrix_norm(inner - scale * X)
             rho = _balance(rho, primal, rho[:, 0, 0] * torch.linalg.matrix_norm(scale * (X - last)), 5.0)
@@ -199,7 +121,7 @@ def weighted(
 
 def conic(
     W: Tensor,
-    h: Bound | Price,
+    alpha: Tensor,
     best: Best,
     which: Tensor,
     start: tuple[Tensor, ...],
@@ -208,9 +130,9 @@ def conic(
 ) -> int:
     """Alternating directions on the semidefinite program: slower (side m + n), but sure whatever the weights.
 
-    minimise t + h(X - W) over Z = [[A, X], [X^T, B]] >= 0 with diagonal at most t. One step projects on the
-    semidefinite matrices; the other is separable: the entries of X as h asks, the diagonal cut off at the t whose cut
-    weighs 1 / rho. The negative part N of the projected matrix is the multiplier: U = -2 rho N_12, and the row sums of
+    minimise t over Z = [[A, X], [X^T, B]] >= 0 with diagonal at most t, abs(X - W) <= alpha. One step projects on the
+    semidefinite matrices; the other is separable: X is clipped, and the diagonal cut off at the t whose cut weighs
+    1 / rho. The negative part N of the projected matrix is the multiplier: U = -2 rho N_12, and the row sums of
     abs(N_11) and abs(N_22) are weights for it: with them on the diagonal and N_12 beside it the matrix stays
     semidefinite, since what replaces N_11 and N_22 exceeds them by a diagonally dominant matrix.
 
@@ -226,16 +148,16 @@ def conic(
         half = vectors * values.clamp_min(0).sqrt()[:, None, :]
         positive = half @ half.mT
         if iteration % CHECK == 0 or iteration == max_iterations:
-            best.raise_(which, W, h, *_proof(positive - (Z - dual), m))
-            best.cut(which, W, h, half[:, :m], half[:, m:].mT)
+            best.raise_(which, W, alpha, *_proof(positive - (Z - dual), m))
+            best.cut(which, W, alpha, half[:, :m], half[:, m:].mT)
             going = best.gap()[which] > tol
             if not bool(going.any()) or iteration >= max_iterations:
                 return iteration
             if not bool(going.all()):
-                W, Z, dual, rho, which, positive = (x[going] for x in (W, Z, dual, rho, which, positive))
-                h = h.pick(going)
+                W, Z, dual, rho = (x[going] for x in (W, Z, dual, rho))
+                which, positive, alpha = (x[going] for x in (which, positive, alpha))
         relaxed = RELAX * positive + (1 - RELAX) * Z
-        last, Z = Z, _separable(relaxed + dual, W, h, rho)
+        last, Z = Z, _separable(relaxed + dual, W, alpha, rho)
         dual = dual + relaxed - Z
         if iteration % (4 * CHECK) == 0 and iteration <= SETTLED:
             primal = torch.linalg.matrix_norm(positive - Z) / torch.linalg.matrix_norm(Z).clamp_min(TINY)
@@ -263,10 +185,10 @@ def _proof(negative: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor]:
     return U / size.clamp_min(TINY)[:, None, None], c, P
 
 
-def _separable(wanted: Tensor, W: Tensor, h: Bound | Price, rho: Tensor) -> Tensor:
-    """The Z nearest to ``wanted`` at the price of t + h(X - W): its entries X as h asks, its diagonal cut off."""
+def _separable(wanted: Tensor, W: Tensor, alpha: Tensor, rho: Tensor) -> Tensor:
+    """The Z nearest to ``wanted`` at the price of t: its entries X within alpha of W, its diagonal cut off."""
     m, Z = W.shape[1], wanted.clone()
-    X = W + h.nearest(wanted[:, :m, m:] - W, 2 * rho)
+    X = W + (wanted[:, :m, m:] - W).clamp(-alpha, alpha)
     Z[:, :m, m:], Z[:, m:, :m] = X, X.mT
     diagonal = wanted.diagonal(dim1=-2, dim2=-1)
     Z.diagonal(dim1=-2, dim2=-1).copy_(diagonal.minimum(_level(diagonal, 1 / rho[:, 0])))

@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.certificate import Certificate
+from torchdp.factorization.certificates.certificate import Bounds
 
 FIRST_LOOK, NEXT_LOOK = 50, 1.5  # iteration of the first look at an unfinished solution; ratio of the next
 REFUSALS = 6  # solutions, finished as the iteration sees it, that may be refused before it ends
@@ -39,16 +39,17 @@ class Schedule:
         return True
 
 
-def closed(certificate: Certificate, tol: float, size: Tensor, dtype: torch.dtype) -> bool:
+def closed(certificate: Bounds, tol: float, size: Tensor, dtype: torch.dtype) -> bool:
     """Whether each problem's certificate is closed, or its norm is 0 but for the rounding of factors in ``dtype``.
 
     size: largest absolute entry of each problem. A norm of 0 (a single point and a free shift) has no relative gap.
     """
-    return bool((certificate.closed(tol) | (certificate.upper <= 16 * torch.finfo(dtype).eps * size)).all())
+    nothing = torch.as_tensor(certificate.upper) <= 16 * torch.finfo(dtype).eps * size
+    return bool((certificate.closed(tol) | nothing).all())
 
 
 def warn_where_open(
-    certificate: Certificate,
+    certificate: Bounds,
     tol: float,
     size: Tensor,
     dtype: torch.dtype,
@@ -58,23 +59,12 @@ def warn_where_open(
     stacklevel: int = 3,
     limit: str = "max_iterations",
 ) -> None:
-    """RuntimeWarning, at the caller's caller, where :func:`closed` is false; ``limit``: the argument's name."""
-    if not closed(certificate, tol, size, dtype):
-        gap = float(certificate.gap.max())
-        warn_open(gap, tol, dtype, iterations, max_iterations, stacklevel=stacklevel + 1, limit=limit)
+    """RuntimeWarning, at the caller's caller, where :func:`closed` is false: more iterations help if they ran out.
 
-
-def warn_open(
-    gap: float,
-    tol: float,
-    dtype: torch.dtype,
-    iterations: int,
-    max_iterations: int,
-    *,
-    stacklevel: int = 2,
-    limit: str = "max_iterations",
-) -> None:
-    """RuntimeWarning of a gap above ``tol``: more iterations help only where they ran out."""
+    limit: the name of the argument that limits them.
+    """
+    if closed(certificate, tol, size, dtype):
+        return
     if iterations >= max_iterations:
         remedy = f"raise {limit} or tol"
     elif dtype == torch.float64:
@@ -82,7 +72,8 @@ def warn_open(
     else:
         remedy = "rounding is in the way (float32 factors stop near 1e-6): raise tol, or take W in float64"
     warnings.warn(
-        f"stopped after {iterations} iterations at a certified gap of {gap:.2e}, above tol = {tol:.2e}; {remedy}",
+        f"stopped after {iterations} iterations at a certified gap of {float(certificate.gap.max()):.2e}, "
+        f"above tol = {tol:.2e}; {remedy}",
         RuntimeWarning,
         stacklevel=stacklevel + 1,
     )
