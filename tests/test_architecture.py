@@ -61,7 +61,8 @@ MAY_IMPORT = {
     "regression": FLOOR | {"privacy", "protocol", "wire", "randomizers", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
-    "training": FLOOR | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
+    "training": FLOOR | {"kernels", "privacy", "protocol", "workloads", "factorization"},
+    "sklearn": FLOOR | {"privacy", "density", "randomizers", "regression"},
     "cli": FLOOR
     | {"kernels", "privacy", "workloads", "factorization", "randomizers", "queries", "domains", "mean"}
     | {"pairwise", "protocol", "collection", "simulate", "secure", "sketching", "regression"},
@@ -160,7 +161,10 @@ def test_importing_torchdp_loads_nothing_heavy():
 def test_rooms_load_on_first_use_and_with_searches_nothing_heavy():
     """The first optimizer of torch.optim would load torch's compiler: three seconds."""
     first = {path.parent.name for path in ROOT.glob("torchdp/*/__init__.py")} - {"cli"}
-    first, rooms = sorted(first | {"kernels", "noise", "workloads"}), sorted(set(MAY_IMPORT) - {"__main__"})
+    first, rooms = (
+        sorted(first | {"kernels", "noise", "workloads"}),
+        sorted(set(MAY_IMPORT) - {"__main__", "sklearn"}),
+    )
     code = f"""
 import sys
 import torch
@@ -206,7 +210,7 @@ class Absent:
     def find_spec(self, name, path=None, target=None):
         if name in POSIX: raise ImportError(name)
 sys.meta_path.insert(0, Absent())
-for room in {sorted(set(MAY_IMPORT) - {"__main__"})!r}:
+for room in {sorted(set(MAY_IMPORT) - {"__main__", "sklearn"})!r}:
     try: importlib.import_module("torchdp." + room)
     except ImportError: print(room)
 open({str(tmp_path / "u.csv")!r}, "w").write("height\\n" + "160\\n" * 300)

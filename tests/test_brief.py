@@ -3,9 +3,9 @@
 import pytest
 import torch
 from contract import entries
-from fuzz import recipes
+from fuzz import recipes, verbs
 
-from torchdp import pairwise, privacy, queries, workloads
+from torchdp import factorization, pairwise, privacy, queries, training, workloads
 from torchdp.brief import WIDE, html_table
 from torchdp.protocol import Choice
 
@@ -45,6 +45,9 @@ def test_a_repr_names_parts_and_leaves_out_defaults():
             ["central differential privacy", "epsilon = "],
         ),
         (pairwise.OneMessage(pairwise.auc(3), 1.0).estimate(torch.arange(6)), ["standard error", "low", "high"]),
+        (verbs.kept()["densities"], ["<td>n</td><td>10</td>", "central differential privacy", "float64(2, "]),
+        (factorization.factorize(torch.eye(2), tol=0.1).certificate, ["<td>lower</td><td>1</td>"]),
+        (training.choose(training.Iterates(3), 6, 2, epsilon=1.0, delta=1e-3).best, ["epsilon = 1", "sigma"]),
     ],
 )
 def test_a_notebook_shows_a_table(value, parts):

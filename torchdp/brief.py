@@ -18,17 +18,31 @@ class Brief:
         super().__init_subclass__(**options)
         cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # else ``dataclass`` writes one that prints tables
 
-    def __repr__(self) -> str:
+    def _fields(self) -> dict[str, object]:
         fields = getattr(self, "__dataclass_fields__", {})
-        held = ", ".join(
-            f"{name}={_brief(getattr(self, name, None))}" for name, field in fields.items() if field.repr
+        return {name: getattr(self, name, None) for name, field in fields.items() if field.repr}
+
+    def _repr_html_(self) -> str:
+        """A table in a notebook: each field in short, or in its own words where it has some."""
+        return html_table((name, _said(value)) for name, value in self._fields().items())
+
+    def __repr__(self) -> str:
+        held, name = (
+            ", ".join(f"{name}={_brief(one)}" for name, one in self._fields().items()),
+            type(self).__name__,
         )
-        name = type(self).__name__
         return f"{name}({held})" if len(name) + len(held) + 2 <= WIDE else f"{name}({held}"[: WIDE - 4] + "...)"
+
+
+def _said(value: object) -> str:
+    own = type(value).__str__ is not object.__str__ and not isinstance(value, str | Enum)
+    return str(value) if own else _brief(value)
 
 
 def _brief(value: object) -> str:
     if isinstance(value, Tensor):
+        if not value.ndim and value.is_floating_point():
+            return f"{float(value.detach()):.6g}"
         return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
     if isinstance(value, Enum):
         return value.name

@@ -21,18 +21,12 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 def positive(name: str, value: float) -> float:
     """``value`` as a finite float > 0. Raises ValueError."""
-    number = _number(name, value)
-    if not (number > 0 and math.isfinite(number)):
-        raise ValueError(f"{name} must be a finite number > 0, not {value!r}")
-    return number
+    return _that(name, value, lambda number: 0 < number < math.inf, "be a finite number > 0")
 
 
 def non_negative(name: str, value: float) -> float:
     """``value`` as a finite float >= 0. Raises ValueError."""
-    number = _number(name, value)
-    if not (number >= 0 and math.isfinite(number)):
-        raise ValueError(f"{name} must be a finite number >= 0, not {value!r}")
-    return number
+    return _that(name, value, lambda number: 0 <= number < math.inf, "be a finite number >= 0")
 
 
 def squarable(name: str, value: float, power: int = 2) -> float:
@@ -48,34 +42,22 @@ def squarable(name: str, value: float, power: int = 2) -> float:
 
 def order(name: str, value: float, least: float) -> float:
     """``value``, the order of a norm, as a float in [least, inf]. Raises ValueError."""
-    number = _number(name, value)
-    if not number >= least:
-        raise ValueError(f"{name} must lie in [{least:g}, inf], not {value!r}")
-    return number
+    return _that(name, value, lambda number: number >= least, f"lie in [{least:g}, inf]")
 
 
 def within(name: str, value: float, low: float, high: float) -> float:
     """``value`` as a float in [low, high]. Raises ValueError."""
-    number = _number(name, value)
-    if not low <= number <= high:
-        raise ValueError(f"{name} must lie in [{low:g}, {high:g}], not {value!r}")
-    return number
+    return _that(name, value, lambda number: low <= number <= high, f"lie in [{low:g}, {high:g}]")
 
 
 def fraction(name: str, value: float) -> float:
     """``value`` as a float in (0, 1). Raises ValueError."""
-    number = _number(name, value)
-    if not 0 < number < 1:
-        raise ValueError(f"{name} must lie strictly between 0 and 1, not {value!r}")
-    return number
+    return _that(name, value, lambda number: 0 < number < 1, "lie strictly between 0 and 1")
 
 
 def below_one(name: str, value: float) -> float:
     """``value`` as a float in [0, 1). Raises ValueError."""
-    number = _number(name, value)
-    if not 0 <= number < 1:
-        raise ValueError(f"{name} must lie in [0, 1), not {value!r}")
-    return number
+    return _that(name, value, lambda number: 0 <= number < 1, "lie in [0, 1)")
 
 
 def integer(name: str, value: int | Tensor, least: int, most: int = MOST) -> int:
@@ -414,6 +396,14 @@ def sample_shape(value: Sequence[int]) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ValueError(f"sample_shape must be a tuple of integers, such as (1000,) or (), not {value!r}")
     return tuple(integer("sample_shape", size, 0) for size in value)
+
+
+def _that(name: str, value: float, holds: Callable[[float], bool], words: str) -> float:
+    """``value`` as a float of which this holds. Raises ValueError with these words."""
+    number = _number(name, value)
+    if not holds(number):
+        raise ValueError(f"{name} must {words}, not {value!r}")
+    return number
 
 
 def _number(name: str, value: float) -> float:

@@ -29,10 +29,10 @@ def say(*lines: object, error: bool = False) -> None:
         print(shown(line), file=sys.stderr if error else sys.stdout)
 
 
-def aligned(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Names and texts in two columns."""
-    width = max(len(name) for name, _ in lines)
-    return [f"{name:<{width}}  {text}".rstrip() for name, text in lines]
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """A line for each row, its texts in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 @contextmanager

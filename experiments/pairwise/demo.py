@@ -170,8 +170,8 @@ def errors(questions: dict[str, Asked], config: Config, report: Report) -> list[
     )
     write_csv(rows, report.folder / "errors.csv")
     title = f"scikit-learn tables resampled to n users, local DP of one user, epsilon = {config.epsilon:g}"
-    path = report.folder / "error_vs_n.png"
-    simulate.error_curves(rows, x="n", lines="protocol", panels="statistic", title=title).savefig(path, dpi=150)
+    figure = simulate.error_curves(rows, x="n", lines="protocol", panels="statistic", title=title)
+    figure.savefig(report.folder / "error_vs_n.png", dpi=150)
     return rows
 
 

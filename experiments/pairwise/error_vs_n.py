@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchdp import cli, pairwise
 from torchdp.simulate import Row, Sweep, Trial, error_curves
-from torchdp.simulate.plots import ratios
+from torchdp.simulate.plots import ratio_strip
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
         figure.savefig(path, dpi=150)
         paths.append(path)
     means = [row for row in rows if row.config["statistic"] != "auc"]
-    ratios(means, "Kendall and Gini: the prediction is exact").savefig(folder / "ratio.png", dpi=150)
+    ratio_strip(means, "Kendall and Gini: the prediction is exact").savefig(folder / "ratio.png", dpi=150)
     return [*paths, folder / "ratio.png"]
 
 

@@ -32,11 +32,11 @@ def test_figure_is_a_png_of_the_stated_size(tmp_path):
     assert ("matplotlib.pyplot" in sys.modules) == before  # no global figure state
 
 
-def test_single_points_missing_predictions_and_one_sample_are_drawn(tmp_path):
+def test_single_points_missing_predictions_and_one_sample_are_drawn():
     rows = [row(10, str(i), 1.0) for i in range(9)]
     rows.append(replace(rows[0], config={"n": 20, "name": "x"}, metrics={"value": Moments(1, 1.0, 0.0, 1.0, 1.0)}))
-    error_curves(rows, **LABELS).savefig(tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").stat().st_size > 1000
+    (axes,) = error_curves(rows, **LABELS).axes
+    assert len(axes.containers) == 10
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torchdp.kernels.dispatch import Kernel, LostDevice, mode, verdicts
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
-from torchdp.text import say
+from torchdp.text import aligned, say
 
 NEEDED = ("torch", "numpy", "scipy", "pandas", "tqdm", "dp-accounting", "cryptography")
 OPTIONAL = ("triton", "cvxpy", "cvxpylayers", "matplotlib", "scikit-learn", "dask")
@@ -186,9 +186,5 @@ def table(findings: list[Finding]) -> list[str]:
         tiles = ", ".join(f"{name} {size}" for name, size in finding.tiles.items())
         rows.append((finding.kernel, verdict, f"{finding.n:,}" if finding.n else "", time, share, tiles))
     kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    rows = list(zip(*kept, strict=True))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    lines = aligned(list(zip(*kept, strict=True)))
     return lines + [f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)]

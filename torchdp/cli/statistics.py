@@ -241,14 +241,11 @@ def asking(options: argparse.Namespace) -> Asking:
         raise ValueError(f"--statistic {name} takes {len(roles)} --columns, not {len(columns)}")
     if len(set(columns)) < len(columns):
         raise ValueError("--columns names a column twice")
-    if (options.categories is not None) != ("category" in roles):
-        need = "needs" if options.categories is None else "takes no"
-        raise ValueError(f"--statistic {name} {need} --categories")
+    for option, wanted in (("categories", "category" in roles), ("quantiles", name == "quantiles")):
+        if ((given := getattr(options, option)) is not None) != wanted:
+            raise ValueError(f"--statistic {name} {'needs' if given is None else 'takes no'} --{option}")
     if "number" not in roles and (options.bounds or options.bounds_from_data or options.bins is not None):
         raise ValueError(f"--statistic {name} takes no --bounds and no --bins: its column is a category")
-    if (options.quantiles is not None) != (name == "quantiles"):
-        need = "needs" if options.quantiles is None else "takes no"
-        raise ValueError(f"--statistic {name} {need} --quantiles")
     labels = {
         column: _labels(role, options) for column, role in zip(columns, roles, strict=True) if role != "number"
     }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features
 from torchdp.density.laplacian import Grid
 from torchdp.density.stationary import StationaryKernel
@@ -33,6 +34,7 @@ class Density(Estimate):
 
     features: Features
     guarantee: Guarantee
+    _repr_html_ = Brief._repr_html_  # its means say nothing by themselves
 
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)

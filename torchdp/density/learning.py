@@ -19,19 +19,20 @@ from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.guarantee import weaker
 from torchdp.protocol import Crowd, Tally
+from torchdp.protocol.frames import Rows, rows_of
 from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle.laws import MessageLaw
 
 PARTS = ("value", "standard_error")
 
 
-def class_counts(labels: Tensor, classes: int) -> Tensor:
+def class_counts(labels: Rows, classes: int) -> Tensor:
     """How many users report each class: integers in [0, classes) -> (classes,), int64.
 
     Of labels that went through randomized response the counts are private by post-processing. Raises TypeError,
     ValueError: also for a class without users, of which no density can be released.
     """
-    labels = checks.indices("labels", labels, checks.integer("classes", classes, 1, 2**30))
+    labels = checks.indices("labels", rows_of(labels, "labels"), checks.integer("classes", classes, 1, 2**30))
     if labels.ndim != 1:
         raise ValueError(f"labels must have shape (n,), not {tuple(labels.shape)}")
     counts = torch.bincount(labels, minlength=classes)
@@ -135,9 +136,9 @@ class ShuffledClasses(Brief):
             worst.epsilon + label, delta, worst.model, worst.neighbours, exact, source, speaks, variation=variation
         )
 
-    def validate(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def validate(self, x: tuple[Rows, Rows]) -> tuple[Tensor, Tensor]:
         """x, (n, d) and (n,), the reports as many of each class as ``kdes`` count on. Raises TypeError, ValueError."""
-        vectors, reported = x
+        vectors, reported = map(rows_of, x)
         vectors = self.kdes[0].features.family.validate(vectors)
         counts = class_counts(reported, len(self.kdes))
         if len(vectors) != len(reported):
@@ -152,7 +153,7 @@ class ShuffledClasses(Brief):
             )
         return vectors, reported
 
-    def collect(self, x: tuple[Tensor, Tensor], *, noise: Noise | None = None) -> tuple[Tally, ...]:
+    def collect(self, x: tuple[Rows, Rows], *, noise: Noise | None = None) -> tuple[Tally, ...]:
         """A tally of each class from each user's own messages. noise: None for the system's. Raises as ``validate``."""
         vectors, reported = self.validate(x)
         draws = source(noise, vectors.device)
@@ -165,12 +166,12 @@ class ShuffledClasses(Brief):
         n = sum(part.n for part in parts)
         return Density(value, error, n, features=self.kdes[0].features, guarantee=self.guarantee)
 
-    def estimate(self, x: tuple[Tensor, Tensor], *, noise: Noise | None = None) -> Density:
+    def estimate(self, x: tuple[Rows, Rows], *, noise: Noise | None = None) -> Density:
         """``analyse(collect(x))``."""
         return self.analyse(self.collect(x, noise=noise))
 
     def sample_estimate(
-        self, x: tuple[Tensor, Tensor], *, generator: torch.Generator, sample_shape: Sequence[int] = ()
+        self, x: tuple[Rows, Rows], *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Density:
         """The same in distribution, without messages: all classes at once, where one kernel rounds and counts them."""
         (vectors, reported), shape = self.validate(x), checks.sample_shape(sample_shape)

@@ -13,6 +13,7 @@ from torchdp.mean.central import GaussianMean
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Estimate
+from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.rounded_sum import released_guarantee
 from torchdp.rounded import RoundedNormal
 
@@ -98,9 +99,9 @@ class AdaptiveMean:
         numbers = LOOKS * CELLS * d + MOST_RINGS * (d + 1) + d
         return replace(released_guarantee(1 / math.sqrt(2 * self.rho), self.delta, numbers), exact=False)
 
-    def estimate(self, x: Tensor, *, noise: Noise | None = None) -> AdaptiveEstimate:
+    def estimate(self, x: Rows, *, noise: Noise | None = None) -> AdaptiveEstimate:
         """x: (n, d) in the box, n >= 1; noise: None is the system's cipher. Raises TypeError, ValueError."""
-        x = checks.precise("x", x).detach()
+        x = checks.precise("x", rows_of(x)).detach()
         if x.ndim != 2 or len(x) == 0:
             raise ValueError(f"x must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
         x, draws = self.box.project(self.box.validate(x).double()), source(noise, x.device)

@@ -17,10 +17,12 @@
 | ``summary(x)``, ``sample_tally``, ``sample_estimate`` | the distribution of collecting, without a message |
 | ``exact(summary)``, ``predicted_mse(summary)``, ``worst_mse(n, objective)`` | the truth; squared errors |
 | ``validate(x)`` | the one check of x |
+| ``rows_of(x)`` | a pandas Series or DataFrame -> the tensor that the verbs make of it |
 | ``X_unchecked`` | a class's implementation of the verb X, arguments already checked: from draws of any kind |
 """
 
 from torchdp.protocol.choice import Choice
+from torchdp.protocol.frames import rows_of
 from torchdp.protocol.protocol import CuratorProtocol, MessageProtocol, Protocol, Relay
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.rounds import InteractiveProtocol
@@ -42,4 +44,5 @@ __all__ = [
     "Tally",
     "TypeProtocol",
     "Users",
+    "rows_of",
 ]

@@ -15,6 +15,7 @@ from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
+from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.groups import grouped, in_turn
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.users import Users, tensor_of
@@ -114,12 +115,13 @@ class Protocol(Brief, ABC, Generic[S]):
 
     @final
     def collect(
-        self, x: Tensor, *, groups: Tensor | None = None, size: int | None = None, noise: Noise | None = None
+        self, x: Rows, *, groups: Rows | None = None, size: int | None = None, noise: Noise | None = None
     ) -> Tally:
         """What the analyst hears of these users, or of each group of them.
 
-        x: a row for each user, or (*batch, n, ...). groups: (n,), the number of each user's group, below ``size`` (by
-        default up to the largest); n of the tally is then (size,), or (*batch). noise: None is the system's cipher.
+        x: a row for each user, or (*batch, n, ...); or a pandas table (``rows_of``). groups: (n,), the number of each
+        user's group, below ``size`` (by default up to the largest); n of the tally is then (size,), or (*batch). noise:
+        None is the system's cipher.
         Raises TypeError, ValueError.
 
         Guarantees: for the users of each group, and for all together: who is in which group is public, and what one
@@ -146,7 +148,7 @@ class Protocol(Brief, ABC, Generic[S]):
 
     @final
     def estimate(
-        self, x: Tensor, *, groups: Tensor | None = None, size: int | None = None, noise: Noise | None = None
+        self, x: Rows, *, groups: Rows | None = None, size: int | None = None, noise: Noise | None = None
     ) -> Estimate:
         """``analyse(collect(x))``; no group may be empty."""
         return self.analyse(self.collect(x, groups=groups, size=size, noise=noise))
@@ -205,9 +207,9 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
     def decode(self, data: bytes) -> M:
         """Raises ValueError for bytes that no ``encode`` made."""
 
-    def randomize(self, x: Tensor, *, noise: Noise | None = None) -> M:
+    def randomize(self, x: Rows, *, noise: Noise | None = None) -> M:
         """What these users send: the client half, for one row as for a million. Raises TypeError, ValueError."""
-        x = self.validate(x).detach()
+        x = self.validate(rows_of(x)).detach()
         return self.randomize_unchecked(x, source(noise, x.device))
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:

@@ -5,15 +5,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief, html_table
+from torchdp.protocol.frames import framed
 from torchdp.protocol.interval import Error, ErrorParts, interval
 from torchdp.protocol.users import Users, beside, combined, tensor_of, users_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Layout = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """Name -> shape and dtype of each part of a tally."""
@@ -269,6 +273,17 @@ class Estimate(Brief):
         """(low, high): the error's ends at this level, widened by bias; see :class:`ErrorParts`. Raises ValueError."""
         stretch = 1.0 if self.stretch is None else self.stretch(checks.fraction("level", level))
         return interval(self.centre, self.parts, level, self.limits, self.bias, stretch)
+
+    def frame(self, *names: Any, level: float = 0.95) -> "pd.DataFrame":
+        """A pandas table with a row for each number: value, standard_error and the ends of its interval, low and high.
+
+        names: of the entries of the last dimensions, or what was asked: a Series (its categories), a DataFrame (its
+        columns); entries of other dimensions are numbered. Raises ValueError.
+        """
+        low, high = self.interval(level)
+        error = self.standard_error.expand(self.value.shape)
+        columns = {"value": self.value, "standard_error": error, "low": low, "high": high}
+        return framed(columns, names)
 
     def _repr_html_(self) -> str:
         """The first numbers with their standard errors; few of them with 95 % intervals."""

@@ -16,6 +16,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.users import beside, tensor_of
 from torchdp.secure.settings import WORDS_AT_ONCE, Settings
 
@@ -110,12 +111,12 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
             )
         return summary
 
-    def randomize(self, x: Tensor, *, first: int = 0, noise: Noise | None = None) -> Words:
+    def randomize(self, x: Rows, *, first: int = 0, noise: Noise | None = None) -> Words:
         """What clients first, first + 1, ... with rows x (k, d) share out; a client passes its own row.
 
         Raises ValueError, TypeError before any draw.
         """
-        return self.speak(self.within(x), first, noise)
+        return self.speak(self.within(rows_of(x)), first, noise)
 
     def speak(self, rows: Tensor, first: int, noise: Noise | None) -> Words:
         """``randomize`` of rows that are within the bounds. Raises ValueError."""

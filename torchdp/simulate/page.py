@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdp import checks
 from torchdp.simulate.config_runs import Row
-from torchdp.simulate.plots import error_curves, means, measured, others, ratios
+from torchdp.simulate.plots import error_curves, means, measured, others, ratio_strip
 from torchdp.simulate.progress import Progress, Status, digest_of, status
 from torchdp.simulate.streams import canonical
 from torchdp.text import shown
@@ -132,7 +132,9 @@ def _figures(page: Page, rows: Sequence[Row]) -> None:
                 page.figure(drawn, f"{word(name)} against {word(names['x'])}. Bars: exact 95 % intervals.")
     if any(row.facts.get("predicted_mse", 0) > 0 for row in rows):
         page.heading("Measured over predicted squared error")
-        page.figure(ratios(rows, ""), "Each configuration of the table below, in its order. Bars: 95 % intervals.")
+        page.figure(
+            ratio_strip(rows, ""), "Each configuration of the table below, in its order. Bars: 95 % intervals."
+        )
 
 
 def _summary(page: Page, stand: Status) -> None:

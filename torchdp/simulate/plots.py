@@ -56,7 +56,7 @@ def error_curves(
     panels: str | None = None,
     word: Callable[[str], str] = str,
 ) -> "Figure":
-    """Root mean squared error against ``config[x]`` on log-log axes: a figure, to be saved by its ``savefig``.
+    """Root mean squared error against ``config[x]`` on log-log axes: a figure to show or to save.
 
     One line per distinct ``config[lines]``. Bars are the square roots of the 95 % interval of the mean
     squared error; the dashed line is the square root of ``facts[predicted]`` where there is one; the legend
@@ -77,8 +77,7 @@ def error_curves(
         ValueError: no rows, a key that a configuration lacks, x or error not positive, or two rows at one
             point of one line.
     """
-    checks.instance("lines", lines, (str, type(None)))
-    rows = checks.each_of("rows", rows, Row)
+    rows, lines = checks.each_of("rows", rows, Row), checks.instance("lines", lines, (str, type(None)))
     for name, value in {"x": x, "title": title, "ylabel": ylabel, "predicted": predicted}.items():
         checks.instance(name, value, str)
     points = _points(rows, x, lines, predicted, panels)  # refuses before it draws
@@ -212,14 +211,14 @@ def _verbatim(text: str) -> str:
     return text.replace("$", r"\$")  # else a formula
 
 
-def ratios(rows: Sequence[Row], title: str) -> "Figure":
+def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
     """Measured over predicted mean squared error of each row that has a prediction, with its 95 % interval.
 
     Rows in order from left to right on a linear axis around 1: the picture most sensitive to a wrong formula. Raises
-    ImportError; ValueError where no row has ``facts["predicted_mse"]`` > 0.
+    ImportError where matplotlib is not installed, TypeError, ValueError where no row has a ``predicted_mse`` > 0.
     """
-    checks.instance("title", title, str)
-    known = [row for row in checks.each_of("rows", rows, Row) if row.facts.get("predicted_mse", 0) > 0]
+    rows, title = checks.each_of("rows", rows, Row), checks.instance("title", title, str)
+    known = [row for row in rows if row.facts.get("predicted_mse", 0) > 0]
     if not known:
         raise ValueError("no row has a predicted_mse; there is nothing to compare")
     predicted = np.array([row.facts["predicted_mse"] for row in known])

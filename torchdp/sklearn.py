@@ -1,0 +1,172 @@
+"""scikit-learn estimators whose ``fit`` releases the data once, as a curator; needs ``torchdp[sklearn]``.
+
+>>> import numpy as np
+>>> from torchdp.sklearn import PrivateRidge
+>>> X = np.random.default_rng(0).uniform(-0.5, 0.5, (10_000, 3))
+>>> ridge = PrivateRidge(epsilon=1.0, bound=1.0, label_bound=1.0).fit(X, X @ [0.5, 0.0, -0.5])
+>>> ridge.predict(X[:2]).shape, ridge.guarantee_.epsilon
+((2,), 1.0)
+
+Bounds, classes and the numbers of rows and columns are public: state them without the data. What is fitted has
+``guarantee_``; scores on the training data are not private.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.density import CentralKDE, InnerProduct, ShuffledClasses, class_counts, nearest_centre
+from torchdp.noise import SeededNoise
+from torchdp.privacy import Model
+from torchdp.randomizers import RandomizedResponse
+from torchdp.regression import GramRelease, adaptive_ridge, top_directions
+from torchdp.regression.rows import clipped_rows
+
+with checks.needing("torchdp.sklearn", "scikit-learn"):
+    from sklearn.base import (
+        BaseEstimator,
+        ClassifierMixin,
+        ClassNamePrefixFeaturesOutMixin,
+        RegressorMixin,
+        TransformerMixin,
+    )
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+
+__all__ = ["PrivateClassMeans", "PrivatePCA", "PrivateRidge"]
+
+
+@dataclass(eq=False, repr=False)
+class Curated(BaseEstimator):
+    """What the three have in common.
+
+    epsilon > 0; delta in (0, 1). bound: the largest l_2 norm of a row; longer ones are shortened to it. random_state:
+    None is the system's cipher; a seed repeats the noise, for tests, and gives no privacy.
+    """
+
+    epsilon: float = 1.0
+    delta: float = 1e-6
+    bound: float = 1.0
+    random_state: Any = None
+
+    def _given(self, X: Any, *y: Any, **how: Any) -> tuple[Tensor, Any, SeededNoise | None]:
+        """Rows, shortened, and y where there is one, both checked as scikit-learn does; the noise."""
+        found = validate_data(self, X, *y, dtype=np.float64, **how)
+        X, labels = found if y else (found, None)
+        rows = clipped_rows(torch.from_numpy(np.require(X, requirements=["C", "W"])), self.bound)
+        if self.random_state is None:
+            return rows, labels, None
+        return rows, labels, SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1)))
+
+    def _released(self, rows: Tensor, bound: float, label_bound: float | None, noise: SeededNoise | None) -> None:
+        """The second moments of [A b], or of A where there is no label_bound."""
+        n, d = len(rows), rows.shape[1] - (label_bound is not None)
+        gram = GramRelease(n, d, bound, self.epsilon, self.delta, label_bound, model=Model.CENTRAL)
+        self.moments_: Any = gram.estimate(rows, noise=noise)
+        self.guarantee_ = gram.guarantee
+
+    def _checked(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return cast(np.ndarray, validate_data(self, X, dtype=np.float64, reset=False))
+
+
+@dataclass(eq=False, repr=False)
+class PrivateRidge(RegressorMixin, Curated):
+    """Ridge regression from one release of A^T A and A^T b, regularized as the noise asks for (``adaptive_ridge``).
+
+    label_bound: labels are cut to it in size. alpha: the least weight of |w|^2. fit_intercept: a column of the constant
+    ``bound`` is added. After ``fit``: ``coef_``, ``intercept_``, ``moments_``, ``guarantee_``. Raises ValueError.
+
+    Guarantees: exactly (epsilon, delta)-DP for replacing one row and label, their number public: that of
+        :class:`torchdp.regression.GramRelease`, for rows of norm bound, or with a constant sqrt 2 bound.
+    Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8.
+    """
+
+    label_bound: float = 1.0
+    alpha: float = 1.0
+    fit_intercept: bool = True
+
+    def fit(self, X: Any, y: Any) -> "PrivateRidge":
+        """X: (n, d); y: (n,)."""
+        rows, y, noise = self._given(X, y, y_numeric=True)
+        constant = rows.new_full((len(rows), int(self.fit_intercept)), self.bound)
+        rows = torch.cat([rows, constant, torch.from_numpy(y.astype(np.float64))[:, None]], 1)
+        self._released(rows, self.bound * math.sqrt(1 + self.fit_intercept), self.label_bound, noise)
+        found = adaptive_ridge(self.moments_, self.alpha).numpy()
+        self.coef_, rest = found[: self.n_features_in_], found[self.n_features_in_ :]
+        self.intercept_ = float(rest.sum() * self.bound)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(n, d) -> (n,)."""
+        return self._checked(X) @ self.coef_ + self.intercept_
+
+
+@dataclass(eq=False, repr=False)
+class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Curated):
+    """The directions of largest second moment from one release of A^T A. Not centred: subtract a public centre first.
+
+    After ``fit``: ``components_`` (n_components, d), orthonormal, the largest first; ``moments_``, ``guarantee_``.
+    Raises ValueError.
+
+    Guarantees: exactly (epsilon, delta)-DP for replacing one row, their number public: that of ``GramRelease``.
+    Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1.
+    """
+
+    n_components: int = 1
+
+    def fit(self, X: Any, y: Any = None) -> "PrivatePCA":
+        """X: (n, d); y is not read."""
+        rows, _, noise = self._given(X)
+        self._released(rows, self.bound, None, noise)
+        self.components_ = top_directions(self.moments_.gram, self.n_components).mT.numpy()
+        self._n_features_out = self.n_components
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """(n, d) -> (n, n_components)."""
+        return self._checked(X) @ self.components_.T
+
+
+@dataclass(eq=False, repr=False)
+class PrivateClassMeans(ClassifierMixin, Curated):
+    """The class whose mean is nearest, from one noisy mean of each class (``density.nearest_centre``).
+
+    label_epsilon: labels go through randomized response at this epsilon first; None: who is in which class is public.
+    The set of classes is public in any case. After ``fit``: ``classes_``, ``densities_``, ``guarantee_``. Raises
+    ValueError.
+
+    Guarantees: that of :class:`torchdp.density.ShuffledClasses` of curators: (epsilon, delta)-DP for replacing one
+        row, labels as they are; with ``label_epsilon`` (epsilon + label_epsilon, delta)-DP for a row and its label.
+    Source: Papyan, Han, Donoho (2020), nearest class centre; Balle, Wang (2018), Theorem 8.
+    """
+
+    label_epsilon: float | None = None
+
+    def fit(self, X: Any, y: Any) -> "PrivateClassMeans":
+        """X: (n, d); y: (n,), of any labels."""
+        rows, y, noise = self._given(X, y)
+        check_classification_targets(y)
+        self.classes_, places = np.unique(y, return_inverse=True)
+        labels, response = torch.from_numpy(places), None
+        if self.label_epsilon is not None:
+            response = RandomizedResponse(len(self.classes_), self.label_epsilon)
+            labels = response.randomize(labels, noise=noise)
+        features = InnerProduct(rows.shape[1]).draw(1, generator=torch.Generator())  # draws nothing
+        counts = class_counts(labels, len(self.classes_)).tolist()
+        kdes = tuple(CentralKDE.calibrated(features, n, self.epsilon, self.delta) for n in counts)
+        classes = ShuffledClasses(kdes, response)
+        self.densities_ = classes.estimate((rows / self.bound, labels), noise=noise)
+        self.guarantee_ = classes.guarantee
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """(n, d) -> (n,), of ``classes_``."""
+        rows = torch.from_numpy(self._checked(X) / self.bound)
+        return self.classes_[nearest_centre(self.densities_, rows).numpy()]
