@@ -104,7 +104,13 @@ def test_python_blocks(page, number, tmp_path, monkeypatch, brief):
         assert said[0] == said[1], output.getvalue()
 
 
-@pytest.mark.parametrize("page", [page for page in TOLD if TOLD[page]])
+SLOW = {"lora.md"}  # pages of models that take a minute
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page in SLOW else ()) for page in TOLD if TOLD[page]],
+)
 def test_stories(page, tmp_path, monkeypatch, brief):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}

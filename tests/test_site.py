@@ -16,7 +16,7 @@ from test_architecture import MAY_IMPORT
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(path.stem for path in (ROOT / "docs/reference").glob("*.md"))
 INNER = set(
-    "batch brief checks cli descent draws grid kernels memory randomness rounded text threads wire __main__".split()
+    "batch brief checks cli descent draws grid kernels memory randomness root rounded text threads wire __main__".split()
 )
 
 
@@ -60,6 +60,7 @@ def test_every_room_has_a_page():
     assert set(ROOMS) == set(MAY_IMPORT) - INNER
 
 
+@pytest.mark.slow  # builds the whole site
 def test_every_public_name_is_shown(site):
     missing = {room: absent(site[f"reference/{room}/index.html"], public(room)) for room in ROOMS}
     assert not any(missing.values()), {room: names for room, names in missing.items() if names}
@@ -69,6 +70,7 @@ def test_every_public_name_is_shown(site):
     ]
 
 
+@pytest.mark.slow
 def test_guarantees_and_sources_stand_in_boxes(site):
     for room in ROOMS:
         page = site[f"reference/{room}/index.html"]
@@ -76,6 +78,7 @@ def test_guarantees_and_sources_stand_in_boxes(site):
     assert sum(page.count("admonition guarantees") for page in site.values()) > 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "planted", ["[x](nowhere.md) [x](index.md#no.md)", "::: torchdp.nowhere", '--8<-- "no.md"']
 )

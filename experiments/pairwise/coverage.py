@@ -40,7 +40,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(users=(1_000,), epsilons=(4.0,), trials=500)
+SMOKE = Config(users=(1_000,), epsilons=(4.0,), trials=200)
 
 
 def protocols(statistic: PairwiseStatistic, epsilon: float, n: int) -> list[PairwiseProtocol]:

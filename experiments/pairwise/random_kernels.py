@@ -50,7 +50,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(1, 3, 100, 100, 3, 1, 400)
+SMOKE = Config(1, 1, 100, 100, 3, 1, 400)
 
 
 @dataclass(frozen=True, eq=False)

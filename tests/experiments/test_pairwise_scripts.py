@@ -66,12 +66,12 @@ def test_separation(smoke):
 def test_coverage(smoke):
     (marked,) = smoke("pairwise/coverage.py").tables["marked"]
     assert marked["cells"] == 78 and marked["marked"] > 50
-    assert marked["least"] > 0.91 and marked["largest"] < 0.985  # 500 trials: 0.01 in standard errors
+    assert marked["least"] > 0.89 and marked["largest"] < 0.995  # 200 trials: 0.015 in standard errors
 
 
 def test_random_kernels(smoke):
     found = smoke("pairwise/random_kernels.py")
-    assert len(found.tables["cells"]) == 33 and len(found.tables["search"]) == 3
+    assert len(found.tables["cells"]) == 31 and len(found.tables["search"]) == 3
     assert min(row["coverage"] for row in found.tables["cells"]) > 0.82  # 50 trials: 0.03 in standard errors
 
 

@@ -19,6 +19,7 @@ def judge(child, *names):
         assert row["copies"] <= MORE * kept.get(row["script"], float("inf")), row
 
 
+@pytest.mark.slow
 def test_quick_scripts_run_there(child):
     judge(child, *QUICK)
 

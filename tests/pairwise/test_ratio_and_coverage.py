@@ -35,10 +35,10 @@ def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so(brief):
     assert predicted < 0.35 * mse(OneMessage(statistic, 1.0), counts, n)
     squared = Moments.of(error.square())
     assert squared.mean == pytest.approx(predicted, rel=0.1) and squared.standard_error < 0.03 * predicted
-    few = protocol.sample_estimate(counts, generator=keyed_generator(b"ends"), sample_shape=(1_000,))
+    few = protocol.sample_estimate(counts, generator=keyed_generator(b"ends"), sample_shape=(300,))
     low, high = few.interval()
     inside = ((low <= statistic.exact(counts)) & (statistic.exact(counts) <= high)).double().mean()
-    assert 0.92 < float(inside) < 0.98
+    assert 0.91 < float(inside) < 0.985
     rows = pairwise.class_histograms(8, (0.1, 0.4)).view(2, 5, 2, 8).sum(-1)
     torch.testing.assert_close(rows[..., 1], torch.tensor([[0.1], [0.4]]).double().expand(2, 5))
 

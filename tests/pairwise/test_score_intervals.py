@@ -237,7 +237,7 @@ def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_cove
     statistic = pairwise.auc(8)
     counts = counts_of(torch.cat([99 * ZIPF[:8] / ZIPF[:8].sum(), torch.ones(8) / 8]), n)
     protocol = OneMessage(statistic, 1.0)
-    draw = {"generator": keyed_generator(b"rare"), "sample_shape": (4_000,)}
+    draw = {"generator": keyed_generator(b"rare"), "sample_shape": (1_000,)}
     truth = statistic.exact(counts)
     if not whole:
         with warnings.catch_warnings():
@@ -252,7 +252,7 @@ def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_cove
         assert float(((answer.value < 0) | (answer.value > 1)).double().mean()) > 0.05  # the values do leave it
     low, high = answer.interval()
     assert float(low.min()) >= 0 and float(high.max()) <= 1
-    assert 0.94 < coverage((low, high), truth) < 0.985
+    assert 0.93 < coverage((low, high), truth) < 0.985
     assert abs(float(((low == 0) & (high == 1)).double().mean()) - whole) < 0.3
 
 

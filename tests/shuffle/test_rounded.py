@@ -93,7 +93,7 @@ def test_noise_is_near_the_central_gaussian_and_below_that_of_flips(epsilon):
     assert protocol.rmse < gaussian_sigma(epsilon, 1e-6, math.sqrt(768)) / 3.5
 
 
-@pytest.mark.parametrize("epsilon", [0.3, 6.0])
+@pytest.mark.parametrize("epsilon", [0.3, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_guarantee_is_what_was_calibrated(epsilon):
     protocol = PoissonSum.calibrated(100, epsilon, 1e-5, 64, change=8)
     promised = promise(protocol, 1e-5, 64, change=8)

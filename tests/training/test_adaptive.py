@@ -79,7 +79,7 @@ def lengths(plan, bound, way):
 
 
 @WAYS
-@pytest.mark.parametrize("bound", [1e-5, 0.03, 0.7, 40.0, 1e5])
+@pytest.mark.parametrize("bound", [1e-5, 0.7, 1e5])
 def test_guarantee_a_user_moves_gradient_and_count_together_by_the_plans_bound(plans, monkeypatch, bound, way):
     """Whatever the clipping bound is; and by more where the count's share is not taken from the gradient's."""
     plan = plans["own"]

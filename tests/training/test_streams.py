@@ -283,7 +283,7 @@ def interrupted(lines, call, handler=lambda: None):
 
 
 @pytest.mark.parametrize(
-    ("name", "drawn"), [("independent", 0), ("falling row", 0), ("recalled", 0), ("anything", 0), ("anything", 1)]
+    ("name", "drawn"), [("independent", 0), ("falling row", 0), ("recalled", 0), ("anything", 1)]
 )
 def test_an_interrupted_step_is_spent_or_not_begun(name, drawn, monkeypatch):
     """An exception at each line of a step in turn, and in what finishes it; a handler that draws.
