@@ -103,69 +103,22 @@ def test_bounds_are_true_wherever_it_stops(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "turned", "mirrored", "sign"),
+    ("name", "turned", "mirrored"),
     [
-        ("prefix", True, True, 0),
-        ("Toeplitz", True, True, 0),
-        ("symmetric", False, True, 0),
-        ("centrosymmetric, odd", False, False, 1),
-        ("skew, odd", False, False, -1),
-        ("symmetric and centrosymmetric", False, True, 1),
-        ("signs of differences", False, False, -1),
-        ("nearly persymmetric", False, False, 0),
-        ("nearly symmetric", False, False, 0),
-        ("nearly centrosymmetric", False, False, 0),
+        ("prefix", True, True),
+        ("Toeplitz", True, True),
+        ("symmetric", False, True),
+        ("centrosymmetric, odd", False, False),
+        ("symmetric and centrosymmetric", False, True),
+        ("nearly persymmetric", False, False),
+        ("nearly symmetric", False, False),
     ],
 )
-def test_a_symmetry_is_seen_where_it_is_exact(name, turned, mirrored, sign):
+def test_a_symmetry_is_seen_where_it_is_exact(name, turned, mirrored):
     W = MATRICES[name]
     sides = tuple(W.shape)
-    assert symmetry_of(W, math.inf, False) == Symmetry(sides, turned, mirrored, sign)
-    assert symmetry_of(W, 2.0, False) == symmetry_of(W, math.inf, True) == Symmetry(sides, False, False, sign)
-
-
-@pytest.mark.parametrize("name", [n for n in MATRICES if n != "batch"])
-def test_blocks_hold_the_singular_values_of_the_weighted_matrix(name):
-    """In 30 digits, with weights that share the symmetry."""
-    mpmath = pytest.importorskip("mpmath")
-    W = MATRICES[name]
-    symmetry = symmetry_of(W, math.inf, False)
-    if symmetry.turned:
-        W = W.flip(-1)
-    weights = (normal(*symmetry.counts.shape).abs() + 0.1) * (symmetry.counts > 0)
-    blocks = zip(symmetry.blocks(W), symmetry.split(weights), strict=True)
-    found = [torch.linalg.svdvals(c.sqrt()[:, None] * X * P.sqrt()) for X, (c, P) in blocks]
-    found = torch.cat(found).sort(descending=True).values
-    rows, columns = symmetry.whole(weights)
-    columns = columns.flip(-1) if symmetry.turned else columns
-    if symmetry.mirrored:
-        torch.testing.assert_close(rows, columns)
-    with mpmath.workdps(30):
-        M = [
-            [mpmath.sqrt(c) * x * mpmath.sqrt(p) for x, p in zip(row, columns.tolist(), strict=True)]
-            for c, row in zip(rows.tolist(), W.tolist(), strict=True)
-        ]
-        M = mpmath.matrix(M)
-        M = M if M.rows >= M.cols else M.T
-        exact = sorted((float(s) for s in mpmath.svd_r(M, compute_uv=False)), reverse=True)
-    exact = torch.tensor(exact, dtype=torch.float64)[: len(found)]
-    room = 1e-13 * max(1.0, float(W.abs().max()) * 50)
-    torch.testing.assert_close(found[: len(exact)], exact, rtol=0, atol=room)
-
-
-def test_norms_of_orbits_are_those_of_the_assembled_factors():
-    for name in ("centrosymmetric, odd", "skew, odd", "symmetric and centrosymmetric", "prefix"):
-        W = MATRICES[name]
-        symmetry = symmetry_of(W, math.inf, False)
-        blocks = symmetry.blocks(W.flip(-1) if symmetry.turned else W)
-        pairs = [(X, torch.eye(X.shape[1], dtype=X.dtype)) for X in blocks]
-        left, right = symmetry.assembled(pairs)
-        torch.testing.assert_close(left @ right, W)
-        squares = [(a.square().sum(1), b.square().sum(0)) for a, b in pairs]
-        if not symmetry.mirrored:
-            rows, columns = symmetry.whole(symmetry.joined(squares, symmetry.counts))
-            torch.testing.assert_close(rows, left.square().sum(1))
-            torch.testing.assert_close(columns, right.square().sum(0))
+    assert symmetry_of(W, math.inf, False) == Symmetry(sides, turned, mirrored)
+    assert symmetry_of(W, 2.0, False) == symmetry_of(W, math.inf, True) == Symmetry(sides)
 
 
 @pytest.mark.parametrize("name", ["prefix", "Toeplitz", "persymmetric, odd", "symmetric", "distance"])
@@ -205,7 +158,7 @@ def test_a_false_symmetry_would_be_charged(monkeypatch):
     truth = plain(W, math.inf, False, 1e-6)
     from torchdp.factorization.solvers import fixed_point
 
-    monkeypatch.setattr(fixed_point, "symmetry_of", lambda *args: Symmetry((8, 8), False, True, 0))
+    monkeypatch.setattr(fixed_point, "symmetry_of", lambda *args: Symmetry((8, 8), False, True))
     with pytest.warns(RuntimeWarning, match="certified gap"):
         wrong = factorize(W, tol=1e-4, max_iterations=60).certificate
     assert wrong.gap > 1e-2
@@ -281,10 +234,10 @@ def iteration(W, p, monkeypatch):
         (normal(5, 12, 12), math.inf, 64),
         (normal(30, 40), math.inf, 64),
         (normal(30, 40), 2.0, 80),
-        (mixed(12), math.inf, 80),
+        (mixed(12), math.inf, 60),
     ],
 )
 def test_launches_of_one_iteration(W, p, most, monkeypatch):
-    """One read, whatever the batch; two blocks have two eigenproblems."""
+    """One read, whatever the batch."""
     launches, reads = iteration(W, p, monkeypatch)
     assert launches <= most and reads == 1

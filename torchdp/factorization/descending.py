@@ -26,6 +26,7 @@ from torchdp.factorization.certificates.objective_certificate import certify_obj
 from torchdp.factorization.factorize import Factorization
 from torchdp.factorization.objectives import Norm, Objective
 from torchdp.factorization.relaxation import Relaxation
+from torchdp.factorization.solvers.acceleration import pick
 
 SHARPNESS, SHARPEST = 30.0, 1e5  # of the smoothed maxima, at the start and at most
 ROUND = 150  # steps at most between two updates of the multipliers
@@ -89,8 +90,8 @@ class Best:
     def and_(self, other: "Best") -> "Best":
         """The better bounds of the two."""
         nearer, higher = other.upper < self.upper, other.lower > self.lower
-        primal = tuple(_pick(nearer, *pair) for pair in zip(other.primal, self.primal, strict=True))
-        dual = tuple(_pick(higher, *pair) for pair in zip(other.dual, self.dual, strict=True))
+        primal = tuple(pick(nearer, *pair) for pair in zip(other.primal, self.primal, strict=True))
+        dual = tuple(pick(higher, *pair) for pair in zip(other.dual, self.dual, strict=True))
         upper, lower = torch.minimum(self.upper, other.upper), torch.maximum(self.lower, other.lower)
         return Best(upper, lower, primal, dual, other.steps)
 
@@ -260,10 +261,6 @@ def _round(optimizer: LBFGS, problem: Problem, gap: Tensor, settled: Tensor, mos
         if bool(settled.all()):
             break
     return settled
-
-
-def _pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    return torch.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)
 
 
 def _built(structure: Structure, W: Tensor) -> nn.Module:

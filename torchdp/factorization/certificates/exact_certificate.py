@@ -4,7 +4,9 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from torchdp import checks
@@ -13,7 +15,7 @@ from torchdp.factorization.certificates.certificate import check_exponent, dual_
 
 LARGEST = 80  # m + n: seconds
 DIGITS = 40  # bits to which factors and weights are rounded: any are as good, if they are close
-Row = list[Fraction]
+Exact = NDArray[np.object_]  # of fractions
 
 
 @dataclass(frozen=True)
@@ -49,61 +51,43 @@ def exact_certificate(
     W, left, right, c, P = (each.cpu() for each in given)
     x, y = (w / w.amax().clamp_min(torch.finfo(w.dtype).tiny) for w in (c.sqrt(), P.sqrt()))
     U, _, Vh = torch.linalg.svd(x[:, None] * (W / magnitude(W)) * y, full_matrices=False)
-    exact, (x_, y_) = _fractions(W), (_rounded(w[None])[0] for w in (x, y))
-    lower = _lower(exact, x_, y_, _rounded(U @ Vh), p)
-    return ExactCertificate(lower, _upper(exact, _rounded(left), _rounded(right.mT), p))
+    exact, L, R, Q, X, Y = _fractions(W), *(_rounded(each) for each in (left, right, U @ Vh, x, y))
+    over = np.sum if p == 2 else np.max
+    missing = exact - L @ R
+    upper = outer_root(over((L * L).sum(1)) * (R * R).sum(0).max(), up=True)
+    upper += outer_root(over((missing * missing).sum(1)), up=True)
+    product, rows = X @ (exact * Q) @ Y, (X * X).max() if p == 2 else X @ X
+    size = rows * (Y @ Y) * _proved(Q if len(Q) < Q.shape[1] else Q.T)
+    lower = outer_root(product * product / size, up=False) if product > 0 and size > 0 else Fraction(0)
+    return ExactCertificate(lower, upper)
 
 
-def _upper(W: list[Row], left: list[Row], right: list[Row], p: float) -> Fraction:
-    missing = [[w - _dot(l, r) for w, r in zip(row, right, strict=True)] for row, l in zip(W, left, strict=True)]
-    over = sum if p == 2 else max
-    factors = over(_dot(row, row) for row in left) * max(_dot(column, column) for column in right)
-    return outer_root(Fraction(factors), up=True) + outer_root(
-        Fraction(over(_dot(row, row) for row in missing)), up=True
-    )
-
-
-def _lower(W: list[Row], x: Row, y: Row, Q: list[Row], p: float) -> Fraction:
-    along = [_dot([w * q for w, q in zip(*pair, strict=True)], y) for pair in zip(W, Q, strict=True)]
-    product = _dot(x, along)
-    rows = max(a * a for a in x) if p == 2 else _dot(x, x)
-    size = (
-        rows * _dot(y, y) * _proved(Q if len(Q) < len(Q[0]) else [list(column) for column in zip(*Q, strict=True)])
-    )
-    return outer_root(product * product / size, up=False) if product > 0 and size > 0 else Fraction(0)
-
-
-def _proved(Q: list[Row]) -> Fraction:
+def _proved(Q: Exact) -> Fraction:
     """nu with nu I - Q Q^T >= 0, near 1, for the short side of Q as its rows."""
+    gram, one = Q @ Q.T, np.eye(len(Q), dtype=object)
     for excess in (Fraction(1, 2**30), Fraction(1, 2**10), Fraction(1), Fraction(3)):
-        A = [[(1 + excess) * (i == j) - _dot(a, b) for j, b in enumerate(Q)] for i, a in enumerate(Q)]
-        if positive_definite(A):
+        if positive_definite((1 + excess) * one - gram):
             return 1 + excess
     raise ArithmeticError("no bound on the witness was proved: the weights or factors are not of this W")
 
 
-def positive_definite(A: list[Row]) -> bool:
+def positive_definite(A: Exact) -> bool:
     """Whether every pivot of A = L D L^T is positive."""
+    A = np.array(A, dtype=object)
     for k, row in enumerate(A):
         if row[k] <= 0:
             return False
-        for i in range(k + 1, len(A)):
-            share = A[i][k] / row[k]
-            A[i] = [b - share * a for a, b in zip(row, A[i], strict=True)]
+        A[k + 1 :] -= np.outer(A[k + 1 :, k] / row[k], row)
     return True
 
 
-def _dot(a: Row, b: Row) -> Fraction:
-    return sum((s * t for s, t in zip(a, b, strict=True)), Fraction(0))
+def _fractions(values: Tensor) -> Exact:
+    return np.vectorize(Fraction, otypes=[object])(values.numpy())
 
 
-def _fractions(values: Tensor) -> list[Row]:
-    return [[Fraction(value) for value in row] for row in values.tolist()]
-
-
-def _rounded(values: Tensor) -> list[Row]:
-    """The rows in multiples of 2^-40 of the largest entry's power of two."""
-    unit = magnitude(values) / 2**DIGITS
+def _rounded(values: Tensor) -> Exact:
+    """In multiples of 2^-40 of the largest entry's power of two."""
+    unit = magnitude(torch.atleast_2d(values))[0] / 2**DIGITS
     return _fractions((values / unit).round() * unit)
 
 

@@ -114,7 +114,7 @@ def attempts(
     problem = Problem(W, symmetry, p, shift)
     weights, looks = Weights(problem, tol, memory), Schedule(tol)
     begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
-    spectrum = choose(problem.blocks[0], symmetry.mirrored) if spectrum is None else spectrum
+    spectrum = choose(problem.W, symmetry.mirrored) if spectrum is None else spectrum
     best = Best(weights)
     for iterations in range(begun + 1, max_iterations + 1):
         best.look(weights, spectrum)
@@ -133,13 +133,11 @@ def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: Best, iterat
     symmetry, dual, same = problem.symmetry, best.primal[-1], problem.W is whole
     P = symmetry.whole(dual)[1]
     X = whole - whole @ P[..., None] if problem.shift else whole
-    pairs = []
-    for k, (Y, c, columns) in enumerate(problem.split(dual)):
-        short = columns if Y.shape[-2] >= Y.shape[-1] else c
-        pairs.append(factors(Y if same else X, *best.maps(best.primal[2 * k : 2 * k + 2], short)))
-    left, right = symmetry.assembled(pairs)
+    c, columns = symmetry.split(dual)
+    short = columns if problem.W.shape[-2] >= problem.W.shape[-1] else c
+    left, right = factors(X, *best.maps(best.primal[:2], short))
     if symmetry.turned:
-        X = X.flip(-1)
+        X, right = X.flip(-1), right.flip(-1)
     if float((X - left @ right).abs().max()) > ROUNDING * max(X.shape[-2:]):
         left, right = _complete(X, left, right)
     used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
@@ -176,24 +174,24 @@ def begin(weights: Weights, tol: float, most: int) -> int:
     where they meet up to ``tol``; where half of a batch is done the rest goes on alone. Nothing is proved here.
     """
     problem = weights.problem
-    spectrum = choose_rough(problem.blocks[0], problem.symmetry.mirrored)
+    spectrum = choose_rough(problem.W, problem.symmetry.mirrored)
     if spectrum is None or most < 1:
         return 0
     if _smooth(problem):
-        weights.masses = torch.lerp(_from_coarser(weights, tol)[0].softmax(-1), weights.masses, EVEN)
+        weights.weights = torch.lerp(_from_coarser(weights, tol)[0].softmax(-1), weights.weights, EVEN)
     return _advance(weights, spectrum, tol, most)
 
 
 def _advance(weights: Weights, spectrum: Spectrum, tol: float, most: int) -> int:
-    batch, tol = weights.masses.shape[:-2], max(0.9 * tol, CLOSE)
-    going, which = _flat(weights), torch.arange(weights.masses[..., 0, 0].numel(), device=weights.masses.device)
-    chosen, closest = going.masses.clone(), going.masses.new_full((len(which),), math.inf)
+    batch, tol = weights.weights.shape[:-2], max(0.9 * tol, CLOSE)
+    going, which = _flat(weights), torch.arange(weights.weights[..., 0, 0].numel(), device=weights.weights.device)
+    chosen, closest = going.weights.clone(), going.weights.new_full((len(which),), math.inf)
     worst, marked, mark = math.inf, 0, math.inf
     for iteration in range(1, min(most, MOST) + 1):
         found = going.problem.look(going.weights, going.previous, spectrum, worst)
         gap = found.value.double() / found.trace.double() - 1
         nearer = gap < closest[which]
-        chosen[which[nearer]], closest[which[nearer]] = going.masses[nearer], gap[nearer]
+        chosen[which[nearer]], closest[which[nearer]] = going.weights[nearer], gap[nearer]
         open_ = closest[which] > tol
         count = int(open_.sum())
         worst = float(closest[which].amax())
@@ -205,7 +203,7 @@ def _advance(weights: Weights, spectrum: Spectrum, tol: float, most: int) -> int
         going.move(rounded, bool(found.steady.all()))
         if 2 * count <= len(which):
             going, which = going.pick(open_), which[open_]
-    weights.masses = chosen.reshape(*batch, *chosen.shape[1:])
+    weights.weights = chosen.reshape(*batch, *chosen.shape[1:])
     return iteration
 
 
@@ -213,17 +211,16 @@ def _flat(weights: Weights) -> Weights:
     """The same weights of a batch with one dimension."""
     flat, problem = copy(weights), copy(weights.problem)
     problem.W = problem.W.reshape(-1, *problem.W.shape[-2:])
-    problem.blocks = [block.reshape(-1, *block.shape[-2:]) for block in problem.blocks]
     flat.problem, flat.history = problem, copy(weights.history)
-    flat.masses = weights.masses.reshape(-1, *weights.masses.shape[-2:])
+    flat.weights = weights.weights.reshape(-1, *weights.weights.shape[-2:])
     flat.steps, flat.previous = weights.steps.reshape(-1), weights.previous.reshape(-1)
     return flat
 
 
 def _smooth(problem: Problem) -> bool:
     """Whether every second row and column of a large symmetric matrix are the same problem but for its size."""
-    W, symmetry = problem.W, problem.symmetry
-    if W.ndim > 2 or len(W) < LARGE or not symmetry.mirrored or symmetry.sign:
+    W = problem.W
+    if W.ndim > 2 or len(W) < LARGE or not problem.symmetry.mirrored:
         return False
     return bool((W[1:] - W[:-1]).abs().mean() < SMOOTH * W.abs().mean())
 
@@ -242,9 +239,9 @@ def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
     guess = None
     if len(W) >= COARSEST:
         start, guess = _from_coarser(coarse, tol)
-        coarse.masses = start.softmax(-1)
+        coarse.weights = start.softmax(-1)
     _advance(coarse, Mirrored(torch.float32), tol, MOST)
-    logs = coarse.masses.log()
+    logs = coarse.weights.log()
     plain = torch.nn.functional.interpolate(logs[None], size=len(weights.problem.W), mode="linear")[0]
     if guess is None:
         return plain, plain

@@ -29,7 +29,7 @@ class Step(NamedTuple):
     parts: what ``maps(parts, short side's weights)`` makes (inner, across) of, both (*batch, r, r): see
     :func:`factors`; a (*batch, m) and b (*batch, n): the squared row norms of left and column norms of right; trace:
     the trace norm (*batch), or less; missing: row norms of X - left right (*batch, m), None for 0; notes: (k,), what
-    :meth:`Spectrum.hear` asks to know, the least of them over all blocks.
+    :meth:`Spectrum.hear` asks to know.
     """
 
     parts: tuple[Tensor, Tensor]

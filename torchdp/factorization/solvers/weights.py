@@ -23,34 +23,29 @@ STEP = 1.8  # exponent of the plain update; near 2 it needs half the iterations 
 
 
 class Weights:
-    """The weights s of the rows and P of the columns, by orbits, and how they move."""
+    """The weights s of the rows and P of the columns, (*batch, k, L), and how they move."""
 
     def __init__(self, problem: Problem, tol: float, memory: int) -> None:
-        W, counts = problem.W, problem.counts
-        sides = counts.sum(-1, keepdim=True)
-        self.problem, self.counts, size = problem, counts, max(W.shape[-2:])
+        W, inside = problem.W, problem.symmetry.inside.to(problem.W.device)
+        self.problem, size = problem, max(W.shape[-2:])
         floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / size), 0.1 / size)
-        self.floor = floor * counts  # of masses, (k, L); 0 where there is no orbit
+        self.floor = floor * inside  # (k, L); 0 where there is no weight
         self.lowest = self.floor.clamp_min(TINY).log()
-        masked = torch.where(counts > 0, 0.0, counts.new_tensor(-math.inf))
-        self.masked = masked if bool((counts == 0).any()) else None
+        masked = torch.where(inside > 0, 0.0, inside.new_tensor(-math.inf))
+        self.masked = masked if W.shape[-2] != W.shape[-1] else None
         self.slowest = 0.5 if problem.shift else 1.0
-        self.masses = (counts / sides).expand(*W.shape[:-2], *counts.shape)
-        self.shares = counts.clamp_min(1.0).reciprocal()
+        self.weights = (inside / inside.sum(-1, keepdim=True)).expand(*W.shape[:-2], *inside.shape)
         self.steps = W.new_full(W.shape[:-2], STEP)
         self.previous = W.new_zeros(W.shape[:-2])  # trace norm
         self.history = History(memory)
-
-    @property
-    def weights(self) -> Tensor:
-        """Of each member of the orbits, (*batch, k, L)."""
-        return self.masses * self.shares if self.problem.symmetry.sign else self.masses
 
     def pick(self, which: Tensor) -> "Weights":
         """The problems ``which`` of a flat batch."""
         picked = copy(self)
         picked.problem = self.problem.pick(which)
-        picked.masses, picked.steps, picked.previous = (x[which] for x in (self.masses, self.steps, self.previous))
+        picked.weights, picked.steps, picked.previous = (
+            x[which] for x in (self.weights, self.steps, self.previous)
+        )
         picked.history = self.history.pick(which)
         return picked
 
@@ -73,14 +68,14 @@ class Weights:
         update = self.steps[..., None, None] * (found.norms / unit).log()
         if self.problem.p < math.inf:
             update = torch.stack([self._rows(found.norms[..., 0, :]), update[..., 1, :]], -2)
-        x = (self.masses if self.masked is None else self.masses.clamp_min(TINY)).log()
+        x = (self.weights if self.masked is None else self.weights.clamp_min(TINY)).log()
         update = torch.maximum(update, self.lowest - x)  # at the floor: nowhere to fall
-        logarithms = self.history.mix(x.flatten(-2), update.flatten(-2), self.masses.flatten(-2), back)
+        logarithms = self.history.mix(x.flatten(-2), update.flatten(-2), self.weights.flatten(-2), back)
         logarithms = logarithms.view_as(x)
         raised = torch.maximum(
             (logarithms if self.masked is None else logarithms + self.masked).softmax(-1), self.floor
         )
-        self.masses = raised / raised.sum(-1, keepdim=True)
+        self.weights = raised / raised.sum(-1, keepdim=True)
 
     def _rows(self, a: Tensor) -> Tensor:
         """The update of the rows' logarithms for p < inf."""
@@ -88,7 +83,7 @@ class Weights:
             return torch.zeros_like(a)
         weights = self.weights
         share = self.problem.dual(weights)[..., 0, :] * a
-        total = (self.counts[0] * share).sum(-1, keepdim=True).clamp_min(TINY)
+        total = share.sum(-1, keepdim=True).clamp_min(TINY)
         return (share / total).log() - weights[..., 0, :].clamp_min(TINY).log()
 
 
