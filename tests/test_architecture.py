@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "pairwise": FLOOR
     | {"wire", "protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
     "shuffle": FLOOR | {"privacy", "kernels", "protocol", "wire"},
-    "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle"},
+    "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle", "secure"},
     "sketching": FLOOR | {"privacy", "kernels"},
     "secure": FLOOR | {"privacy", "protocol", "collection", "kernels", "sketching", "wire"},
     "regression": FLOOR | {"privacy", "protocol", "wire", "randomizers", "sketching", "secure"},

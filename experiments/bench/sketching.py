@@ -26,7 +26,6 @@ from torch import Tensor
 from torchdp.kernels.secure_sketch import add_rows
 from torchdp.noise import Noise, SeededNoise
 from torchdp.secure import reconstruct, share
-from torchdp.secure.frames import payload_bytes
 from torchdp.secure.ring import masks
 from torchdp.simulate import Experiment, Report
 
@@ -70,9 +69,7 @@ def share_all(words: Tensor, part: Tensor, servers: int) -> None:
 def captions(report: Report) -> None:
     """MB of every row of the paper's tables for the servers that its caption states, and for those that fit."""
     for table, clients, copies, servers, _, megabytes in PAPER:
-        fitting, stated = (
-            payload_bytes(k, copies, clients, HEIGHT, COLUMNS) / 1e6 for k in (servers, CAPTION[table])
-        )
+        fitting, stated = (k * (copies * clients + HEIGHT) * COLUMNS * 8 / 1e6 for k in (servers, CAPTION[table]))
         report.row(
             "captions", table=table, n=clients, s=copies, paper_MB=megabytes, MB=fitting, MB_as_stated=stated
         )
@@ -101,7 +98,7 @@ def tables(largest: int, most_copies: int, report: Report) -> None:
                 3,
             ),
         }
-        ours = payload_bytes(servers, copies, clients, HEIGHT, COLUMNS) / 1e6
+        ours = servers * (copies * clients + HEIGHT) * COLUMNS * 8 / 1e6
         report.row(
             "settings",
             table=table,

@@ -16,6 +16,7 @@ from torchdp.density import (
     InnerProductRotated,
     InnerProductSigns,
     LaplacianSigns,
+    SecureKDE,
     ShuffledClasses,
     ShuffledKDE,
     kernel_means,
@@ -82,6 +83,11 @@ def test_guarantee_of_the_curator_covers_what_vectors_move_and_half_the_noise_do
     sigma = CentralKDE.calibrated(features, 500, 1.0, 1e-5).law.sigma
     assert gaussian_log_delta(sigma, 1.0, moved) <= math.log(1e-5)
     assert gaussian_log_delta(0.5 * sigma, 1.0, moved) > math.log(1e-5)
+    servers = SecureKDE(features, 500, 1.0, 1e-5)
+    shown, most = servers.client_input(x), servers.shown
+    assert float(torch.pdist(shown).max()) <= most.l2 * (1 + 1e-12)
+    assert float(torch.pdist(shown, 1).max()) <= most.l1 * (1 + 1e-12)
+    assert float(shown.norm(dim=1).max()) <= most.norm * (1 + 1e-12) and float(shown.abs().max()) <= most.entry
 
 
 def test_a_curator_adds_up_the_features_themselves():

@@ -24,6 +24,7 @@ from torchdp.density import (
     InnerProductSigns,
     LaplacianSigns,
     Projected,
+    SecureKDE,
     ShuffledKDE,
     kernel_means,
 )
@@ -169,6 +170,33 @@ class TestCentral(KDEContract, Unbiased, Contract):
     def test_guarantee_is_what_the_law_says(self):
         """Room of 4e-6 for float32 coordinates: exact but for that."""
         assert 0.9999 * self.protocol.delta <= self.loss(self.protocol) <= self.protocol.delta
+
+
+class TestSecure(Unbiased, MessageContract):
+    alike, repeats = True, 4000
+    protocol = SecureKDE(InnerProduct(2).draw(1, generator=generator()), N + 4, 1.0, 1e-3, corrupt=3, absent=5)
+    x, bad = KDEContract.x, [*KDEContract.bad[:5], ball(N + 5, 2)]
+    truth = KDEContract.truth
+
+    def loss(self, protocol):
+        """Opposite unit vectors are at distance 2; eight honest clients are there."""
+        shown = protocol.client_input(torch.tensor([[0.0, 1.0], [0.0, -1.0]]))
+        mu = float((shown[0] - shown[1]).norm() / (8 * protocol.client.variance).sqrt())
+        epsilon = self.protocol.epsilon
+        return stats.norm.sf(epsilon / mu - mu / 2) - math.exp(epsilon) * stats.norm.sf(epsilon / mu + mu / 2)
+
+    def bound(self, protocol):
+        return protocol.guarantee.delta
+
+    def test_its_error_is_a_curators(self, summary):
+        alone = SecureKDE(self.protocol.features, N, 1.0, 1e-3)
+        curator = CentralKDE.calibrated(alone.features, N, 1.0, 1e-3)
+        torch.testing.assert_close(alone.predicted_mse(summary), curator.predicted_mse(summary), rtol=1e-5, atol=0)
+        y, found = ball(3, 2), alone.estimate(self.x, noise=SeededNoise(1))
+        errors = alone.density_mse(summary, y).total.sqrt()
+        off = found.evaluate(y) - kernel_means(alone.features.family, self.x, y)
+        torch.testing.assert_close(errors, found.standard_error_at(y))
+        assert bool((off.abs() < 5 * errors).all())
 
 
 def test_crowds_of_equal_vectors_have_the_law_of_their_members():

@@ -17,6 +17,7 @@ from laws import generator
 from parties import HEADER_BYTES, SIZES, Parties, changed, hkdf, ladder, opened, rows
 
 from torchdp import secure
+from torchdp.density import GaussianFourier, SecureKDE
 from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram
 from torchdp.secure import FrameError, KeyFile, PureSecureSketch, SecureSketch
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
@@ -28,6 +29,7 @@ QUESTIONS = {
     "gram": (GramRelease(20, 2, 1.0, 1.0, 1e-5, label_bound=1.0), rows(20, 3)),
     "moments": (FrequencyMoments(20, 2.0, (1.0, 2.0), 1.0, 1e-5), rows(20, 1)[:, 0]),
     "histogram": (SecureHistogram(20, 4, 1.0), torch.arange(20) % 4),
+    "density": (SecureKDE(GaussianFourier(2).draw(3, generator=generator()), 20, 1.0, 1e-5), rows(20, 2)),
 }
 
 

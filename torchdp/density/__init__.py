@@ -22,7 +22,8 @@ noisy means alone.
 | beta | ``bias`` | of E <f, g> as an estimate of k |
 
 Guarantees: ``ShuffledKDE`` (Wagner 2025, Theorem 3.1, with exact composition and with accounting of how far features
-move), ``ShuffledClasses`` for vectors and labels together; what is learned is post-processing.
+move), ``ShuffledClasses`` for vectors and labels together; ``SecureKDE``, whose sums servers compute from shares;
+what is learned is post-processing.
 """
 
 from torchdp.density.choose import choose
@@ -38,6 +39,7 @@ from torchdp.density.learning import ShuffledClasses, class_counts, classify, ne
 from torchdp.density.means import kernel_means
 from torchdp.density.orthogonal import GaussianOrthogonal
 from torchdp.density.projection import Projected
+from torchdp.density.secure import SecureKDE
 from torchdp.density.stationary import Epanechnikov, ExponentialKernel, Gaussian, Laplacian, TopHat
 from torchdp.density.waves import Waves
 
@@ -59,6 +61,7 @@ __all__ = [
     "Laplacian",
     "LaplacianSigns",
     "Projected",
+    "SecureKDE",
     "ShuffledClasses",
     "ShuffledKDE",
     "TopHat",

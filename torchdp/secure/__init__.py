@@ -31,7 +31,7 @@ from torchdp.secure.ring import reconstruct, share
 from torchdp.secure.roles import open_session, read_session, release, serve, submit
 from torchdp.secure.servers import Links, Server, client_frames, reveal_frames
 from torchdp.secure.session import Party, Session
-from torchdp.secure.shared_sum import SharedSum
+from torchdp.secure.shared_sum import SharedSum, Shown
 from torchdp.secure.sums import Words
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "Server",
     "Session",
     "SharedSum",
+    "Shown",
     "Words",
     "client_frames",
     "new_keys",

@@ -80,14 +80,6 @@ class Header:
         )  # fmt: skip
 
 
-def payload_bytes(servers: int, copies: int, clients: int, height: int, columns: int, *, bits: int = 64) -> int:
-    """S (s n d + m d) bits/8: shares to every server, and what each server publishes; headers and tags come on top.
-
-    Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.1: every entry of Tables 3 to 5, in MB of 1e6.
-    """
-    return servers * (copies * clients + height) * columns * bits // 8
-
-
 def seal(key: bytes, header: Header, words: Tensor) -> bytes:
     """The frame that carries these words, of the header's shape and ring. Raises ValueError."""
     if tuple(words.shape) != header.shape or words.dtype != WORDS[header.bits]:

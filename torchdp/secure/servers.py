@@ -45,11 +45,6 @@ class Links:
             checked_key(f"keys[{name!r}]", key)
         self._keys = dict(keys)
 
-    @property
-    def names(self) -> list[str]:
-        """The other ends."""
-        return list(self._keys)
-
     def __getitem__(self, name: str) -> bytes:
         if name not in self._keys:
             raise FrameError(f"there is no key for the link with {name!r}")

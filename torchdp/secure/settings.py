@@ -12,13 +12,12 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.grid import grid_sensitivity
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.secure.frames import payload_bytes
 from torchdp.secure.ring import Ring
 from torchdp.sketching.coalition import Coalition
 from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.sketch import Sketch
 
-WASTE = 1.1  # times the least variance: from here on a warning
+WASTE, SWALLOWED = 1.1, 1e4  # times the least variance: from here on a warning, and a refusal
 LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
 
@@ -63,11 +62,13 @@ class Settings(Brief, ABC):
                     f"rounding and its noise swallow the data; {self._finer}"
                 )
         if self.grid_factor > WASTE:
-            warnings.warn(
+            words = (
                 f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the variance of the "
-                f"noise {self.grid_factor:.3g} times the least; {self._finer}",
-                stacklevel=4,
+                f"noise {self.grid_factor:.3g} times the least; {self._finer}"
             )
+            if self.grid_factor > SWALLOWED:
+                raise ValueError(f"{words}, or take fewer clients or a smaller epsilon")
+            warnings.warn(words, stacklevel=4)
 
     @property
     def _finer(self) -> str:
@@ -157,11 +158,12 @@ class Settings(Brief, ABC):
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of all words that are sent, ``payload_bytes`` of these sizes."""
-        sketch = self.sketch
-        return payload_bytes(
-            self.servers, sketch.copies, sketch.clients, sketch.height, self.columns, bits=self.bits
-        )
+        """S (s n d + m d) bits/8: shares to every server, and what each publishes; headers and tags come on top.
+
+        Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.1: every entry of Tables 3 to 5.
+        """
+        sent = self.sketch.copies * self.sketch.clients + self.sketch.height
+        return self.servers * sent * self.columns * self.bits // 8
 
     @cached_property
     def digest(self) -> bytes:

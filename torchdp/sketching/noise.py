@@ -27,7 +27,10 @@ class DivisibleNoise(ABC):
         self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tensor:
         """The noise of each row, exactly in distribution, without the clients': (*sample_shape, m, d)."""
-        shape, draws = checks.sample_shape(sample_shape), Simulated(generator, _checked(sketch).device)
+        shape, draws = (
+            checks.sample_shape(sample_shape),
+            Simulated(generator, checks.instance("sketch", sketch, Sketch).device),
+        )
         shape = (*shape, sketch.height, checks.integer("columns", columns, 1))
         checks.fits("the noise", *shape)
         return self.sums_of(sketch, shape, draws)
@@ -45,7 +48,3 @@ class DivisibleNoise(ABC):
         self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
     ) -> Guarantee:
         """What S A plus this noise promises to each honest client. Raises ValueError."""
-
-
-def _checked(sketch: Sketch) -> Sketch:
-    return checks.instance("sketch", sketch, Sketch)

@@ -103,18 +103,21 @@ class Sketch(Brief):
 
     def sums(self, values: Tensor) -> Tensor:
         """sqrt(s) S A, the signed sums alone: (*batch, n, d) -> (*batch, m, d); integers stay integers, mod 2^bits."""
-        self.check_rows(values, 2)
+        if checks.dense("values", values).dtype == torch.bool:
+            raise TypeError("values must hold numbers, not bool; call .double()")
+        if values.ndim < 2 or values.shape[-2] != self.clients:
+            raise ValueError(f"values must have shape (..., {self.clients}, d), not {tuple(values.shape)}")
+        if values.device != self.device:
+            raise ValueError(f"values are on {values.device}, the sketch on {self.device}; move one of them")
         if self.bucketed and values.is_floating_point():
             buckets = values.unflatten(-2, (self.height, -1))  # (*batch, m, n / m, d)
             return (self.signs.to(values.dtype).view(self.height, 1, -1) @ buckets).squeeze(-2)
-        return self._add(values.unsqueeze(-3).expand(*values.shape[:-2], self.copies, *values.shape[-2:]))
-
-    def copy_sums(self, values: Tensor) -> Tensor:
-        """The signed sums of values that differ between copies: (*batch, s, n, d) -> (*batch, m, d)."""
-        self.check_rows(values, 3)
-        if values.shape[-3] != self.copies:
-            raise ValueError(f"values must have shape (..., {self.copies}, n, d), not {tuple(values.shape)}")
-        return self._add(values)
+        # clients of sign + go into the first m rows of a table, the others below
+        shape = (*values.shape[:-2], 2 * self.height, values.shape[-1])
+        table = torch.zeros(shape, dtype=values.dtype, device=values.device)
+        for slots in self._slots:
+            table.index_add_(-2, slots, values)
+        return table[..., : self.height, :] - table[..., self.height :, :]
 
     def dense(self) -> Tensor:
         """S: (m, n), float64."""
@@ -129,23 +132,6 @@ class Sketch(Brief):
         for start in range(0, self.clients, step):
             yield slice(start, min(start + step, self.clients))
 
-    def _add(self, values: Tensor) -> Tensor:
-        """Signed sums of (*batch, s, n, d): clients of sign + go into the first m rows of a table, the others below."""
-        shape = (*values.shape[:-3], 2 * self.height, values.shape[-1])
-        table = torch.zeros(shape, dtype=values.dtype, device=values.device)
-        for copy in range(self.copies):
-            table.index_add_(-2, self._slots[copy], values[..., copy, :, :])
-        return table[..., : self.height, :] - table[..., self.height :, :]
-
     @cached_property
     def _slots(self) -> Tensor:
         return self.rows + self.height * (self.signs < 0)
-
-    def check_rows(self, values: Tensor, least: int) -> None:
-        """Raises TypeError or ValueError unless these are values of the clients: (..., n, d), ``least`` dimensions."""
-        if checks.dense("values", values).dtype == torch.bool:
-            raise TypeError("values must hold numbers, not bool; call .double()")
-        if values.ndim < least or values.shape[-2] != self.clients:
-            raise ValueError(f"values must have shape (..., {self.clients}, d), not {tuple(values.shape)}")
-        if values.device != self.device:
-            raise ValueError(f"values are on {values.device}, the sketch on {self.device}; move one of them")
