@@ -45,9 +45,9 @@ def order(name: str, value: float, least: float) -> float:
     return _that(name, value, lambda number: number >= least, f"lie in [{least:g}, inf]")
 
 
-def within(name: str, value: float, low: float, high: float) -> float:
+def within(name: str, value: float, low: float, high: float, remedy: str = "") -> float:
     """``value`` as a float in [low, high]. Raises ValueError."""
-    return _that(name, value, lambda number: low <= number <= high, f"lie in [{low:g}, {high:g}]")
+    return _that(name, value, lambda number: low <= number <= high, f"lie in [{low:g}, {high:g}]", remedy)
 
 
 def fraction(name: str, value: float) -> float:
@@ -144,9 +144,8 @@ def device(name: str, value: torch.device | str) -> torch.device:
         found = torch.device(value)
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(
-            f"{name} must be a device of this machine such as 'cpu' or 'cuda:0', not {value!r}"
-        ) from error
+        here = "such as 'cuda:0'" if torch.cuda.is_available() else "'cpu', as torch sees no CUDA device here"
+        raise ValueError(f"{name} must be a device of this machine, {here}, not {value!r}") from error
     if found.type == "meta":
         raise ValueError(f"{name} must hold data, not be 'meta'")
     return found
@@ -288,7 +287,7 @@ def whole_below(name: str, value: Tensor, k: int) -> Tensor:
     if value.numel():
         least, most = torch.stack(value.aminmax()).cpu().tolist()
         if least < 0 or most >= k:
-            raise ValueError(f"{name} must lie in [0, {k}); it holds values outside")
+            raise ValueError(f"{name} must lie in [0, {k}), counted from 0; it holds values outside")
     return value
 
 
@@ -300,7 +299,8 @@ def integers(name: str, value: Tensor) -> Tensor:
             f"{name} must be a signed integer or uint8 tensor, not {value.dtype}; call .to(torch.int64)"
         )
     if dense(name, value).dtype not in INTEGERS:
-        raise TypeError(f"{name} must be an integer tensor, not {value.dtype}")
+        remedy = "call .to(torch.int64) if it holds whole numbers, else torch.bucketize with public edges"
+        raise TypeError(f"{name} must be an integer tensor, not {value.dtype}; {remedy}")
     return value
 
 
@@ -398,11 +398,11 @@ def sample_shape(value: Sequence[int]) -> tuple[int, ...]:
     return tuple(integer("sample_shape", size, 0) for size in value)
 
 
-def _that(name: str, value: float, holds: Callable[[float], bool], words: str) -> float:
+def _that(name: str, value: float, holds: Callable[[float], bool], words: str, remedy: str = "") -> float:
     """``value`` as a float of which this holds. Raises ValueError with these words."""
     number = _number(name, value)
     if not holds(number):
-        raise ValueError(f"{name} must {words}, not {value!r}")
+        raise ValueError(f"{name} must {words}, not {value!r}{remedy}")
     return number
 
 

@@ -19,11 +19,11 @@ def grouped(
     Data (*batch, n, *row) are groups of n users. row: dimensions of what a user holds. groups: (n,) whole numbers below
     ``size``, by default all categories, or all up to the largest. Raises TypeError, ValueError.
     """
-    x = rows_of(x)
+    given, x = x, rows_of(x)
     if groups is None:
         if size is not None:
             raise ValueError(f"size = {size!r} must come with groups, the number of each user's group")
-        batch = tuple(x.shape[: max(0, x.ndim - 1 - row)]) if isinstance(x, Tensor) else ()
+        batch = tuple(x.shape[: max(0, x.ndim - 1 - row)]) if isinstance(given, Tensor) else ()
         if not batch:
             return x, None, ()
         number = torch.arange(math.prod(batch), device=x.device)

@@ -203,7 +203,7 @@ class Tally(Brief):
                 raise ValueError(
                     f"{name} must be {dtype} of shape (..., {wanted}), not {part.dtype} {tuple(part.shape)}"
                 )
-        n = checks.people("tally.n", self.n, least)
+        n = checks.people("tally.n, the number of users,", self.n, least)
         batch = tuple(n.shape) if isinstance(n, Tensor) else ()
         leads = {self[name].shape[: self[name].ndim - len(shape)] for name, (shape, _) in layout.items()}
         if len(leads) > 1 or any(lead[len(lead) - len(batch) :] != batch for lead in leads):

@@ -12,7 +12,7 @@ SMALLEST_EPSILON, LARGEST_EPSILON = 1e-6, 50.0  # of randomizers of a ball
 
 def ball_epsilon(name: str, value: float) -> float:
     """``value`` as a float in [1e-6, 50]. Raises ValueError."""
-    return checks.within(name, value, SMALLEST_EPSILON, LARGEST_EPSILON)
+    return checks.within(name, value, SMALLEST_EPSILON, LARGEST_EPSILON, "; it is no percentage: 1 is usual")
 
 
 def exact_local(epsilon: float, source: str) -> Guarantee:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -75,6 +75,7 @@ def choose(
     bins: bool | int = False,
     generator: torch.Generator | None = None,
     participation: Participation | None = None,
+    **unknown: Never,
 ) -> Choice[Plan]:
     """The plans for training, or for releasing W G, at one guarantee, the least error first; ``choice.best`` is one.
 
@@ -110,6 +111,10 @@ def choose(
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.
     """
+    if unknown:
+        raise TypeError(
+            f"choose takes no {next(iter(unknown))}: the clipping norm is bound=, noise follows from epsilon"
+        )
     judged = None
     if isinstance(W, Descent):
         judged, W = W, min(W.curvatures().items(), key=lambda one: abs(one[0] - MIDDLE))[1]

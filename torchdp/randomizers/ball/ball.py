@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 
 import torch
@@ -15,7 +16,7 @@ from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, O
 from torchdp.protocol.records import farthest
 from torchdp.protocol.users import beside, combined
 from torchdp.randomizers.ball.subgaussian import SubGaussian
-from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON, user_counts
+from torchdp.randomizers.base import ball_epsilon, user_counts
 
 # Messages are made this many bytes at a time: on a CPU what its caches hold.
 CPU_BLOCK, DEVICE_BLOCK = 2**21, 2**28
@@ -59,12 +60,8 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     radius: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dim", checks.integer("dim", self.dim, 1))
-        for name, low, high in (
-            ("epsilon", SMALLEST_EPSILON, LARGEST_EPSILON),
-            ("radius", 1 / LARGEST_RADIUS, LARGEST_RADIUS),
-        ):
-            object.__setattr__(self, name, checks.within(name, getattr(self, name), low, high))
+        radius = partial(checks.within, low=1 / LARGEST_RADIUS, high=LARGEST_RADIUS)
+        checks.keep(self, dim=partial(checks.integer, least=1), epsilon=ball_epsilon, radius=radius)
 
     @property
     @abstractmethod
