@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "simulate": FLOOR,
     "factorization": FLOOR | {"workloads"},
     "randomizers": FLOOR | {"privacy", "kernels", "wire", "protocol"},
-    "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers"},
+    "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "shuffle"},
     "pairwise": FLOOR
     | {"wire", "protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
     "shuffle": FLOOR | {"privacy", "kernels", "protocol", "wire"},

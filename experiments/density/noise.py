@@ -22,7 +22,13 @@ import torch
 from scipy import stats
 
 from torchdp.privacy import gaussian_sigma
-from torchdp.shuffle import BitLaw, BoundedSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum
+from torchdp.shuffle import (
+    BitLaw,
+    BoundedSum,
+    NegativeBinomialSum,
+    PoissonSum,
+    Sensitivity,
+)
 from torchdp.simulate import Experiment, Report
 
 Array = np.ndarray
@@ -31,15 +37,14 @@ LAWS = {
     "Poisson": PoissonSum,
     "bounded": BoundedSum,
     "negative binomial": NegativeBinomialSum,
-    "randomized response": RandomizedResponseSum,
 }
-# (sums, movement, epsilon), users of Poisson and negative binomial noise, of bounded shares, of randomized response
+# (sums, movement, epsilon), users
 SETTINGS = (
-    (64, 0.01, 0.1, 1000, 1000, 1000),
-    (64, 4.0, 4.5, 125, 125, 125),
-    (64, 4.0, 1.0, 125, 125, 3000),
-    (768, 46.0, 1.0, 3000, 3000, 3000),
-    (2048, 1024.0, 1.0, 10_000, 10_000, 10_000),
+    (64, 0.01, 0.1, 1000),
+    (64, 4.0, 4.5, 125),
+    (64, 4.0, 1.0, 125),
+    (768, 46.0, 1.0, 3000),
+    (2048, 1024.0, 1.0, 10_000),
 )
 KNOWN = {  # m = 1, 2, 4, 8
     (64, 0.01, 0.1, "Poisson"): (35.0, 18.6, 12.9),
@@ -47,15 +52,12 @@ KNOWN = {  # m = 1, 2, 4, 8
     (64, 4.0, 4.5, "Poisson"): (14.29, 5.86, 4.65, 4.20),
     (64, 4.0, 4.5, "bounded"): (4.62, 4.08, 3.93, 3.89),
     (64, 4.0, 4.5, "negative binomial"): (41.2, 12.9),
-    (64, 4.0, 4.5, "randomized response"): (9.42,),
     (64, 4.0, 1.0, "Poisson"): (67.0, 61.1, 58.4, 57.0),
     (64, 4.0, 1.0, "bounded"): (59.5, 57.2, 56.7, 56.4),
     (64, 4.0, 1.0, "negative binomial"): (115.0, 74.9),
-    (64, 4.0, 1.0, "randomized response"): (67.1,),
     (768, 46.0, 1.0, "Poisson"): (652.3, 646.8, 644.8, 643.4),
     (768, 46.0, 1.0, "bounded"): (645.8, 643.3, 642.8, 642.6),
     (768, 46.0, 1.0, "negative binomial"): (674.0, 657.0),
-    (768, 46.0, 1.0, "randomized response"): (652.7,),
     (2048, 1024.0, 1.0, "Poisson"): (14292.0, 14304.0),
     (2048, 1024.0, 1.0, "bounded"): (14301.0,),
 }
@@ -74,9 +76,7 @@ def rescaled(law: BitLaw, factor: float) -> BitLaw:
         return PoissonSum(law.users, law.mean * factor)
     if isinstance(law, BoundedSum):
         return BoundedSum(law.users, law.deviation * math.sqrt(factor))
-    if isinstance(law, NegativeBinomialSum):
-        return NegativeBinomialSum(law.users, law.shape * factor, law.ratio)
-    return RandomizedResponseSum.of_rmse(law.users, law.rmse * math.sqrt(factor))
+    return NegativeBinomialSum(law.users, law.shape * factor, law.ratio)
 
 
 def noise_mass(law: BitLaw) -> Array:
@@ -121,17 +121,6 @@ def moved(mass: Array, x: float, room: int) -> Array:
 
 def kinds(law: BitLaw, steps: int) -> Iterator[list]:
     """Families of pairs: each a function of the distance x in steps, in both roles, up and down."""
-    if isinstance(law, RandomizedResponseSum):
-        n, p = law.users, law.flip
-        for k in sorted({0, 1, n // 8, n // 2}):
-            others = np.convolve(
-                stats.binom.pmf(np.arange(n - k), n - 1 - k, p), stats.binom.pmf(np.arange(k + 1), k, 1 - p)
-            )
-            stay, more = np.append(others, 0.0), np.insert(others, 0, 0.0)
-            zero, one = (1 - p) * stay + p * more, p * stay + (1 - p) * more
-            for base, other in ((zero, one), (one, zero)):
-                yield [base, lambda x, base=base, other=other: (1 - x) * base + x * other]
-        return
     mass = noise_mass(law)
     for own in (mass, mass[::-1]):
         yield [moved(own, 0.0, steps + 1), lambda x, own=own: moved(own, x, steps + 1)]
@@ -206,15 +195,16 @@ def needed(law: BitLaw, instances: int, change: float, epsilon: float, steps: in
 
 def measure(config: Config, report: Report) -> None:
     for index in config.settings:
-        instances, change, epsilon, *users = SETTINGS[index]
+        instances, change, epsilon, n = SETTINGS[index]
         curator = gaussian_sigma(epsilon, DELTA, math.sqrt(change)) ** 2
         for name in config.laws:
-            n = users[{"bounded": 1, "randomized response": 2}.get(name, 0)]
             for m in config.levels:
-                if (name == "randomized response" and m > 1) or (name == "bounded" and instances > 2000 and m > 4):
-                    continue  # one bit; more counts than are followed
+                if name == "bounded" and instances > 2000 and m > 4:
+                    continue  # more counts than are followed
                 start = time.process_time()
-                law = LAWS[name].calibrated(n, epsilon, DELTA, instances, change=m**2 * change, largest=m)
+                law = LAWS[name].calibrated(
+                    n, epsilon, DELTA, Sensitivity(instances, change=m**2 * change, largest=m)
+                )
                 seconds = time.process_time() - start
                 variance = float(law.variance(torch.zeros(()))) / m**2
                 factor, pattern = needed(law, instances, change, epsilon, m)
@@ -237,7 +227,7 @@ def measure(config: Config, report: Report) -> None:
                 )
 
 
-EXPERIMENT = Experiment(measure, Config(), Config((1,), (1, 2), ("Poisson", "randomized response")))
+EXPERIMENT = Experiment(measure, Config(), Config((1,), (1, 2), ("Poisson", "bounded")))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -6,14 +6,15 @@ Command:  OMP_NUM_THREADS=1 python experiments/shuffle/amplification.py
 Expected, at delta = 1e-6 (to 1 %): randomized response of 64 types at epsilon_0 = 4, n = 1e4: .2703, where the clones'
     pair says .4108 and their closed form .958; optimized unary encoding at 8, n = 1e4: 1.843, where the clones say 8.
     A guarantee takes at most .1 CPU-seconds; of two types, whose exact pairs are followed, 2.
-    Choice, at epsilon = 1, n = 1e4: variance of one count of 64 even types 73.3 by one message of 6 bits, 33.7 by
-    bounded sums of bits in 128 messages, 35.7 of a curator; squared error of a mean of 32 dimensions .00070 by one
-    message (PrivUnit), .000224 by sums of numbers rounded to 4 levels, .000023 of a curator.
+    Choice, at epsilon = 1, n = 1e4: variance of one count of 64 even types 73.3 by one message of 6 bits, 33.2 by
+    bounded sums of bits in 128 messages, 35.1 of a curator, all by ``queries.choose_trusted``; squared error of a mean
+    of 32 dimensions .00070 by one message (PrivUnit), .000224 by sums of numbers rounded to 4 levels, .000023 of a
+    curator.
 Output: results/shuffle/amplification/{epsilons,choice}.csv, epsilons.png; printed: ``experiments/bench/
     amplification_cpu.txt``. Columns of epsilons are by n; "clones" is
     what epsilon_0 alone says, "closed" their closed form (epsilon_0 where it says nothing); "seconds": CPU, longest.
-    choice: a histogram of 64 types held evenly, variance of one count in users squared; the mean of unit vectors in 32
-    dimensions, E |error|^2, rounding at its most; messages of one user, the local epsilon that one spends.
+    choice: a histogram of types held evenly, variance of one count in users squared; the mean of unit vectors,
+    E |error|^2, rounding at its most; messages of one user, the local epsilon that one spends.
 Artifact: - | amplification by shuffling
 Status: own bound; the closed form is as published
 Time: one to two minutes on one core; --smoke in seconds.
@@ -30,7 +31,8 @@ import torch
 from torchdp import workloads
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol import MessageProtocol
+from torchdp.protocol import MessageProtocol, Objective
+from torchdp.queries import choose_trusted
 from torchdp.randomizers import (
     DuchiJordanWainwright,
     HadamardResponse,
@@ -44,7 +46,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
-from torchdp.shuffle import Amplified, BoundedSum, PoissonSum, RandomizedResponseSum
+from torchdp.shuffle import Amplified, BoundedSum, PoissonSum, Sensitivity
 from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
 from torchdp.simulate import Experiment, Report, columns, subplots
 
@@ -70,17 +72,19 @@ class Config:
     epsilons: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
     users: tuple[int, ...] = (100, 1_000, 10_000, 100_000, 1_000_000)
     tables: bool = True  # optimised strategies too
-    choice: tuple[tuple[int, float], ...] = (
-        (1_000, 1.0),
-        (10_000, 0.5),
-        (10_000, 1.0),
-        (10_000, 4.0),
-        (100_000, 1.0),
+    choice: tuple[tuple[int, float, int, int], ...] = (  # users, epsilon, types, dimensions
+        (1_000, 1.0, 64, 32),
+        (10_000, 0.5, 64, 32),
+        (10_000, 1.0, 16, 8),
+        (10_000, 1.0, 64, 32),
+        (10_000, 1.0, 256, 128),
+        (10_000, 4.0, 64, 32),
+        (100_000, 1.0, 64, 32),
     )
 
 
 FULL = Config()
-SMOKE = Config((4.0,), (100, 10_000), False, ((10_000, 1.0),))
+SMOKE = Config((4.0,), (100, 10_000), False, ((10_000, 1.0, 4, 2),))
 
 
 def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
@@ -126,25 +130,24 @@ def epsilons(config: Config, report: Report) -> None:
             report.row("epsilons", local=local, randomizer=name, **row, seconds=longest)
 
 
-def histograms(n: int, epsilon: float, k: int = 64) -> Iterator[tuple[str, float, float, float]]:
+def histograms(n: int, epsilon: float, k: int) -> Iterator[tuple[str, float, float, float]]:
     """(protocol, messages of a user, local epsilon, variance of the count of a type that n/k users hold)."""
-    even = torch.full((k,), n / k, dtype=torch.float64)
-    for name, kind in TYPES.items():
-        crowd = Amplified.calibrated(lambda e, kind=kind: kind(k, e), n, epsilon, DELTA)
-        yield name, 1.0, crowd.client.epsilon, float(crowd.predicted_mse(even).mean()) * n * n
-    for sums in (PoissonSum, BoundedSum, RandomizedResponseSum):
-        law = sums.calibrated(n, epsilon, DELTA, k, flips=2)
-        yield sums.__name__, k * law.messages_per_user, math.inf, float(law.variance(even[:1]))
-    yield "a curator", 0.0, math.inf, gaussian_sigma(epsilon, DELTA, math.sqrt(2)) ** 2
+    even = torch.ones(k, dtype=torch.float64)
+    for one in choose_trusted(workloads.identity(k), n, epsilon, DELTA, Objective.MEAN, prior=even).candidates:
+        crowd, alone = one.protocol, math.inf
+        messages = getattr(crowd, "messages_per_user", 0.0)
+        if isinstance(crowd, Amplified):
+            messages, alone = 1.0, crowd.client.guarantee.epsilon
+        yield one.name, messages, alone, (n * one.error) ** 2
 
 
-def vectors(n: int, epsilon: float, dim: int = 32) -> Iterator[tuple[str, float, float, float]]:
+def vectors(n: int, epsilon: float, dim: int) -> Iterator[tuple[str, float, float, float]]:
     """(protocol, messages of a user, local epsilon, E |error|^2 of the mean of n unit vectors)."""
     for name, kind in VECTORS.items():
         crowd = Amplified.calibrated(lambda e, kind=kind: kind(dim, e), n, epsilon, DELTA)
         yield name, 1.0, crowd.client.epsilon, crowd.client.squared_error(1.0) / n
     for sums in (PoissonSum, BoundedSum):
-        law = sums.calibrated(n, epsilon, DELTA, dim, change=16.0, largest=4.0)  # numbers from 0 to 4
+        law = sums.calibrated(n, epsilon, DELTA, Sensitivity(dim, change=16.0, largest=4.0))  # numbers from 0 to 4
         noise = 4 * dim * float(law.variance(torch.tensor([n / 2]))) / 16 / n**2
         yield sums.__name__, dim * (law.messages_per_user + 3), math.inf, noise + 4 / 16 / n * dim / 4
     yield "a curator", 0.0, math.inf, dim * (gaussian_sigma(epsilon, DELTA, 2.0) / n) ** 2
@@ -153,13 +156,11 @@ def vectors(n: int, epsilon: float, dim: int = 32) -> Iterator[tuple[str, float,
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     epsilons(config, report)
-    for n, epsilon in config.choice:
-        for question, of in (("histogram", histograms), ("mean", vectors)):
-            rows = list(of(n, epsilon))
-            least = min(row[3] for row in rows if row[0] != "a curator")
-            for name, messages, local, error in rows:
-                facts = {"messages": messages, "local": local, "error": error, "over least": error / least}
-                report.row("choice", n=n, epsilon=epsilon, question=question, protocol=name, **facts)
+    for n, epsilon, *sizes in config.choice:
+        for question, of, size in zip(("histogram", "mean"), (histograms, vectors), sizes, strict=True):
+            for name, messages, alone, error in of(n, epsilon, size):
+                facts = {"messages": messages, "local": alone, "error": error}
+                report.row("choice", n=n, epsilon=epsilon, question=question, size=size, protocol=name, **facts)
 
 
 def draw(tables: dict) -> dict:

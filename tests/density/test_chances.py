@@ -34,7 +34,7 @@ FAMILIES = [
 def test_guarantee_chances_move_by_change_at_most(family, dtype):
     """Opposite vectors along each direction that the features know, and others; in the dtype that users have."""
     features = family.draw(6, generator=generator(1))
-    change = moved(features)[1]
+    change = moved(features).change
     x = torch.randn(60, D, dtype=torch.float64, generator=generator(2))
     for name in ("signs", "frequencies"):
         known = getattr(features, name, x)

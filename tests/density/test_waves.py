@@ -28,7 +28,7 @@ from torchdp.density.means import moved
 from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.protocol import Objective
-from torchdp.shuffle import BoundedSum, PoissonSum
+from torchdp.shuffle import BoundedSum, PoissonSum, Sensitivity
 
 KERNELS = [Gaussian, Laplacian, ExponentialKernel, Epanechnikov, TopHat]
 EACH = pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
@@ -188,7 +188,7 @@ def test_messages_and_sums_of_unequal_steps_have_one_law():
 def test_noise_is_predicted_without_accounting(law, gamma):
     for epsilon in (0.5, 2.0):
         asked = Question(1000, epsilon, 1e-6, 0, math.inf)
-        found = law.calibrated(1000, epsilon, 1e-6, 128, change=gamma, largest=2.0)
+        found = law.calibrated(1000, epsilon, 1e-6, Sensitivity(128, change=gamma, largest=2.0))
         said = float(asked.variance(law, torch.tensor(gamma, dtype=SPACE), 128))
         assert said == pytest.approx(found.noise_variance, rel=0.12)
 
@@ -197,7 +197,7 @@ def test_absent_users_cost_noise_and_other_objectives_more_waves():
     asked = {"n": 500, "epsilon": 1.0, "delta": 1e-5, "box": box(1), "most_messages": 50}
     for absent in (0, 250):
         kde = choose(Gaussian(0.4), absent=absent, **asked).best
-        gamma = moved(kde.features, kde.steps)[1]
+        gamma = moved(kde.features, kde.steps).change
         assert kde.law.noise_variance * (1 - absent / 500) >= gaussian_sigma(1.0, 1e-5) ** 2 * gamma
         assert kde.guarantee.epsilon == 1.0 and kde.absent == absent
     worst = choose(Laplacian(0.4), objective=Objective.WORST, **asked).best

@@ -104,13 +104,13 @@ def test_the_sum_of_parts_ends_at_the_root_of_their_squares_and_a_negative_one_i
     assert float(far[0]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("kind", [OneMessage, TwoMessage, OneMessagePairs, RandomizedResponsePlugIn])
+@pytest.mark.parametrize("kind", [RandomizedResponsePlugIn, SubsetPairs])
 def test_the_quadratic_errors_variance_is_the_estimates(kind):
-    statistic, n = square_root(4), 10**6
+    statistic, n = square_root(4), 10**5
     protocol = kind(statistic, 2.0)
     tally = protocol.collect(torch.arange(n // 10) % 4, noise=SeededNoise.of(keyed_generator(b"parts")))
     total = float(protocol.plug_in_variance(tally, statistic.form))
-    assert float(protocol.analyse(tally).parts.variance) == pytest.approx(total, rel=5e-3)
+    assert float(protocol.analyse(tally).parts.total) == pytest.approx(total, rel=5e-3)
 
 
 def random_error(generator, r, size):

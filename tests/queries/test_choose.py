@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from torchdp import workloads
+from torchdp.privacy import Model
 from torchdp.protocol import Objective
-from torchdp.queries import FittedOracle, LocalOracle, choose, choose_central
+from torchdp.queries import FittedOracle, LocalOracle, choose, choose_trusted
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.torus import grid_of
 from torchdp.randomness import keyed_generator
@@ -17,6 +18,7 @@ from torchdp.randomness import keyed_generator
 pytestmark = pytest.mark.usefixtures("brief")
 W = workloads.all_ranges(4).dense()
 COUNTS = torch.tensor([30, 0, 5, 25])
+TRUSTED = Model.CENTRAL, Model.SHUFFLE
 
 
 def two_answers():
@@ -131,12 +133,17 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
     assert "shift strategy" not in found()
 
 
-def test_central_choices():
-    choice = choose_central(workloads.prefix(32), 1000, 1.0, 1e-6)
-    named = {candidate.name: candidate.error for candidate in choice.candidates}
-    assert choice.candidates[0].name == "gamma_2"
+def test_choices_of_those_who_trust_a_curator_or_a_shuffler():
+    every, mixed = (choose_trusted(workloads.prefix(8), 300, 1.0, 1e-6, trust=each) for each in TRUSTED)
+    named = {one.name: one.error for one in every.candidates}
+    assert every.candidates[0].name == "gamma_2" and every.best.guarantee.model is Model.CENTRAL
     assert named["gamma_2"] < named["binary tree"] < named["plain"] < named["identity"]
-    average = choose_central(workloads.prefix(32), 1000, 1.0, 1e-6, Objective.MEAN)
+    assert {one.protocol.guarantee.model for one in mixed.candidates} == {Model.SHUFFLE}
+    assert mixed.candidates[0].name == "sums, BoundedSum" and mixed.best.guarantee.epsilon == 1.0
+    assert named["sums, BoundedSum"] == mixed.candidates[0].error < 0.7 * named["RandomizedResponse"]
+    for one in mixed.candidates:
+        assert float(one.protocol.worst_mse(300)) ** 0.5 == one.error and one.note.startswith("a shuffler")
+    average = choose_trusted(workloads.prefix(8), 300, 1.0, 1e-6, Objective.MEAN)
     assert average.candidates[0].name == "gamma_F"
 
 

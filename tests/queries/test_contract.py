@@ -6,10 +6,13 @@ from fractions import Fraction
 from itertools import combinations
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
-from contract import Contract, RelayContract, Unbiased
+from contract import Contract, MessageContract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
+from laws import hockey_stick
+from scipy import stats
 from scipy.stats import energy_distance, kendalltau
 
 from torchdp import workloads
@@ -29,6 +32,7 @@ from torchdp.queries import (
     LocalFunction,
     LocalOracle,
     PrivateLearner,
+    ShuffledQueries,
     stumps,
 )
 from torchdp.randomizers import (
@@ -41,6 +45,7 @@ from torchdp.randomizers import (
     StrategyMatrix,
     SubsetSelection,
 )
+from torchdp.shuffle import PoissonSum
 
 W = workloads.prefix(4).dense()
 TYPES = torch.tensor([0, 1, 1, 3]).repeat(8)
@@ -137,6 +142,28 @@ class TestOfTwoGroups(
     def truth(self):
         groups = [self.x[self.x < 2] % 2 * 3.0, self.x[self.x >= 2] % 2 * 3.0]
         return torch.tensor(energy_distance(*(each.numpy() for each in groups)) ** 2, dtype=torch.float64)
+
+
+class TestShuffledQueries(Queries, Unbiased, MessageContract):
+    alike = True
+    bits = torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
+    protocol = ShuffledQueries.calibrated(W, PoissonSum, 32, 1.0, 1e-3, bits)
+
+    def loss(self, protocol):
+        """delta where a user's bits 110 become 001, from products of single sums."""
+        noise = stats.poisson(protocol.law.mean).pmf(np.arange(128))
+        views = np.array([1.0]), np.array([1.0])
+        for bit in (1, 1, 0):
+            one, other = np.roll(noise, bit), np.roll(noise, 1 - bit)
+            views = np.outer(views[0], one).ravel(), np.outer(views[1], other).ravel()
+        return max(hockey_stick(*pair, 1.0) for pair in (views, views[::-1]))
+
+    def bound(self, protocol):
+        return protocol.delta
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        less = PoissonSum(32, 0.8 * self.protocol.law.mean)
+        assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
 
 
 class TestCentralFactorization(Queries, Unbiased, Contract):

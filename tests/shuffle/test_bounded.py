@@ -8,7 +8,7 @@ import torch
 
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
-from torchdp.shuffle import BitSums, BoundedSum, PoissonSum, delta_of
+from torchdp.shuffle import BitSums, BoundedSum, PoissonSum, Sensitivity, delta_of
 
 CASES = [(1, 0.4), (5, 0.9), (5, 4.0), (12, 8.0), (40, 7.5)]
 
@@ -57,10 +57,10 @@ def test_messages_and_sums_have_one_law(users, deviation):
 
 
 def test_absent_users_take_their_shares_along():
-    full = BoundedSum.calibrated(100, 1.0, 1e-5, 16, change=4.0)
-    fewer = BoundedSum.calibrated(100, 1.0, 1e-5, 16, absent=20, change=4.0)
+    full = BoundedSum.calibrated(100, 1.0, 1e-5, Sensitivity(16, change=4.0))
+    fewer = BoundedSum.calibrated(100, 1.0, 1e-5, Sensitivity(16, change=4.0), absent=20)
     assert fewer.noise_variance == pytest.approx(full.noise_variance / 0.8, rel=0.02)
-    assert delta_of(full, 1.0, 16, absent=20, change=4.0) > 1e-5
+    assert delta_of(full, 1.0, Sensitivity(16, change=4.0), absent=20) > 1e-5
     assert len(full.noise_law(50).mass) < len(full.noise_law().mass)
 
 
@@ -70,7 +70,7 @@ def test_uniform_noise_loses_its_ends_alone(reach, levels):
     law = BoundedSum(2, math.sqrt(2 * reach * (reach + 1) / 3))  # a share is uniform
     for epsilon, change in ((1e-4, 0.01), (0.5, 0.01), (8.0, 0.05)):
         lost = levels * math.sqrt(change) / (2 * reach + 1)  # exactly, where one instance takes all movement
-        found = law.moved_delta(epsilon, 2, levels**2 * change, absent=1, largest=levels)
+        found = law.moved_delta(epsilon, Sensitivity(2, levels**2 * change, largest=levels), absent=1)
         assert lost <= found <= 1 and (epsilon < 0.1 or found <= 1.02 * math.sqrt(2) * lost)
 
 

@@ -20,6 +20,7 @@ from torchdp.shuffle import (
     PoissonSum,
     PureSum,
     RandomizedResponseSum,
+    Sensitivity,
     delta_of,
 )
 
@@ -169,9 +170,9 @@ def test_guarantee_no_certified_delta_of_rounded_bits_is_below_the_enumerated_on
         views = [[(1 - c) * zero + c * one for c in chances] for chances in (q, other)]
         truth = hockey_stick(*(np.outer(*view) for view in views), epsilon)
         if truth > 1e-9:
-            found.append(truth / delta_of(protocol, epsilon, 2, absent, change=change))
+            found.append(truth / delta_of(protocol, epsilon, Sensitivity(2, change), absent))
             if trial % 3 == 0:
-                planted.append(truth / delta_of(twice(protocol), epsilon, 2, absent, change=change))
+                planted.append(truth / delta_of(twice(protocol), epsilon, Sensitivity(2, change), absent))
     assert len(found) > 2 and max(found) <= 1 + 1e-9
     assert max(planted) > 1.05
 

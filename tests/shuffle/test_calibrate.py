@@ -14,6 +14,7 @@ from torchdp.shuffle import (
     PoissonSum,
     PureSum,
     RandomizedResponseSum,
+    Sensitivity,
     delta_of,
     epsilon_of,
 )
@@ -126,20 +127,19 @@ def test_one_user_or_two(kind, users):
 
 @pytest.mark.parametrize("kind", [PoissonSum, RandomizedResponseSum])
 def test_a_delta_below_what_movement_is_followed_to_is_paid_by_flips(kind):
-    assert kind.calibrated(20, 1.0, 1e-15, 1, change=0.1) == kind.calibrated(20, 1.0, 1e-15, 1)
+    assert kind.calibrated(20, 1.0, 1e-15, Sensitivity(1, change=0.1)) == kind.calibrated(20, 1.0, 1e-15, 1)
 
 
 @pytest.mark.parametrize("kind", [RandomizedResponseSum, BoundedSum])
 def test_flips_are_counted_where_they_ask_for_less_than_little_movement(kind):
-    target = (3, 6.0, 1e-10, 1)
-    little, flips = kind.calibrated(*target, change=0.2), kind.calibrated(*target)
+    little, flips = (kind.calibrated(3, 6.0, 1e-10, each) for each in (Sensitivity(1, 0.2), 1))
     assert little.rmse <= 1.001 * flips.rmse
-    assert delta_of(little, 6.0, 1, change=0.2) <= 1e-10
+    assert delta_of(little, 6.0, Sensitivity(1, change=0.2)) <= 1e-10
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [PoissonSum, BoundedSum, NegativeBinomialSum])
 def test_movement_too_small_for_floats_is_counted_as_one_that_they_follow(kind):
     """At 1e-300 a Poisson law's mean was 39, that of a movement of 1e-30 is 3e-7, and squares were not numbers."""
-    least, more = (kind.calibrated(100, 1.0, 1e-5, 2, change=change) for change in (1e-300, 1e-18))
+    least, more = (kind.calibrated(100, 1.0, 1e-5, Sensitivity(2, change=change)) for change in (1e-300, 1e-18))
     assert 0 < least.rmse <= more.rmse < 1e-2

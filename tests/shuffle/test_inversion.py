@@ -11,11 +11,10 @@ from dp_accounting.pld.privacy_loss_distribution import from_two_probability_mas
 from scipy import stats
 
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
-from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, RandomizedResponseSum
+from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, Sensitivity
 from torchdp.shuffle.count_laws import poisson_law
 from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.moves import Cut, Move
-from torchdp.shuffle.response_curve import response_pairs
 
 KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": NegativeBinomialSum}
 
@@ -42,7 +41,7 @@ KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": Nega
 def test_known_noise(kind, users, instances, change, epsilon, levels, variance):
     """Variance of one sum at delta = 1e-5; never below the curator's."""
     moved = levels**2 * change
-    law = KINDS[kind].calibrated(users, epsilon, 1e-5, instances, change=moved, largest=levels)
+    law = KINDS[kind].calibrated(users, epsilon, 1e-5, Sensitivity(instances, change=moved, largest=levels))
     found = float(law.variance(torch.zeros(()))) / levels**2
     assert found == pytest.approx(variance, rel=5e-3)
     assert gaussian_log_delta(math.sqrt(found / change), epsilon) <= math.log(1e-5)
@@ -123,7 +122,7 @@ def composed(P, Q, times, epsilon):
 )
 def test_guarantee_the_worst_pattern_found_is_below_and_near(name, epsilon, change):
     """Equal moves of every size and of all four types, in 64 coordinates; 5 % less noise is noticed."""
-    law = KINDS[name].calibrated(125, epsilon, 1e-5, 64, change=change)
+    law = KINDS[name].calibrated(125, epsilon, 1e-5, Sensitivity(64, change=change))
     smaller = PoissonSum(125, 0.95 * law.mean) if name == "Poisson" else BoundedSum(125, 0.975 * law.deviation)
 
     def worst(law):
@@ -148,9 +147,9 @@ def test_more_noise_than_a_gaussian_and_nearly_none_more():
 
 def test_the_floor_of_poisson_noise():
     """delta >= about sqrt(I change) Pr[D = 0], attained at 64 numbers that move by 4 in all."""
-    law = PoissonSum.calibrated(125, 4.5, 1e-5, 64, change=4.0)
+    law = PoissonSum.calibrated(125, 4.5, 1e-5, Sensitivity(64, change=4.0))
     assert law.mean == pytest.approx(math.log(math.sqrt(64 * 4.0) / 1e-5), rel=2e-3)
-    assert BoundedSum.calibrated(125, 4.5, 1e-5, 64, change=4.0).noise_variance < law.mean / 3
+    assert BoundedSum.calibrated(125, 4.5, 1e-5, Sensitivity(64, change=4.0)).noise_variance < law.mean / 3
 
 
 @pytest.mark.parametrize("levels", [1, 2, 4])
@@ -185,71 +184,16 @@ def test_moduli_are_those_of_the_pairs(turned, up, levels):
             assert found[j][i] == pytest.approx(abs(M), rel=1e-9)
 
 
-def response(k, users, flip):
-    """Laws of the number of ones among all answers where k others hold one and the user a zero or a one."""
-
-    def law(ones):
-        found = np.ones(1)
-        for chance in [1 - flip] * ones + [flip] * (users - ones):
-            found = np.convolve(found, [1 - chance, chance])
-        return found
-
-    return law(k), law(k + 1)
-
-
-@pytest.mark.parametrize(("users", "flip"), [(2, 0.2), (4, 0.35), (5, 0.1)])
-def test_guarantee_no_pair_of_rounded_vectors_is_told_apart_better_in_randomized_responses(users, flip):
-    """Every pair on a grid in two coordinates, every number of ones among the others of each; and not far above."""
-    law, values, worst = RandomizedResponseSum(users, flip), np.linspace(0, 1, 4), {}
-    sides = [response(k, users, flip) for k in range(users)]
-    for k, m in itertools.product(range(users), repeat=2):
-        first, second = ({q: (1 - q) * b + q * o for q in values} for b, o in (sides[k], sides[m]))
-        for a, b, c, d in itertools.product(values, repeat=4):
-            change = round((a - c) ** 2 + (b - d) ** 2, 9)
-            if change > 0:
-                found = exact([(first[a], first[c]), (second[b], second[d])], 0.5)
-                worst[change] = max(worst.get(change, 0.0), found)
-    ratios = [found / law.moved_delta(0.5, 2, change) for change, found in worst.items()]
-    assert max(ratios) <= 1 + 1e-9 and max(ratios) > 0.4
-    lying = RandomizedResponseSum(users, min(0.49, 2.0 * flip))  # claims too much
-    assert any(found > lying.moved_delta(0.5, 2, change) for change, found in worst.items())
-
-
-def test_guarantee_intervals_of_ones_dominate_every_number_in_them():
-    """Whatever is said of the pairs' delta, on which only the length of the intervals hangs."""
-    users, flip = 60, 0.3
-    pairs, lost = response_pairs(users, flip, lambda pair: exact([pair], 0.1))
-    assert lost < 1e-20 and len(pairs) < 31
-    rising = iter(np.geomspace(1.0, 1e-9, 30))
-    assert len(response_pairs(users, flip, lambda _: next(rising))[0]) < len(pairs)
-    assert len(response_pairs(3000, flip, lambda _: 1e-5)[0]) < 200
-    for epsilon in (0.1, 0.5, 1.0):
-        top = max(max(exact([(b, o)], epsilon), exact([(o, b)], epsilon)) for b, o in pairs)
-        for k in range(users):
-            b, o = response(k, users, flip)
-            assert max(exact([(b, o)], epsilon), exact([(o, b)], epsilon)) <= top + 1e-12
-
-
-@pytest.mark.slow
-def test_randomized_response_by_movement_needs_what_poisson_noise_does():
-    """Variance of one sum at delta = 1e-5, beside 66.4 by flips; one message of each user; where it moves little."""
-    law = RandomizedResponseSum.calibrated(125, 4.5, 1e-5, 64, change=4.0)
-    assert law.rmse**2 == pytest.approx(9.19, rel=3e-3) and law.messages_per_user == 1
-    assert law.moved_delta(4.5, 64, 4.0) <= 1e-5
-    assert law.moved_delta(4.5, 64, 4.0, 25) > 1e-5  # of fewer
-    many = RandomizedResponseSum.calibrated(100_000, 1.0, 1e-5, 64, change=4.0)  # few lie, as Poisson noise
-    assert many.rmse**2 == pytest.approx(67.13, rel=3e-3)
-    assert RandomizedResponseSum.calibrated(1000, 0.1, 1e-5, 64, change=0.01).rmse ** 2 < 37
-
-
 def test_far_more_noise_than_is_needed_takes_no_longer():
-    assert PoissonSum(1000, 400.0).moved_delta(8.0, 16, 1e-4) == pytest.approx(1e-13, rel=1e-3)
+    assert PoissonSum(1000, 400.0).moved_delta(8.0, Sensitivity(16, 1e-4)) == pytest.approx(1e-13, rel=1e-3)
 
 
 @pytest.mark.parametrize(("epsilon", "levels"), [(0.001, 1), (0.02, 8)])
 def test_wide_noise_is_told_from_gaussian_noise_by_little(epsilon, levels):
     sigma = 1.02 * gaussian_sigma(epsilon, 1e-6, 2.0)
-    found = PoissonSum(100, (levels * sigma) ** 2).moved_delta(epsilon, 8, 4.0 * levels**2, largest=levels)
+    found = PoissonSum(100, (levels * sigma) ** 2).moved_delta(
+        epsilon, Sensitivity(8, 4.0 * levels**2, largest=levels)
+    )
     least = math.exp(gaussian_log_delta(sigma, epsilon, 2.0))
     assert least < found < 1.1 * least
 
@@ -257,4 +201,4 @@ def test_wide_noise_is_told_from_gaussian_noise_by_little(epsilon, levels):
 def test_noise_of_three_users_is_calibrated_without_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        BoundedSum.calibrated(3, 1.0, 1e-6, 8, change=4.0)
+        BoundedSum.calibrated(3, 1.0, 1e-6, Sensitivity(8, change=4.0))

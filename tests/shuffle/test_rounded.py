@@ -16,6 +16,7 @@ from torchdp.shuffle import (
     NegativeBinomialSum,
     PoissonSum,
     RandomizedResponseSum,
+    Sensitivity,
     delta_of,
 )
 from torchdp.shuffle.accounting import promise
@@ -49,7 +50,7 @@ def worst_composition(mean, changes, instances, epsilon):
 
 @functools.cache
 def calibrated(epsilon, change):
-    return PoissonSum.calibrated(1000, epsilon, 1e-5, 256, change=change)
+    return PoissonSum.calibrated(1000, epsilon, 1e-5, Sensitivity(256, change=change))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, c
     """However the change is spread over the coordinates; 85 % of the noise variance are not enough."""
     delta = 1e-5
     protocol = calibrated(epsilon, change)
-    assert delta_of(protocol, epsilon, 256, change=change) <= delta
+    assert delta_of(protocol, epsilon, Sensitivity(256, change=change)) <= delta
     assert worst_composition(protocol.mean, change, instances, epsilon) <= delta
     assert worst_composition(0.85 * protocol.mean, change, 256 if epsilon > 2 else 4, epsilon) > delta
 
@@ -78,7 +79,7 @@ def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
     """Two coordinates, every pair of outcomes."""
     rng, mean, epsilon = np.random.default_rng(seed), 9.0, 0.7
     q, other = rng.random((2, 2))
-    certified = delta_of(PoissonSum(50, mean), epsilon, 2, change=float(((q - other) ** 2).sum()))
+    certified = delta_of(PoissonSum(50, mean), epsilon, Sensitivity(2, float(((q - other) ** 2).sum())))
     P = np.multiply.outer(*(rounded(mean, x)[:80] for x in q))
     Q = np.multiply.outer(*(rounded(mean, x)[:80] for x in other))
     assert hockey_stick(P, Q, epsilon) <= certified
@@ -87,7 +88,7 @@ def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
 @pytest.mark.parametrize("epsilon", [1.0, 4.5])
 def test_noise_is_near_the_central_gaussian_and_below_that_of_flips(epsilon):
     """The central mechanism's l_2 sensitivity is sqrt(change)."""
-    protocol = PoissonSum.calibrated(10_000, epsilon, 1e-6, 768, change=48)
+    protocol = PoissonSum.calibrated(10_000, epsilon, 1e-6, Sensitivity(768, change=48))
     central = gaussian_sigma(epsilon, 1e-6, math.sqrt(48))
     assert 1 < protocol.rmse / central < 1.11
     assert protocol.rmse < gaussian_sigma(epsilon, 1e-6, math.sqrt(768)) / 3.5
@@ -95,35 +96,33 @@ def test_noise_is_near_the_central_gaussian_and_below_that_of_flips(epsilon):
 
 @pytest.mark.parametrize("epsilon", [0.3, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_guarantee_is_what_was_calibrated(epsilon):
-    protocol = PoissonSum.calibrated(100, epsilon, 1e-5, 64, change=8)
-    promised = promise(protocol, 1e-5, 64, change=8)
+    protocol = PoissonSum.calibrated(100, epsilon, 1e-5, Sensitivity(64, change=8))
+    promised = promise(protocol, 1e-5, Sensitivity(64, change=8))
     assert promised.epsilon <= epsilon * (1 + 3e-4)
     assert promised.epsilon > epsilon * (1 - 3e-4) or epsilon == 6.0  # there Pr[D = 0] asks for the noise
     assert (promised.delta, promised.exact, promised.model) == (1e-5, False, Model.SHUFFLE)
-    assert delta_of(protocol, promised.epsilon, 64, change=8) <= 1e-5
-    assert promise(protocol, 1e-5, 64, change=8, epsilon=epsilon).epsilon == epsilon
+    assert delta_of(protocol, promised.epsilon, Sensitivity(64, change=8)) <= 1e-5
+    assert promise(protocol, 1e-5, Sensitivity(64, change=8), epsilon=epsilon).epsilon == epsilon
     with pytest.raises(ValueError, match="not certified"):
-        promise(PoissonSum(100, 0.7 * protocol.mean), 1e-5, 64, change=8, epsilon=epsilon)
+        promise(PoissonSum(100, 0.7 * protocol.mean), 1e-5, Sensitivity(64, change=8), epsilon=epsilon)
 
 
 def test_negative_binomial_noise_and_a_curator_s_count_movement_too_and_others_count_flips():
     for kind in (NegativeBinomialSum, CentralGaussianSum):
-        protocol = kind.calibrated(500, 1.0, 1e-5, 8, change=1.0)
-        assert delta_of(protocol, 1.0, 8, change=1.0) <= 1e-5 < delta_of(protocol, 1.0, 8)
+        protocol = kind.calibrated(500, 1.0, 1e-5, Sensitivity(8, change=1.0))
+        assert delta_of(protocol, 1.0, Sensitivity(8, change=1.0)) <= 1e-5 < delta_of(protocol, 1.0, 8)
     assert protocol.sigma == pytest.approx(gaussian_sigma(1.0, 1e-5), rel=3e-4)
-    response = RandomizedResponseSum(20, 0.3)
-    assert delta_of(response, 1.0, 4, change=2.0) < delta_of(response, 1.0, 4)
-    correlated = CorrelatedSum(20, 0.5, 9.0, 0.5)
-    assert delta_of(correlated, 1.0, 4, change=2.0) == delta_of(correlated, 1.0, 4)
+    for law in (RandomizedResponseSum(20, 0.3), CorrelatedSum(20, 0.5, 9.0, 0.5)):
+        assert delta_of(law, 1.0, Sensitivity(4, change=2.0)) == delta_of(law, 1.0, 4)
     few = PoissonSum(500, 60.0)  # where only so many bits can flip, the better of both
-    assert delta_of(few, 1.0, 32, flips=1, change=2.0) <= delta_of(few, 1.0, 1)
+    assert delta_of(few, 1.0, Sensitivity(32, flips=1, change=2.0)) <= delta_of(few, 1.0, 1)
 
 
 def test_absent_users_are_made_up_for():
-    full, fewer = (PoissonSum.calibrated(1000, 1.0, 1e-5, 64, absent=a, change=8) for a in (0, 100))
+    full, fewer = (PoissonSum.calibrated(1000, 1.0, 1e-5, Sensitivity(64, 8.0), a) for a in (0, 100))
     assert fewer.mean == pytest.approx(full.mean / 0.9)
-    assert delta_of(fewer, 1.0, 64, absent=100, change=8) <= 1e-5 < delta_of(full, 1.0, 64, absent=100, change=8)
+    assert delta_of(fewer, 1.0, Sensitivity(64, 8.0), 100) <= 1e-5 < delta_of(full, 1.0, Sensitivity(64, 8.0), 100)
 
 
 def test_too_little_noise_is_no_privacy():
-    assert delta_of(PoissonSum(5, 1e-3), 1.0, 8, change=8.0) == 1.0
+    assert delta_of(PoissonSum(5, 1e-3), 1.0, Sensitivity(8, change=8.0)) == 1.0

@@ -9,7 +9,6 @@ from torch import Tensor
 NUMBERS_AT_ONCE = 2**15  # of the plain way: what a nearby cache holds
 WORTH = 128  # a boundary of the tables costs as much as so many numbers of the plain way
 MOST_BYTES = 2**27  # of the tables
-MOST_PARTS = 2**12  # of a coordinate's range
 BYTE = 8
 
 
@@ -84,11 +83,9 @@ class Grid:
         negative = ((start + factor * first) < 0).sum(0) % 2
         total, begin = _packed(negative == 0), 0
         coordinates: list[Coordinate | None] = []
-        for each, least, most in zip(
-            at.split(torch.bincount(dimension, minlength=d).tolist()), low, high, strict=True
-        ):
+        for each in at.split(torch.bincount(dimension, minlength=d).tolist()):
             if len(each):
-                coordinates.append(Coordinate.of(each, least, most, rows[begin : begin + len(each) + 1]))
+                coordinates.append(Coordinate(each, rows[begin : begin + len(each) + 1]))
                 total ^= rows[begin]
             else:
                 coordinates.append(None)
@@ -98,33 +95,17 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class Coordinate:
-    """One coordinate's intervals: which one a number lies in, and the signs that change up to there.
+    """One coordinate's intervals, by their boundaries (c,), increasing, and the signs that change up to each.
 
-    boundaries: (c,), increasing. rows: (c + 1, bytes). guide: for each part of the range, (x - low) factor rounded
-    down, how many boundaries lie below it, or -1 where one lies in it: the part grows with x, rounding included.
+    rows: (c + 1, bytes).
     """
 
     boundaries: Tensor
     rows: Tensor
-    low: Tensor
-    factor: Tensor
-    guide: Tensor
-
-    @classmethod
-    def of(cls, boundaries: Tensor, low: Tensor, high: Tensor, rows: Tensor) -> "Coordinate":
-        parts = min(MOST_PARTS, 1 << (16 * len(boundaries)).bit_length())
-        factor = parts / (high - low)
-        inside = _part(boundaries, low, factor)
-        guide = torch.searchsorted(inside, torch.arange(parts + 2, device=low.device, dtype=torch.int32))
-        guide[inside] = -1
-        return cls(boundaries, rows, low, factor, guide)
 
     def changes(self, x: Tensor) -> Tensor:
         """(n,) -> (n, bytes)."""
-        found = self.guide.index_select(0, _part(x, self.low, self.factor))
-        open_ = (found < 0).nonzero()[:, 0]
-        found[open_] = torch.searchsorted(self.boundaries, x[open_], right=True)
-        return self.rows.index_select(0, found)
+        return self.rows.index_select(0, torch.searchsorted(self.boundaries, x, right=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +124,6 @@ class Tables:
                 total ^= coordinate.changes(column)
         bits = total[..., None] & _places(x.device)
         return bits.bool().flatten(1)[:, : self.repetitions]
-
-
-def _part(x: Tensor, low: Tensor, factor: Tensor) -> Tensor:
-    return x.sub(low).mul_(factor).to(torch.int32)
 
 
 def _floor(x: Tensor, widths: Tensor, offsets: Tensor) -> Tensor:

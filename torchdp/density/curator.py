@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from torchdp import checks
@@ -14,16 +15,15 @@ from torchdp.density.means import OfFeatures, moved
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Crowd, Tally
+from torchdp.protocol import Crowd, CuratorProtocol, Layout, Limits, Tally, Users
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
-from torchdp.protocol.users import beside, combined
+from torchdp.protocol.users import alike, beside, combined
 from torchdp.shuffle import CentralGaussianSum
 from torchdp.shuffle.references import CuratorSum
-from torchdp.shuffle.sums import Curated
 
 
 @dataclass(frozen=True, eq=False)
-class CentralKDE(OfFeatures, Curated[Crowd]):
+class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     """The same density by a trusted curator, who sums the features without rounding.
 
     features: public. law: ``CentralGaussianSum``, or ``ExactSum`` for no privacy at all. delta: at which the guarantee
@@ -66,13 +66,20 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
         return released_guarantee(self.sums.sigma / self.sums.sensitivity, self.delta, self.sums.size)
 
     @property
-    def instances(self) -> int:  # type: ignore[override]
-        """Means that are released: ``features.instances``."""
-        return self.features.instances
+    def layout(self) -> Layout:
+        return {"total": ((self.features.instances,), torch.float64)}
+
+    def limits(self, n: Users) -> dict[str, Limits]:
+        return {"total": self.law.limits(alike(n))}
+
+    def impossible(self, tally: Tally) -> str | None:
+        return None if alike(tally.n) == self.law.users else f"the curator is told of {self.law.users}"
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (law.users, d) in the domain. Raises TypeError, ValueError."""
-        return self.everybody(self.features.family.validate(x))
+        if len(x := self.features.family.validate(x)) != self.law.users:
+            raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
+        return x
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         if self.sums is None:
@@ -89,5 +96,6 @@ class CentralKDE(OfFeatures, Curated[Crowd]):
 
 def _rounded(features: Features) -> Callable[[float], RoundedSum]:
     """By the multiplier, a curator's sums of the chances, their noise in proportion to how far these move."""
-    instances, change, flips, _ = moved(features)
-    return lambda multiplier: RoundedSum.least(multiplier, min(change, flips) ** 0.5, instances**0.5, instances)
+    own = moved(features)
+    distance, size = min(own.change, own.flips) ** 0.5, own.instances
+    return lambda multiplier: RoundedSum.least(multiplier, distance, size**0.5, size)

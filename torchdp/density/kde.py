@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -12,18 +12,15 @@ from torchdp.density.density import Density
 from torchdp.density.family import Features
 from torchdp.density.means import OfFeatures, class_counted, counted, crowd_counted, moved
 from torchdp.draws import Draws, Simulated
-from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, Limits, Tally, Users
 from torchdp.protocol.users import alike
-from torchdp.shuffle.accounting import certified, kept, sent
 from torchdp.shuffle.laws import MessageLaw
-from torchdp.shuffle.search import Target
+from torchdp.shuffle.search import Sensitivity, Target
 from torchdp.shuffle.sums import Shuffled
 
 MOST_STEPS = 64.0
 MORE = 1.002  # noise, where that of another number of users is a hair too little
-_certified = lru_cache(maxsize=1024)(certified)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,9 +90,9 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         each = _checked(features, steps, kind)
-        instances, change, flips, largest = moved(features, each)
-        least = _counted(kind, users, absent)
-        target = Target.of(least, epsilon, delta * ROUNDED, instances, absent, change, flips, largest)
+        counted = users if absent or kind.own_number else 1  # noise of the others does not depend on their number
+        own = vars(moved(features, each))
+        target = Target(**own, users=counted, epsilon=epsilon, delta=delta * ROUNDED, absent=absent)
         return ShuffledKDE(features, replace(_least(kind, target), users=users), delta, epsilon, absent, each)
 
     def resized(self, users: int) -> "ShuffledKDE":
@@ -117,12 +114,9 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         args = (self.features, kind, users, self.epsilon, self.delta, self.absent)
         return ShuffledKDE.calibrated(*args, steps=self.steps)
 
-    @cached_property
-    def guarantee(self) -> Guarantee:
-        law = replace(self.law, users=_counted(type(self.law), self.law.users, self.absent))
-        moves = moved(self.features, self.steps)
-        real = _certified(law, kept(law, self.delta), self.absent, self.epsilon, moves)
-        return sent(self.law, real, self.instances, self.delta)
+    @property
+    def sensitivity(self) -> Sensitivity:
+        return moved(self.features, self.steps)
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) in the domain, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
@@ -169,11 +163,6 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def analyse(self, tally: Tally) -> Density:
         return self._density(self.whole(tally))
-
-
-def _counted(kind: type[MessageLaw], users: int, absent: int) -> int:
-    """Users whom a guarantee is computed for: 1 where the distribution of the noise does not depend on their number."""
-    return users if absent or kind.own_number else 1
 
 
 @lru_cache(maxsize=1024)

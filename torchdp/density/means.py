@@ -14,6 +14,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd, Objective, Protocol, Tally, Users
 from torchdp.protocol.users import alike, beside, combined, tensor_of
 from torchdp.shuffle import BitLaw
+from torchdp.shuffle.search import Sensitivity
 
 ERROR = 2.0**-22  # of a chance, by the floats that decide a bit
 
@@ -181,7 +182,7 @@ class OfFeatures(Protocol[Crowd]):
         return summary
 
 
-def moved(features: Features, steps: Tensor | None = None) -> tuple[int, float, int, float]:
+def moved(features: Features, steps: Tensor | None = None) -> Sensitivity:
     """All sums, how far a user's numbers move in them, how many of its bits may flip, and the largest number.
 
     Floats have error at most 2^-22 in each chance, at both vectors: (gamma^{1/2} + 2^-21 ||steps||)^2. A chance is
@@ -196,5 +197,4 @@ def moved(features: Features, steps: Tensor | None = None) -> tuple[int, float, 
         flips = features.instances  # a number that is zero is no fair coin
         gamma, most, largest = features.gamma(steps), float(steps.square().sum()), float(steps.max())
     room = 2 * ERROR * most**0.5
-    change = min((gamma**0.5 + room) ** 2, most)
-    return features.instances, change, flips, largest
+    return Sensitivity(features.instances, min((gamma**0.5 + room) ** 2, most), flips, largest)

@@ -100,10 +100,6 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         return self._variance(2 * (n * self.statistic.longest(form)) ** 2, n, form)
 
-    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        squares = 2 * (form.weights.square() * tally["first"] * tally["second"]).sum(-1)
-        return self._variance(squares.clamp_min(0), tally.users(), form)
-
     def mean_point(self, tally: Tally) -> Tensor:
         return (tally["first"] + tally["second"]) / (2 * tally.users(1))
 
@@ -202,12 +198,6 @@ class OneMessage(SingleMessage):
     def _noise(self) -> NoiseMoments:
         return noise_moments(self.client)
 
-    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
-        n = tally.users()
-        noise = n * self.client.moments.variance * form.weights.square().sum(-1)
-        return self._variance(((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0), n, form)
-
     def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         point, v = self.mean_point(tally), self.client.moments.variance / tally.users(1)
         return lambda weights, value: QuadraticError.isotropic(point, weights, v)
@@ -274,12 +264,6 @@ class OneMessagePairs(SingleMessage):
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """||J (s - u_x)|| is at most n - 1 times the largest ||J u_x||."""
         return self._variance(n * ((n - 1) * self.statistic.longest(form)) ** 2, n, form)
-
-    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        n = tally.users()
-        noise = n * self.client.moments.variance * form.weights.square().sum(-1)
-        squares = ((form.weights * tally["sum"]).square().sum(-1) - noise).clamp_min(0)
-        return self._variance(n * squares, n, form)
 
     def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         """That of all pairs, whose own terms z_i^T J z_i the squares tell up to a normal error, at most this one."""

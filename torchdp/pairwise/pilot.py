@@ -81,12 +81,7 @@ def pooled(groups: Sequence[tuple[StrategyReports, Tally]]) -> Estimate:
 
 
 def _alike(one: PairwiseStatistic, other: PairwiseStatistic) -> bool:
-    if (
-        one.points.shape != other.points.shape
-        or one.pairs is not other.pairs
-        or one.denominator
-        or other.denominator
-    ):
-        return False
-    same = (one.points == other.points).all() & (one.form.weights == other.form.weights).all()
-    return bool(same) and one.form.constant == other.form.constant
+    """Whether both ask for the same mean."""
+    same = torch.equal(one.points, other.points) and torch.equal(one.form.weights, other.form.weights)
+    means = one.denominator is None and other.denominator is None and one.pairs is other.pairs
+    return same and means and one.form.constant == other.form.constant

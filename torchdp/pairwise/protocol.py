@@ -70,9 +70,12 @@ class PairwiseProtocol(Protocol[Tensor]):
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """A bound of that variance over all data of n users."""
 
-    @abstractmethod
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """Estimate of that variance from the messages alone. form.weights may carry batch dimensions."""
+        """Estimate of that variance from the messages alone. form.weights may carry batch dimensions.
+
+        Here by ``mean_errors``: a class writes one of the two.
+        """
+        return self.mean_errors(tally)(form.weights, form.weights.new_zeros(())).total
 
     @abstractmethod
     def mean_point(self, tally: Tally) -> Tensor:

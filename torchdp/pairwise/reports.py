@@ -13,7 +13,7 @@ from torchdp.draws import Simulated
 from torchdp.pairwise.consistent import nearest
 from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
-from torchdp.pairwise.variance import NUMBERS_AT_ONCE, symmetric_variance, worst_symmetric
+from torchdp.pairwise.variance import NUMBERS_AT_ONCE, in_parts, symmetric_variance, worst_symmetric
 from torchdp.protocol import Layout, Limits, Relay, Tally, Users
 from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError, coordinates
@@ -47,8 +47,19 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
         return self.client.totals(tally)
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """The variance at the histogram whose mean vector is nearest to the estimated one."""
-        return self.mean_variance(tally.users(1) * nearest(self, tally, NEAR), form).clamp_min(0)
+        """That of ``mean_errors`` but for its slack, a fraction 1/n: without decompositions."""
+
+        def part(both: Tensor, weights: Tensor) -> Tensor:
+            h, point = both.tensor_split([self.statistic.types], -1)
+            noise, turned = self.noise(h), weights * point
+            linear = torch.einsum("...s,...st,...t->...", turned, noise, turned)
+            square = torch.einsum("...s,...st,...t->...", weights, noise.square(), weights)
+            return 4 * (linear - square).clamp_min(0) + 2 * square
+
+        n, point = tally.users(1), self.mean_point(tally)
+        both = torch.cat([nearest(self, tally, NEAR) / n, point], -1)
+        found = in_parts(part, both, form.weights, point.shape[-1] * max(self.statistic.points.shape))
+        return found * (tally.users() / (tally.users() - 1)) ** 2
 
     @abstractmethod
     def noise(self, counts: Tensor) -> Tensor:

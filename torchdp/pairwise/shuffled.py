@@ -1,7 +1,7 @@
 """Pairwise statistics in the shuffle model: a quadratic form of shuffled sums of randomly rounded vectors."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -11,14 +11,13 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
-from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.protocol.interval import Error, ErrorParts
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.protocol.users import single, users_of
 from torchdp.shuffle import PoissonSum
-from torchdp.shuffle.accounting import certified, sent
+from torchdp.shuffle.search import Sensitivity
 from torchdp.shuffle.sums import Shuffled
 
 MOVES = 1e-12  # smaller differences of a probability are rounding
@@ -64,11 +63,10 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         """
         users = checks.integer("users", users, 2)
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
-        q = _probabilities(statistic)[0]
-        flips, movement, instances = _change(q)
-        spent = delta * ROUNDED
-        noise = PoissonSum.calibrated(1, epsilon, spent, instances, change=movement, flips=flips).mean
-        return cls(statistic, epsilon, users, noise, delta)
+        moves = _change(_probabilities(statistic)[0])
+        return cls(
+            statistic, epsilon, users, PoissonSum.calibrated(1, epsilon, delta * ROUNDED, moves).mean, delta
+        )
 
     @cached_property
     def probabilities(self) -> Tensor:
@@ -95,19 +93,9 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         """Sums of bits that a user takes part in."""
         return len(self.widths)
 
-    @cached_property
-    def guarantee(self) -> Guarantee:
-        sums = PoissonSum(1, self.noise)  # Poisson noise: its distribution does not depend on the number of users
-        flips, movement, instances = _change(self.probabilities)
-        try:
-            real = certified(sums, self.delta * ROUNDED, 0, self.epsilon, (instances, movement, flips, 1.0))
-        except ValueError:
-            raise ValueError(
-                f"(epsilon, delta) = ({self.epsilon:g}, {self.delta:g}) is not certified with noise = {self.noise:g}; "
-                "take ShuffledForm.calibrated"
-            ) from None
-        source = "Poisson sums of rounded bits; Ghazi et al. (2023), Remark after Corollary 7"
-        return replace(sent(self.law, real, instances, self.delta), source=source)
+    @property
+    def sensitivity(self) -> Sensitivity:
+        return _change(self.probabilities)
 
     @property
     def estimated_pairs(self) -> Pairs:
@@ -175,19 +163,11 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
     def mean_point(self, tally: Tally) -> Tensor:
         return (self.lows + self.widths * self._ones(tally) / tally.n)[..., :-1]
 
-    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
+    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         """By the noise and a bound of the rounding, n min(max_x q (1 - q), q' (1 - q')), q' the estimated mean of q.
 
-        Too large where users of different types round alike. Leaves out the third and fourth moments of one user's
-        noise, a fraction that vanishes as n grows.
+        Too large where users of different types round alike.
         """
-        n, second = float(tally.n), self._second(tally)
-        values = (n * self.mean_point(tally)).square() - second[..., :-1]
-        rounded = second[..., :-1]
-        squares = (form.weights.square() * rounded * (4 * values.clamp_min(0) + 2 * rounded)).sum(-1)
-        return (squares + second[..., -1]) / n**4
-
-    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         second, n, point = self._second(tally), float(tally.n), self.mean_point(tally)
         last = ErrorParts.normal(second[..., -1] / n**4)
         return lambda weights, value: QuadraticError.isotropic(point, weights, second[..., :-1] / n**2).joined(
@@ -218,11 +198,11 @@ def _probabilities(statistic: PairwiseStatistic) -> tuple[Tensor, Tensor, Tensor
     return q, torch.cat([width, reach[None]]), torch.cat([low, least[None]])
 
 
-def _change(q: Tensor) -> tuple[int, float, int]:
-    """The most sums in which two types differ, the largest movement between two types, and the number of sums."""
+def _change(q: Tensor) -> Sensitivity:
+    """The most sums in which two types differ, and the largest movement between two types."""
     flips, movement = 0, 0.0
     for row in q:  # (k, r + 1) at a time
         apart = (q - row).abs()
         flips = max(flips, int((apart > 0).sum(1).max()))
         movement = max(movement, float(apart.square().sum(1).max()))
-    return max(flips, 1), min(max(movement * (1 + 1e-12), MOVES), float(q.shape[1])), q.shape[1]
+    return Sensitivity(q.shape[1], max(movement * (1 + 1e-12), MOVES), max(flips, 1))

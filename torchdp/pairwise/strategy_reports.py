@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.consistent import nearest
 from torchdp.pairwise.protocol import ROUNDING
-from torchdp.pairwise.reports import NEAR, ReportPairs, SubsetPairs
+from torchdp.pairwise.reports import ReportPairs, SubsetPairs
 from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histograms_of
-from torchdp.pairwise.variance import pairs_variance, plug_in_variance, worst_variance
+from torchdp.pairwise.variance import pairs_variance, worst_variance
 from torchdp.protocol import Tally
 from torchdp.randomizers import StrategyMatrix
 
@@ -173,12 +172,6 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
 
     def mean_point(self, tally: Tally) -> Tensor:
         return tally["reports"].double() @ self.output_vectors / tally.users(1)
-
-    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """With the noise at the histogram whose mean vector is nearest to the estimated one."""
-        n = tally.users(1)
-        counts, total = n * nearest(self, tally, NEAR), n * self.mean_point(tally)
-        return plug_in_variance(self.covariances, counts, total, form.weights)
 
     def noise(self, counts: Tensor) -> Tensor:
         return torch.einsum("...x,xst->...st", counts, self.covariances)

@@ -28,25 +28,6 @@ def pairs_variance(points: Tensor, covariances: Tensor, counts: Tensor, weights:
     return in_parts(part, counts, weights, points.shape[1] * max(points.shape))
 
 
-def plug_in_variance(covariances: Tensor, counts: Tensor, total: Tensor, weights: Tensor) -> Tensor:
-    """``pairs_variance`` estimated, from plausible counts (*batch, k) and the unbiased sum of the u_i, (*batch, r).
-
-    The first part at a noisy total exceeds the true one by twice the second part on average: that is taken off, down to
-    0. Left out: a fraction 1/n. covariances, weights: as there.
-    """
-
-    def part(both: Tensor, weights: Tensor) -> Tensor:
-        counts, total = both.tensor_split([len(covariances)], -1)
-        n, turned = counts.sum(-1), weights * total
-        noise = torch.einsum("...x,xst->...st", counts, covariances)
-        first = torch.einsum("...s,...st,...t->...", turned, noise, turned)
-        second = torch.einsum("...s,...st,...t->...", weights, noise.square(), weights)
-        return (4 * (first - second).clamp_min(0) + 2 * second) / (n * (n - 1)) ** 2
-
-    both = torch.cat([counts, total], -1)
-    return in_parts(part, both, weights, total.shape[-1] * max(covariances.shape))
-
-
 def symmetric_variance(
     kernel: Callable[[Tensor], Tensor], flat: float, own: float, counts: Tensor, weights: Tensor
 ) -> Tensor:

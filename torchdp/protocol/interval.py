@@ -39,6 +39,11 @@ class Error(ABC):
     def joined(self, other: "Error") -> "Error":
         """Of the sum of this estimate and another, independent one."""
 
+    @property
+    @abstractmethod
+    def total(self) -> Tensor:
+        """Estimate of the error's variance, (*batch)."""
+
     def negated(self) -> "Error":
         """Of the estimate's negative."""
         return self.scaled(-1.0)
@@ -120,20 +125,33 @@ class ErrorParts(Error):
         return ErrorParts(*both)
 
     @property
+    def total(self) -> Tensor:
+        return self.variance.sum(-1)
+
+    @property
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.variance, self.slope, self.curvature
 
 
 @dataclass(frozen=True)
-class WidestError(Error):
-    """Two accounts of one error: intervals reach as far as either says, and leave out what ``first`` leaves out."""
+class RatioError(Error):
+    """Of a ratio r = F/G of two estimates: intervals hold each t near r at which F - t G may be an estimate of 0.
+
+    first: Fieller's account, by variances; second: the error of (F - r G)/G. at: u -> the error of (F - t G)/G at
+    t = r + u, which has the value -u. Where Fieller's interval has no end, and where at is None, as of a sum with
+    another error, ends are those of the wider of first and second; what is left out is what first leaves out.
+    """
 
     first: Error
     second: Error
+    at: Callable[[Tensor], Error] | None = None
 
     def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
-        (below, above), (other_below, other_above) = self.first.margins(z), self.second.margins(z)
-        return torch.maximum(below, other_below), torch.maximum(above, other_above)
+        starts = self.second.margins(z)
+        below, above = (torch.maximum(*both) for both in zip(self.first.margins(z), starts, strict=True))
+        if self.at is None:
+            return below, above
+        return self._end(self.at, z, 0, below, starts[0]), self._end(self.at, z, 1, above, starts[1])
 
     def gap(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
         return self.first.gap(z)
@@ -141,39 +159,26 @@ class WidestError(Error):
     def distance(self, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
         return torch.minimum(self.first.distance(value, bias), self.second.distance(value, bias))
 
-    def scaled(self, factor: float | Tensor) -> "WidestError":
-        return WidestError(self.first.scaled(factor), self.second.scaled(factor))
+    @property
+    def total(self) -> Tensor:
+        return self.second.total
+
+    def scaled(self, factor: float | Tensor) -> "RatioError":
+        return RatioError(self.first.scaled(factor), self.second.scaled(factor))
 
     def joined(self, other: Error) -> Error:
-        if isinstance(other, WidestError):
-            return WidestError(self.first.joined(other.first), self.second.joined(other.second))
-        return WidestError(self.first.joined(other), self.second.joined(other))
+        first, second = (other.first, other.second) if isinstance(other, RatioError) else (other, other)
+        return RatioError(self.first.joined(first), self.second.joined(second))
 
-
-@dataclass(frozen=True)
-class RatioError(WidestError):
-    """Of a ratio r = F/G of two estimates: intervals hold each t near r at which F - t G may be an estimate of 0.
-
-    first: Fieller's account, by variances. at: u -> the error of (F - t G)/G at t = r + u, which has the value -u;
-    second is that at 0. Where Fieller's interval has no end, and joined with other errors, this is the wider of first
-    and second.
-    """
-
-    at: Callable[[Tensor], Error]
-
-    def margins(self, z: float | Tensor) -> tuple[Tensor, Tensor]:
-        widest, starts = super().margins(z), self.second.margins(z)
-        below, above = (self._end(z, side, widest[side], starts[side]) for side in (0, 1))
-        return below, above
-
-    def _end(self, z: float | Tensor, side: int, widest: Tensor, start: Tensor) -> Tensor:
+    @staticmethod
+    def _end(at: Callable[[Tensor], Error], z: float | Tensor, side: int, widest: Tensor, start: Tensor) -> Tensor:
         """u that equals its own margin at r - u (side 0) or r + u (side 1), by secants; ``widest`` where none is found.
 
         start: the margin at 0.
         """
         before, missed, u = torch.zeros_like(start), start, start
         for _ in range(SECANTS):
-            over = self.at(u if side else -u).margins(z)[side] - u
+            over = at(u if side else -u).margins(z)[side] - u
             found = over.abs() <= CLOSE * u
             if bool((found | over.isnan()).all()):
                 break

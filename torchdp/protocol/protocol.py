@@ -66,6 +66,10 @@ class Protocol(Brief, ABC, Generic[S]):
             raise ValueError(f"tally is not what {n} users can have sent: {wrong}")
         return tally
 
+    def whole(self, tally: Tally) -> Tally:
+        """``check``, and the tally is of as many users as the guarantee counts on: what may be read of it."""
+        return self.check(tally)
+
     @abstractmethod
     def validate(self, x: Tensor) -> Tensor:
         """x, if these can be users' data, one user at least. Raises TypeError, ValueError: the one check of x."""
@@ -327,3 +331,28 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = checks.instance("summary", summary, Crowd)
         return self.client.sample_unchecked(crowd.mapped(self.client_input), draws, shape)
+
+
+class Same(Relay[S, M, C]):
+    """A relay whose users hold what the client's do: their data are the client's to check, to count and to draw."""
+
+    @property
+    def row(self) -> int:  # type: ignore[override]
+        """That of the client."""
+        return self.client.row
+
+    def validate(self, x: Tensor) -> Tensor:
+        return self.client.validate(x)
+
+    def summary(self, x: Tensor) -> S:
+        return cast(S, self.client.summary(x))
+
+    def validate_summary(self, summary: S) -> S:
+        return cast(S, self.client.validate_summary(summary))
+
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.collect_unchecked(x, draws)
+
+    def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        """At the client's cost."""
+        return self.client.sample_unchecked(summary, draws, shape)

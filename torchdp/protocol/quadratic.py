@@ -56,8 +56,7 @@ class QuadraticError(Error):
         return QuadraticError(curved, linear, central, zero if offset is None else offset, zero + slack)
 
     @property
-    def variance(self) -> Tensor:
-        """Estimate of the error's variance, (*batch)."""
+    def total(self) -> Tensor:
         squares = (self.linear.square() - self.curved.square()).sum(-1).clamp_min(0)
         both = self.curved.square().sum(-1) + self.central.square().sum(-1)
         return 4 * squares + 2 * both + self.slack.square()
@@ -102,7 +101,7 @@ class QuadraticError(Error):
         """Normal parts become linear coordinates; beside an error that follows the value (a ratio's) this is normal."""
         if isinstance(other, ErrorParts):
             if bool(other.curvature.any() | other.slope.any()):
-                return other.joined(ErrorParts.normal(self.variance))
+                return other.joined(ErrorParts.normal(self.total))
             deviation = other.variance.clamp_min(0).sqrt() / 2
             zero, none = torch.zeros_like(deviation), deviation.new_zeros(deviation.shape[:-1])
             other = QuadraticError(zero, deviation, zero[..., :0], none, none)

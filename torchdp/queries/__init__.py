@@ -2,7 +2,7 @@
 
     >>> import torch
     >>> from torchdp import queries, workloads
-    >>> choice = queries.choose_central(workloads.prefix(8), n=1_000, epsilon=1.0, delta=1e-6)
+    >>> choice = queries.choose_trusted(workloads.prefix(8), n=1_000, epsilon=1.0, delta=1e-6)
     >>> choice.candidates[0].name
     'gamma_2'
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
@@ -25,7 +25,8 @@ Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Maz
 from torchdp.queries.adaptive import AdaptiveOracle
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization
-from torchdp.queries.choose import choose, choose_central
+from torchdp.queries.choose import choose
+from torchdp.queries.choose_trusted import choose_trusted
 from torchdp.queries.concepts import ConceptClass, conjunctions, parities, stumps, thresholds
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.fit import Fit, FittedOracle, fitted
@@ -36,6 +37,7 @@ from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import LocalOracle
 from torchdp.queries.pilot import after_pilot, pooled
 from torchdp.queries.protocol import QueryProtocol
+from torchdp.queries.shuffled import ShuffledQueries
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 
 __all__ = [
@@ -56,11 +58,12 @@ __all__ = [
     "PrivateLearner",
     "QueryProtocol",
     "ShareFunction",
+    "ShuffledQueries",
     "Spearman",
     "after_pilot",
     "choose",
-    "choose_central",
     "choose_function",
+    "choose_trusted",
     "conjunctions",
     "fitted",
     "function_lower_bound",

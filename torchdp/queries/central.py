@@ -1,6 +1,6 @@
 """Central mechanisms for linear queries: Gaussian noise shaped by a factorization."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -11,16 +11,15 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
-from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Tally, Users
+from torchdp.protocol import CuratorProtocol, Layout, Limits, Tally, Users
 from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
-from torchdp.protocol.users import alike, users_of
+from torchdp.protocol.users import users_of
 from torchdp.queries.factored import FactoredQueries
-from torchdp.queries.projection import projections
-from torchdp.queries.protocol import Fits, QueryProtocol
+from torchdp.queries.protocol import FactoredProtocol
 
 
 @dataclass(frozen=True, eq=False)
-class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
+class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
     """The curator answers L (R h + N(0, (sigma / n)^2 I)) + shift, sigma calibrated to the diameter of R's columns.
 
     Replacing one of n users' values moves R h by at most diameter / n. The variance of query i is
@@ -38,11 +37,10 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
     queries: FactoredQueries
     epsilon: float
     delta: float
-    workload: Tensor = field(init=False)
     power: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "workload", checks.instance("queries", self.queries, FactoredQueries).workload)
+        checks.instance("queries", self.queries, FactoredQueries)
         checks.keep(self, epsilon=checks.positive, delta=checks.fraction)
 
     @cached_property
@@ -68,15 +66,6 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
         return real.leaving(self.sums.size * VARIATION, self.delta)
 
     @property
-    def bias(self) -> Tensor:
-        return self.queries.bias
-
-    @property
-    def variance(self) -> Tensor:
-        each = self.sigma**2 * self.queries.left.square().sum(1, keepdim=True)
-        return each.expand_as(self.workload)
-
-    @property
     def layout(self) -> Layout:
         return {"sum": ((self.queries.right.shape[0],), torch.float64)}
 
@@ -87,12 +76,9 @@ class CentralFactorization(QueryProtocol, CuratorProtocol[Tensor]):
         whole = exact_sums(self.queries.right, summary, self.sums.step)
         return Tally(users_of(summary), {"sum": self.sums.released(whole, draws, shape)})
 
-    def fits(self, tally: Tally, ordered: bool) -> Fits:
-        right, n = self.queries.right, alike(tally.n)
-        noise = self.sigma**2 / n
-        return projections(right.mT @ right / noise, tally["sum"] / n @ right / noise, n, ordered)
+    def heard(self, tally: Tally) -> Tensor:
+        return tally["sum"] / tally.users(1)
 
-    def analyse(self, tally: Tally) -> Estimate:
-        value = self.check(tally)["sum"] / tally.users(1) @ self.queries.left.mT + self.queries.shift
-        error = self.variance[:, 0].sqrt() / tally.users(1)
-        return Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1))
+    @property
+    def noise(self) -> float:
+        return self.sigma**2

@@ -3,17 +3,17 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import factorize, least_error
-from torchdp.protocol import Choice, Objective
+from torchdp.protocol import Choice, Objective, Protocol
 from torchdp.protocol.choice import Candidate
 from torchdp.queries.adaptive import decoding
 from torchdp.queries.bound import lower_bound
-from torchdp.queries.central import CentralFactorization
 from torchdp.queries.factored import FactoredQueries, dense
 from torchdp.queries.fitted_choice import fitted_choice
 from torchdp.queries.local import LocalFactorization
@@ -51,6 +51,7 @@ BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,0
 DESIGNED = 512  # types up to which a block design is tried
 NEAR = 0.005  # relative excess error allowed on the worst data for lower error where few types are frequent
 MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
+P = TypeVar("P", bound=Protocol[Any])
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
 
 
@@ -101,7 +102,7 @@ def choose(
     """
     W, epsilon = dense(workload), checks.positive("epsilon", epsilon)
     objective = checks.instance("objective", objective, Objective)
-    n, prior = checks.integer("n", n, 1), _shares(prior, W)
+    n, prior = checks.integer("n", n, 1), shares_of(prior, W)
     unbiased, ordered = (checks.instance("unbiased and ordered", each, bool) for each in (unbiased, ordered))
     k, oracles = W.shape[1], list[tuple[str, FrequencyOracle]]()
     if k > 1:
@@ -114,14 +115,14 @@ def choose(
             oracles.append(("block design", StrategyMatrix.balanced(k, epsilon)))
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
-    reported = _ranked([(name, decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
+    reported = ranked([(name, decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
     protocols: list[tuple[str, QueryProtocol]] = []
     for name, queries in _factored(W, n, epsilon, tol, reported):
         protocols += [
             (f"{name}, {kind.__name__}", LocalFactorization.calibrated(queries, epsilon=epsilon, randomizer=kind))
             for kind in BALL
         ]
-    found = _ranked(protocols, n, objective, prior)
+    found = ranked(protocols, n, objective, prior)
     least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
     choice = _choice((*found, *reported), least, n, objective, prior)
     return choice if unbiased else fitted_choice(choice, n, objective, prior, ordered)
@@ -150,31 +151,8 @@ def _choice(
     return Choice((*first, *(one for one in found if one.error > least)), bound, NEAR)
 
 
-@one_thread
-def choose_central(
-    workload: Tensor | Workload,
-    n: int,
-    epsilon: float,
-    delta: float,
-    objective: Objective = Objective.WORST,
-    *,
-    prior: Tensor | None = None,
-    tol: float = 1e-3,
-) -> Choice[QueryProtocol]:
-    """The central Gaussian mechanism of least predicted error: gamma_2, gamma_F, identity, binary tree or plain.
-
-    Arguments as in :func:`choose`; delta in (0, 1). Raises TypeError, ValueError.
-    Guarantees: the best's own; nothing is read from data.
-    Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Li, Hay, Rastogi, Miklau, McGregor (2010).
-    """
-    W, objective = dense(workload), checks.instance("objective", objective, Objective)
-    n, prior = checks.integer("n", n, 1), _shares(prior, W)
-    factors = (*_factors(W, tol), ("binary tree", FactoredQueries.tree(W)))
-    protocols = [(name, CentralFactorization(queries, epsilon, delta)) for name, queries in factors]
-    return Choice(_ranked(protocols, n, objective, prior))
-
-
-def _factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
+def factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
+    """Exact ones: of gamma_2 and gamma_F, the identity and the plain answers."""
     return (
         ("gamma_2", FactoredQueries.of(W, factorize(W, math.inf, shift=True, tol=tol))),
         ("gamma_F", FactoredQueries.of(W, factorize(W, 2.0, shift=True, tol=tol))),
@@ -199,7 +177,7 @@ def _factored(
         direction = max(0.0, moments.variance + min(0.0, moments.outer))
         if float(total) * math.sqrt(direction / (n * m * k)) > min(one.error for one in others):
             return ()
-    return (*_factors(W, tol), *_lossy(W, n, epsilon, tol)) if min(m, k) <= FACTORED else _given(W)
+    return (*factors(W, tol), *_lossy(W, n, epsilon, tol)) if min(m, k) <= FACTORED else _given(W)
 
 
 def _given(W: Tensor) -> tuple[tuple[str, FactoredQueries], ...]:
@@ -287,14 +265,17 @@ def _translates(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
     return [] if found is None else [("translates of patterns", StrategyMatrix(found))]
 
 
-def _shares(prior: Tensor | None, W: Tensor) -> Tensor | None:
+def shares_of(prior: Tensor | None, W: Tensor) -> Tensor | None:
+    """The prior as a histogram beside W. Raises TypeError, ValueError."""
     return None if prior is None else checks.shares("prior", prior, W.shape[1]).detach().to(W)
 
 
-def _ranked(
-    protocols: Sequence[tuple[str, QueryProtocol]], n: int, objective: Objective, prior: Tensor | None
-) -> tuple[Candidate[QueryProtocol], ...]:
-    def mse(one: QueryProtocol) -> Tensor:
+def ranked(
+    protocols: Sequence[tuple[str, P]], n: int, objective: Objective, prior: Tensor | None
+) -> tuple[Candidate[P], ...]:
+    """By predicted error, on the worst data or on the prior."""
+
+    def mse(one: P) -> Tensor:
         return one.worst_mse(n, objective) if prior is None else objective.of(one.predicted_mse(prior * n))
 
     return tuple(Candidate(name, one, math.sqrt(float(mse(one)))) for name, one in protocols)

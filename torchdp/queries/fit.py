@@ -1,6 +1,6 @@
 """Answers of a fitted histogram: the reports' own likelihood, smoothed as much as they ask for. Biased, lower error."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import torch
@@ -68,14 +68,10 @@ def fitted(protocol: QueryProtocol, tally: Tally, *, ordered: bool = True) -> Fi
     fits, score, gap = protocol.fits(Tally(n, parts), ordered and k > 2)
     weights = torch.softmax(score, 0)
     h = (weights[..., None] * fits).sum(0).view(*batch, k)
+    own = {each.name: getattr(unbiased, each.name) for each in fields(Estimate)}
+    own["value"] = h @ protocol.workload.mT
     return Fit(
-        h @ protocol.workload.mT,
-        unbiased.standard_error,
-        unbiased.n,
-        unbiased.bias,
-        unbiased.error,
-        unbiased.limits,
-        unbiased.stretch,
+        **own,
         unbiased=unbiased,
         histogram=h,
         gap=gap.view(batch),

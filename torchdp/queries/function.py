@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import grad, hessian, vmap
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Choice, Estimate, Relay, Tally
+from torchdp.protocol import Choice, Estimate, Tally
+from torchdp.protocol.protocol import Same
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.oracle import ORACLES
@@ -51,7 +51,7 @@ class ShareFunction(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
+class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
     """g of the users' shares: each reports its type, the analyst corrects g at the decoded shares to second order.
 
     With H the decoded shares, moved to the sum 1, C(h) = sum_x h_x Cov(Y | x)/n their covariance and d, D the first two
@@ -64,7 +64,6 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
     Source: the delta method, Oehlert (1992), with its second order.
     """
 
-    row = 0
     function: ShareFunction
     client: FrequencyOracle
 
@@ -104,21 +103,6 @@ class LocalFunction(Relay[Tensor, Tensor, FrequencyOracle]):
             raise ValueError("function must not be constant near the prior")
         strategy = StrategyMatrix.tuned(centred, epsilon, law, generator=generator, steps=steps)
         return cls(function, strategy)
-
-    def validate(self, x: Tensor) -> Tensor:
-        return self.client.validate(x)
-
-    def summary(self, x: Tensor) -> Tensor:
-        return self.client.summary(x)
-
-    def validate_summary(self, summary: Tensor) -> Tensor:
-        return self.client.validate_summary(summary)
-
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.collect_unchecked(x, draws)
-
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.sample_unchecked(summary, draws, shape)
 
     def analyse(self, tally: Tally) -> Estimate:
         """NaN where g is not defined at the decoded shares. Raises TypeError, ValueError."""

@@ -1,23 +1,22 @@
 """The local factorization mechanism for linear queries."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.protocol import Crowd, Estimate, Relay, Tally
+from torchdp.protocol import Crowd, Relay, Tally
 from torchdp.queries.factored import FactoredQueries
-from torchdp.queries.projection import projections
-from torchdp.queries.protocol import Fits, QueryProtocol
+from torchdp.queries.protocol import FactoredProtocol
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
 
 
 @dataclass(frozen=True, eq=False)
-class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
+class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]):
     """Each user sends its column of R through a randomizer of the ball; the analyst applies L to the mean message.
 
     With E Y = R_x and Cov Y = variance I + outer R_x R_x^T the answer to query i has, from one user of type x, the
@@ -33,11 +32,10 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
 
     queries: FactoredQueries
     client: BallRandomizer
-    workload: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "workload", checks.instance("queries", self.queries, FactoredQueries).workload)
-        check_client(self.client, len(self.queries.right), self.queries.radius)
+        queries = checks.instance("queries", self.queries, FactoredQueries)
+        check_client(self.client, len(queries.right), queries.radius)
 
     @classmethod
     def calibrated(
@@ -52,16 +50,10 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
         """Columns of R, (n, r)."""
         return self.queries.right.mT.index_select(0, x)
 
-    @property
-    def bias(self) -> Tensor:
-        return self.queries.bias
-
     @cached_property
     def variance(self) -> Tensor:
-        moments = self.client.moments
-        square = self.queries.left.square().sum(1, keepdim=True)
         along = (self.queries.left @ self.queries.right).square()
-        return moments.variance * square + moments.outer * along
+        return super().variance + self.client.moments.outer * along
 
     @property
     def variance_proxy(self) -> Tensor:
@@ -73,16 +65,12 @@ class LocalFactorization(QueryProtocol, Relay[Tensor, Tensor, BallRandomizer]):
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.sample_unchecked(Crowd.shared(self.queries.right.mT, summary), draws, shape)
 
-    def fits(self, tally: Tally, ordered: bool) -> Fits:
-        right, noise = self.queries.right, self.client.moments.variance
-        mean = tally["sum"] / tally.users(1)
-        return projections(right.mT @ right / noise, mean @ right / noise, tally.users(), ordered)
+    def heard(self, tally: Tally) -> Tensor:
+        return tally["sum"] / tally.users(1)
 
-    def analyse(self, tally: Tally) -> Estimate:
-        """The standard error is that on the worst data."""
-        value = self.check(tally)["sum"] / tally.users(1) @ self.queries.left.mT + self.queries.shift
-        error = (self.variance.amax(1) / tally.users(1)).sqrt()
-        return Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1))
+    @property
+    def noise(self) -> float:
+        return self.client.moments.variance
 
     def half_width(self, n: int, failure: float = 0.05) -> float:
         """h such that with probability 1 - ``failure`` all answers are within h, whatever the data of the n users.

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol import Objective, Protocol, Tally, Users
-from torchdp.protocol.users import beside
+from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
+from torchdp.protocol.users import alike, beside
+from torchdp.queries.factored import FactoredQueries
+from torchdp.queries.projection import projections
 
 Fits = tuple[Tensor, Tensor, Tensor]
 """Histograms (fits, b, k), their Akaike values (fits, b), and what the log likelihood of the last may lack, (b,)."""
@@ -76,3 +78,43 @@ class QueryProtocol(Protocol[Tensor]):
         if bool((counts < 0).any()) or not bool(((n > 0) & (n <= checks.MOST)).all()):
             raise ValueError(f"summary must hold no negative counts, and 1 to {checks.MOST} users")
         return counts / n, n
+
+
+class FactoredProtocol(QueryProtocol):
+    """Answers L m + shift: m is the mean of the users' columns of R as the analyst hears it, with noise."""
+
+    queries: FactoredQueries
+
+    @abstractmethod
+    def heard(self, tally: Tally) -> Tensor:
+        """m, (*batch, r)."""
+
+    @property
+    @abstractmethod
+    def noise(self) -> float:
+        """The variance of its coordinates, times n^power."""
+
+    @property
+    def workload(self) -> Tensor:  # type: ignore[override]
+        """W, (m, k)."""
+        return self.queries.workload
+
+    @property
+    def bias(self) -> Tensor:
+        return self.queries.bias
+
+    @property
+    def variance(self) -> Tensor:
+        each = self.noise * self.queries.left.square().sum(1, keepdim=True)
+        return each.expand_as(self.workload)
+
+    def fits(self, tally: Tally, ordered: bool) -> Fits:
+        right, noise = self.queries.right, self.noise / (alike(tally.n) if self.power > 1 else 1)
+        pull = self.heard(tally) @ right / noise
+        return projections(right.mT @ right / noise, pull, tally.users(), ordered)
+
+    def analyse(self, tally: Tally) -> Estimate:
+        """The standard error is that on the worst data."""
+        value = self.heard(self.whole(tally)) @ self.queries.left.mT + self.queries.shift
+        error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
+        return Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1))

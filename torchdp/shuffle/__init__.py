@@ -35,6 +35,7 @@ from torchdp.shuffle.pure import PureSum
 from torchdp.shuffle.references import CentralGaussianSum, ExactSum
 from torchdp.shuffle.response import RandomizedResponseSum
 from torchdp.shuffle.response_curve import least_flip
+from torchdp.shuffle.search import Sensitivity
 from torchdp.shuffle.sums import BitSums
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "PoissonSum",
     "PureSum",
     "RandomizedResponseSum",
+    "Sensitivity",
     "ShuffledMessages",
     "delta_of",
     "epsilon_of",

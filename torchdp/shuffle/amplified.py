@@ -10,12 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.privacy.accounting import Profile, loss_distributions
 from torchdp.privacy.blanket import Blanket
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import Estimate, MessageProtocol, Objective, Relay, Tally, Users
+from torchdp.protocol import Estimate, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol.protocol import Same
 from torchdp.protocol.users import tensor_of
 from torchdp.root import least
 from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
@@ -30,7 +31,7 @@ FOUND = 1e-4  # of local epsilons, relative
 
 
 @dataclass(frozen=True)
-class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
+class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
     """The local protocol ``client``, behind a shuffler that mixes the users' messages.
 
     Users, messages, tallies, estimates and errors are the client's; only the guarantee is another
@@ -186,20 +187,6 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
         flip = 1 / (1 + math.exp(self._hidden.epsilon))
         return response_profile(self._present, flip * (1 - 2.0**-50))
 
-    @property
-    def row(self) -> int:  # type: ignore[override]
-        """That of the client."""
-        return self.client.row
-
-    def validate(self, x: Tensor) -> Tensor:
-        return self.client.validate(x)
-
-    def summary(self, x: Tensor) -> Any:
-        return self.client.summary(x)
-
-    def validate_summary(self, summary: Any) -> Any:
-        return self.client.validate_summary(summary)
-
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Any:
         """In a random order of the users, which is as secret as their noise."""
         return self.client.randomize_unchecked(x[draws.permutation(len(x))], draws)
@@ -213,10 +200,6 @@ class Amplified(Relay[Any, Any, MessageProtocol[Any, Any]]):
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         order = draws.permutation(len(x))
         return self.client.collect_groups(x[order], groups[order], size, draws)
-
-    def sample_unchecked(self, summary: Any, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """At the client's cost."""
-        return self.client.sample_unchecked(summary, draws, shape)
 
     def whole(self, tally: Tally) -> Tally:
         """``tally``, if it is of as many users as the guarantee counts on. Raises TypeError,

@@ -1,30 +1,23 @@
 """Correlated noise: pairs of messages that cancel mask the noise that does not."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy.accounting import Profile, composed_delta
+from torchdp.privacy.accounting import Profile
 from torchdp.protocol.records import Limits, farthest
-from torchdp.root import root
-from torchdp.shuffle.dominating import coarse_flood, coarse_profile, correlated_profiles, unlimited_flood_profiles
+from torchdp.shuffle.dominating import correlated_profiles, unlimited_flood_profiles
 from torchdp.shuffle.draws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, variation_of
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
-from torchdp.shuffle.search import NEAR, Target, largest_epsilon, settled
+from torchdp.shuffle.search import Target, largest_epsilon, least_noise
 
-ROUGH = 0.01  # of the root of the flood's shape, where floods are compared
-LEAST = -3.0  # ln of it, where searches end
-MANY = 12  # instances from which on moments are close enough to compare floods by
-FEW = 1.2  # over instances^{1/2}: so much, relatively, moments choose too large a c
-COARSE = 0.03  # of the unlimited flood's epsilon, in what is followed as one count while floods are compared
+ROUGH = 0.005  # of the root of the flood's shape
+STEEP, FEW = 0.8, 30  # c of a flood for very many flips; flips of which it is half of that
 FIRST = 2.5  # root of a flood's shape, where searches start
 WIDEST = 2.0**15  # counts in which a flood's chances fall by e, at most
 
@@ -107,84 +100,15 @@ class CorrelatedSum(MessageLaw):
     def least(cls, target: Target, share: float = 0.05) -> Self:
         """Noise ratio e^(-(1 - share) e), e the largest that unlimited flood makes private; then a small flood.
 
-        The flood is NB(shape, e^(-c e)), c in [0.02, 1.5] chosen for the fewest messages by moments of a coarse
-        distribution; the shape, found to about 3 % of delta, is certified. Flips alone are counted.
+        The flood is NB(shape, e^(-c e)). Least messages ask for c from 0.03 of one flip to 0.6 of many, about; the
+        shape is searched, and certified. Flips alone are counted.
         """
         share = checks.fraction("share", share)
         target, left = target.composed(cls), (target.users - target.absent) / target.users
         limit = largest_epsilon(lambda e: unlimited_flood_profiles(math.exp(-e), shape=left)[:1], target)
-        ratio, per = math.exp(-(1 - share) * limit), max(1, math.floor(COARSE / limit))
-
-        def family(c: float) -> Callable[[float], Self]:
-            return lambda noise: cls(target.users, ratio, noise**2, math.exp(-c * limit))
-
-        def roughly(c: float) -> Callable[[float], Rough]:
-            return lambda noise: Rough(ratio, left, noise**2, math.exp(-c * limit), per)
-
-        order, near = _order(limit, target), math.log(FIRST)
-
-        def enough(c: float) -> float:
-            nonlocal near  # where the last search ended, the next one starts
-            some = roughly(c)
-            excess = lambda log: some(math.exp(log)).excess(order, limit, target) if log > LEAST else 1.0  # noqa: E731
-            near = root(excess, near - NEAR, near + NEAR, ROUGH, longest=1.0)
-            return math.exp(near)
-
-        def messages(log_c: float) -> float:
-            c = math.exp(log_c)
-            return family(c)(enough(c)).messages_per_user
-
-        least = min(1.0, max(0.02, 1 / (WIDEST * limit)))
-        bounds = (math.log(least), math.log(1.5))
-        best = minimize_scalar(messages, bounds=bounds, method="bounded", options={"maxiter": 9, "xatol": 0.2})
-        few = FEW / math.sqrt(target.flips) if target.flips >= MANY else 0.0
-        c = max(least, math.exp(float(best.x)) * (1 - few))
-        noise = enough(c)
-        slope = roughly(c)(noise).excess(order, limit, target) - roughly(c)(1.05 * noise).excess(
-            order, limit, target
-        )
-        return settled(family(c), noise, target, slope / math.log(1.05))
-
-
-@dataclass(frozen=True)
-class Rough:
-    """A :class:`CorrelatedSum` whose flood is followed ``per`` counts at a time: not certified, for searches."""
-
-    ratio: float
-    left: float  # share of the users who are present
-    flood_shape: float
-    flood_ratio: float
-    per: int
-
-    def excess(self, order: float, limit: float, target: Target) -> float:
-        """About ln(delta/target's): by the moment of this order, of which unlimited flood at ``limit`` has enough.
-
-        An outcome costs no more than if it were lost.
-        """
-        shape = self.left * self.flood_shape
-        flood = coarse_flood(self.ratio, shape, self.flood_ratio, self.per, shape=self.left)
-        if target.flips < MANY:
-            profile = coarse_profile(self.ratio, flood, shape=self.left)
-            return math.log(max(composed_delta((profile,), target.flips, target.epsilon), 1e-300) / target.delta)
-        mass, loss, lost = flood
-        cap = 1 / target.delta
-        hidden = float(mass @ np.minimum(np.exp(np.minimum(order * loss, 700.0)), cap)) + lost * cap
-        return target.flips * (_log_moment(-math.log(self.ratio), order, hidden) - _log_moment(limit, order))
-
-
-def _log_moment(e: float, order: float, hidden: float = 1.0) -> float:
-    """ln E_P (P/Q)^order of binary randomized response at e, ``hidden`` times as much where P is the larger."""
-    return math.log((math.exp(-e * (1 + order)) + hidden * math.exp(e * order)) / (1 + math.exp(-e)))
-
-
-def _order(e: float, target: Target) -> float:
-    """Of the moment by which such responses are bounded best."""
-    most = min(600 / e, 1e9)
-
-    def bound(log: float) -> float:
-        return target.flips * _log_moment(e, math.exp(log)) - math.exp(log) * target.epsilon - 2 * log
-
-    return math.exp(float(minimize_scalar(bound, bounds=(-2.0, math.log(most)), method="bounded").x))
+        ratio, c = math.exp(-(1 - share) * limit), STEEP * target.flips / (target.flips + FEW)
+        flood = math.exp(-max(c * limit, 1 / WIDEST))
+        return least_noise(lambda root: cls(target.users, ratio, root**2, flood), FIRST, target, ROUGH)
 
 
 def signed_messages(n: int, plus: list[Tensor], minus: list[Tensor]) -> ShuffledMessages:

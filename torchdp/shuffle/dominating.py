@@ -41,26 +41,6 @@ def pair_profile(masses: np.ndarray, losses: np.ndarray, lost: float) -> Profile
     return profile
 
 
-def coarse_flood(
-    ratio: float, flood_shape: float, flood_ratio: float, per: int, *, shape: float = 1.0
-) -> tuple[np.ndarray, np.ndarray, float]:
-    """About the flood's pair in the second of ``correlated_profiles``: masses, losses, and what is lost.
-
-    ``per`` counts are followed as one: a count is 1/per of a step, and so are losses and what is lost. For searches:
-    nothing is certified by it.
-    """
-    flood = negative_binomial_law(flood_shape, flood_ratio**per)
-    law = plus_geometric(flood, ratio ** (2 * per)) if shape == 1 else flood
-    a, _, loss = law.neighbours()
-    return a, loss / per, (float(law.mass[0]) + law.lost) / per
-
-
-def coarse_profile(ratio: float, flood: tuple[np.ndarray, np.ndarray, float], *, shape: float = 1.0) -> Profile:
-    """About the second of ``correlated_profiles``, from ``coarse_flood``: in the direction that costs more."""
-    down = pair_profile(*flood)
-    return _sides(checks.fraction("ratio", ratio), shape, down, down)[1]
-
-
 def one_type_profiles(law: CountLaw) -> tuple[Profile, Profile]:
     """(1 + D, D) and (D, 1 + D): the view is x + D + a known number, D the noise and x the user's bit.
 

@@ -24,16 +24,11 @@ Nothing is discretised. A pair of Gaussians, which only adds to delta, makes the
    at most x times its mass at the cut.
 One G_k for each frequency, the largest over x, bounds every pattern of moves.
 
-Randomized response: the other users' answers stand for D, and the count's distribution is affine in the user's number:
-(1 - x) b + x o for two distributions b, o of one support. So the base is b or o, the other base +- x (o - b): the same
-four kinds, and nothing is lost. The others' bits are not known: every rate is the largest over what they may be.
-
 Source: the argument above.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -41,7 +36,7 @@ from scipy.optimize import minimize_scalar
 
 from torchdp.privacy import gaussian_log_delta
 from torchdp.shuffle.count_laws import CountLaw
-from torchdp.shuffle.moves import Array, Move, blocks, cut_of
+from torchdp.shuffle.moves import Array, Move, cut_of
 
 Setting = tuple[float, float]
 FAST, SHARP = (5.0, 0.15), (10.0, 0.08)  # T in deviations of the loss; s a
@@ -54,7 +49,6 @@ RATIO = 1.08  # of neighbouring points of the grid
 ENDS = (0.95, 0.97, 0.985, 0.995)  # of the largest distance, in the grid too
 WALK = np.arange(-4.0, 1.6, 0.5)  # ln a, about that of Gaussian noise: skewed noise wants less
 TILT = 0.1  # of ln a, tried on both sides
-NARROW = 256  # outcomes beyond which pairs that are hardly the worst are told by blocks
 ROUNDING, FLOOR = 1e-9, 1e-13  # of a sum, relative and absolute
 LONGEST = 2000.0  # T in s: a rare outcome can make the loss deviate by far more
 FARTHEST = 9.0  # a in deviations of the loss: from there on delta is below e^-40, and the sum long
@@ -84,10 +78,14 @@ def moved_delta(law: CountLaw, epsilon: float, instances: int, gamma: float, lar
         def moves(grid: Array) -> Iterator[Move]:
             return (Move.of_noise(cut, grid, turned, up) for turned in turns for up in (True, False))
 
-        found = _delta(moves, None, chi, epsilon, wide, gamma, farthest, setting, tilt)
+        found = _delta(moves, chi, epsilon, wide, gamma, farthest, setting, tilt)
         return min(1.0, cut.lost * wide + found)
 
-    best = _best(cut_at, guess, _skewed(law.mass, max(1.0, farthest), farthest), farthest)
+    lost = SHARES[0] * max(guess, 1e-25)
+    while (best := cut_at(lost)) >= 1 and lost < 1e-2:  # tails that a Gaussian does not have
+        lost *= 1e3
+    if 2 * FLOOR < best < 1 and _skewed(law.mass, max(1.0, farthest), farthest):
+        best = _sharpest(cut_at, best, farthest)
     return min(1.0, best + 2 * instances * law.lost)
 
 
@@ -95,14 +93,6 @@ class Bound(Protocol):
     """A bound whose cuts cost so much of delta, at most."""
 
     def __call__(self, lost: float, setting: Setting = FAST, tilt: float = 0.0) -> float: ...
-
-
-def _best(cut_at: Bound, guess: float, sharpened: bool, farthest: float) -> float:
-    """The bound for cuts that cost little of a guessed delta, sharpened where that gains."""
-    lost = SHARES[0] * max(guess, 1e-25)
-    while (best := cut_at(lost)) >= 1 and lost < 1e-2:  # tails that a Gaussian does not have
-        lost *= 1e3
-    return _sharpest(cut_at, best, farthest) if sharpened and 2 * FLOOR < best < 1 else best
 
 
 def _skewed(mass: Array, one: float, farthest: float) -> bool:
@@ -125,70 +115,8 @@ def _sharpest(cut_at: Bound, best: float, farthest: float) -> float:
     return min(best, tried[lost], math.exp(min(logs)), cut_at(lost, SHARP, tilt))
 
 
-def response_delta(
-    pairs: Sequence[tuple[Array, Array]],
-    epsilon: float,
-    instances: int,
-    change: float,
-    lost: float = 0.0,
-    rough: bool = False,
-) -> float:
-    """A delta where sums are one of these pairs (b, o) each, whichever is worst, and a user moves by ``change``.
-
-    lost: what lies outside the arrays, at most, of any of them. The first pair is that on which the order is chosen.
-    rough: not sharpened where the loss is far from normal. Unchecked.
-    Guarantees: an upper bound, as the module's proof says.
-    """
-    wide, farthest = math.sqrt(instances * change), min(1.0, math.sqrt(change))
-    b, o = pairs[0]
-    y = np.arange(len(b))
-    deviation = math.sqrt(float(b @ y**2 - (b @ y) ** 2)) / float(o @ y - b @ y)
-    guess = math.exp(gaussian_log_delta(deviation / math.sqrt(change), max(epsilon, 1e-9)))
-
-    def cut_at(lost: float, setting: Setting = FAST, tilt: float = 0.0) -> float:
-        return _response(pairs, epsilon, wide, change, farthest, lost, setting, tilt)
-
-    sharpened = not rough and _skewed(b, float(y @ (o - b)), farthest)
-    return min(1.0, _best(cut_at, guess, sharpened, farthest) + 2 * instances * lost)
-
-
-def _response(
-    pairs: Sequence[tuple[Array, Array]],
-    epsilon: float,
-    wide: float,
-    change: float,
-    farthest: float,
-    tails: float,
-    setting: Setting,
-    tilt: float,
-) -> float:
-    """The same where the tails cost ``tails`` of delta: outcomes on which b and o differ by no more than that."""
-    both = []
-    for b, o in pairs:
-        apart = np.abs(o - b)
-        kept = (np.cumsum(apart) > tails / wide / 2) & (np.cumsum(apart[::-1])[::-1] > tails / wide / 2)
-        if not kept.any():
-            return 1.0
-        for base, other in ((b, o), (o, b)):
-            own, others = float(base[~kept].sum()), float(other[~kept].sum())
-            both.append((base[kept], other[kept] / base[kept] - 1, own, others))
-    chi = max(float(base @ excess**2) for base, excess, *_ in both)
-    for i, (base, excess, own, others) in enumerate(both):
-        if i > 1 and len(base) > NARROW:
-            both[i] = (*blocks(base, excess, NARROW), own, others)
-
-    def moves(grid: Array) -> Iterator[Move]:
-        """Beyond what is kept P is what Q is: the base, or the mixture, linear in x."""
-        for base, excess, own, others in both:
-            for up in (True, False):
-                yield Move(grid, base, excess, up, 0.0 if up else own - others, own if up else others)
-
-    return min(1.0, tails + _delta(moves, 4, chi, epsilon, wide, change, farthest, setting, tilt))
-
-
 def _delta(
     make: Callable[[Array], Iterator[Move]],
-    leading: int | None,
     chi: float,
     epsilon: float,
     wide: float,
@@ -199,7 +127,6 @@ def _delta(
 ) -> float:
     """The bound for all moves that ``make`` makes for a grid.
 
-    leading: so many of them, the first ones, are enough to choose the order by; None: all.
     tilt: what ln a is moved by from where the largest term is least.
     """
     longest, gaussian = setting
@@ -215,7 +142,7 @@ def _delta(
         return np.minimum(found, found[0])
 
     rough = _grid(_first(chi, start, farthest), farthest)
-    real = list(islice(make(rough), leading))
+    real = list(make(rough))
 
     def height(log_a: float) -> float:
         a = math.exp(log_a)

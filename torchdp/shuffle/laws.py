@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
 from torchdp.protocol import Limits
-from torchdp.shuffle.search import Target
+from torchdp.shuffle.search import Sensitivity, Target
 
 COUNTABLE = 2.0**53  # whole numbers up to here are exact in float64
 
@@ -140,13 +140,8 @@ class BitLaw(ABC):
         composed = composed_epsilon(self.profiles(absent), instances, delta)
         return min(self.pure_epsilon(absent) * instances, composed)
 
-    def moved_delta(
-        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
-    ) -> float:
-        """A delta where a user's numbers, up to ``largest``, move by ``change``, see ``delta_of``; unchecked.
-
-        1 where only flips are counted.
-        """
+    def moved_delta(self, epsilon: float, moves: Sensitivity, absent: int = 0) -> float:
+        """A delta where a user's numbers move by ``moves.change``; unchecked. 1 where only flips are counted."""
         return 1.0
 
     @classmethod
@@ -155,25 +150,18 @@ class BitLaw(ABC):
         users: int,
         epsilon: float,
         delta: float,
-        instances: int,
+        instances: int | Sensitivity,
         absent: int = 0,
-        *,
-        change: float | None = None,
-        flips: int | None = None,
-        largest: float = 1.0,
         **own: float,
     ) -> Self:
         """That of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
 
         Args:
             users: n, public.
-            epsilon: > 0, for all instances together, where one user's bits may change in each.
+            epsilon: > 0, for all instances together.
             delta: >= 0, likewise; 0 is for ``PureSum`` and ``RandomizedResponseSum``.
-            instances: in which each user takes part.
+            instances: in which each user takes part with a bit, or a :class:`Sensitivity`.
             absent: users whose noise does not count.
-            change: how far a user may move in all, see ``delta_of``; None: not known.
-            flips: how many of a user's bits may change, see ``delta_of``; None: all.
-            largest: of the numbers that users round, see ``delta_of``.
             own: the free parameter of the noise: ``ratio`` of ``NegativeBinomialSum``, 1/2: larger ratios send fewer
                 messages, 1 - ratio times those of Poisson noise of this variance, and need more variance; ``share``
                 of ``CorrelatedSum``, 0.05: spent on a flood that is not unlimited, about the increase of the RMSE.
@@ -183,14 +171,11 @@ class BitLaw(ABC):
         Guarantees: ``delta_of`` of the result at epsilon is at most delta; where noise is searched for it is computed
         last.
         """
-        cls.refuse_counts(largest)
-        return cls.least(Target.of(users, epsilon, delta, instances, absent, change, flips, largest), **own)
-
-    @classmethod
-    def refuse_counts(cls, largest: float) -> None:
-        """Raises TypeError where users move by more than a bit does, and only bits are accepted."""
-        if largest > 1 and not (cls.takes_counts or cls.takes_numbers):
+        moves = Sensitivity.of(instances)
+        if moves.largest > 1 and not (cls.takes_counts or cls.takes_numbers):
             raise TypeError(f"{cls.__name__} takes bits, which move by 1 at most; take BoundedSum or PoissonSum")
+        target = Target(**vars(moves), users=users, epsilon=epsilon, delta=delta, absent=absent)
+        return cls.least(target, **own)
 
     @classmethod
     def least(cls, target: Target, *args: Any, **own: Any) -> Self:

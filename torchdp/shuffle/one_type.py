@@ -23,7 +23,7 @@ from torchdp.shuffle.draws import (
 )
 from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
-from torchdp.shuffle.search import Target, least_noise_or_less
+from torchdp.shuffle.search import Sensitivity, Target, least_noise_or_less
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,8 @@ class OneTypeSum(MessageLaw):
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return one_type_profiles(self.noise_law(absent))
 
-    def moved_delta(
-        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
-    ) -> float:
-        return moved_delta(self.noise_law(absent), epsilon, instances, change, largest)
+    def moved_delta(self, epsilon: float, moves: Sensitivity, absent: int = 0) -> float:
+        return moved_delta(self.noise_law(absent), epsilon, moves.instances, moves.change, moves.largest)
 
     @abstractmethod
     def noise(self, like: Tensor, draws: Draws) -> Tensor:

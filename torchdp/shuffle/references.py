@@ -14,7 +14,7 @@ from torchdp.privacy.accounting import Profile
 from torchdp.privacy.composition import gaussian_profile
 from torchdp.protocol.records import Limits, farthest
 from torchdp.shuffle.laws import BitLaw
-from torchdp.shuffle.search import Target
+from torchdp.shuffle.search import Sensitivity, Target
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,15 @@ class CentralGaussianSum(CuratorSum):
         return (gaussian_profile(self.sigma),)
 
     def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float:
-        return self.moved_delta(epsilon, instances, instances, absent)
+        return self.moved_delta(epsilon, Sensitivity(instances), absent)
 
     def flipped_epsilon(self, delta: float, instances: int, absent: int = 0) -> float:
         return gaussian_epsilon(math.sqrt(instances) / self.sigma, delta)
 
-    def moved_delta(
-        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
-    ) -> float:
+    def moved_delta(self, epsilon: float, moves: Sensitivity, absent: int = 0) -> float:
         """Exact: sums of numbers move by sqrt(change) in l_2 norm."""
-        return math.exp(gaussian_log_delta(self.sigma, epsilon, math.sqrt(change)))
+        move = math.sqrt(moves.change)
+        return math.exp(gaussian_log_delta(self.sigma, epsilon, move))
 
     @classmethod
     def least(cls, target: Target) -> Self:

@@ -10,20 +10,16 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile
 from torchdp.protocol import Limits
 from torchdp.shuffle.draws import SURELY
-from torchdp.shuffle.inversion import response_delta
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.response_curve import (
     flip_of,
     least_flip,
-    response_pair,
-    response_pairs,
     response_profile,
 )
-from torchdp.shuffle.search import TOLERANCE, Target, crossing, least_noise, less_by_flips
+from torchdp.shuffle.search import Target, least_noise
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,8 @@ class RandomizedResponseSum(MessageLaw):
     P_k = (1 - flip) (N_k + 1) + flip N_k if the user holds a one and Q_k = flip (N_k + 1) + (1 - flip) N_k if not,
     N_k ~ Binomial(n - 1 - k, flip) + Binomial(k, 1 - flip). Every pair of neighbours is some (P_k, Q_k) or its swap,
     so their largest hockey-stick divergence is the smallest curve that bounds all of them; it need not be attained
-    at k = 0 or n - 1. Of numbers rounded to bits: ``inversion``. Users who are absent leave the protocol of those
-    present. Before any shuffling it is ln((1 - flip)/flip)-private.
+    at k = 0 or n - 1. Flips alone are counted, also of numbers that are rounded to bits. Users who are absent leave the
+    protocol of those present. Before any shuffling it is ln((1 - flip)/flip)-private.
     Source: Warner (1965); Cheu, Smith, Ullman, Zeber, Zhilyaev (2019) for the protocol behind a shuffler.
     """
 
@@ -98,19 +94,6 @@ class RandomizedResponseSum(MessageLaw):
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return (response_profile(self.present(absent), self.flip),)
 
-    def moved_delta(
-        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
-    ) -> float:
-        """Over all numbers of ones among the other users, in intervals: ``response_pairs``; 1 of counts."""
-        if largest > 1:
-            return 1.0
-        pairs, lost = response_pairs(
-            self.present(absent),
-            self.flip,
-            lambda pair: response_delta([pair], epsilon, instances, change, rough=True),
-        )
-        return response_delta(pairs, epsilon, instances, change, lost)
-
     def pure_epsilon(self, absent: int = 0) -> float:
         """ln((1 - flip)/flip), rounded up; 1 - 2 flip loses no digit near 1/2."""
         return math.log1p((1 - 2 * self.flip) / self.flip) * SURELY
@@ -123,27 +106,9 @@ class RandomizedResponseSum(MessageLaw):
                 law = cls(target.users, math.nextafter(law.flip, 1))
             return law
         target = target.composed(cls)
-        family = lambda rmse: cls.of_rmse(target.users, rmse)  # noqa: E731
-        present = target.users - target.absent
-        if target.change >= target.flips or not target.follows:
-            if target.flips == 1:
-                return cls(target.users, least_flip(present, target.epsilon, target.delta))
-            return least_noise(family, target.central, target)
-        start = gaussian_sigma(target.epsilon, target.delta, math.sqrt(target.change))
-        start *= math.sqrt(target.users / present)
-
-        def likely(rmse: float) -> float:
-            """Where no other user holds a one, in most cases the worst."""
-            pair = response_pair(present, cls.of_rmse(target.users, rmse).flip)
-            return response_delta([pair], target.epsilon, target.instances, target.change)
-
-        rmse = crossing(likely, target.delta, 1.05 * start) * (1 + 2 * TOLERANCE)
-        slope = max(math.log(max(likely(rmse), 1e-300) / max(likely(1.02 * rmse), 1e-300)) / math.log(1.02), 1.0)
-        found = cls.of_rmse(target.users, rmse)
-        while (delta := found.moved_delta(*target.moving)) > target.delta:
-            rmse *= math.exp(max(1.02 * math.log(delta / target.delta) / slope, TOLERANCE))
-            found = cls.of_rmse(target.users, rmse)
-        return less_by_flips(found, None, family, target)
+        if target.flips == 1:
+            return cls(target.users, least_flip(target.users - target.absent, target.epsilon, target.delta))
+        return least_noise(lambda rmse: cls.of_rmse(target.users, rmse), target.central, target)
 
     @classmethod
     def of_rmse(cls, users: int, rmse: float) -> Self:

@@ -19,14 +19,10 @@ _GIVEN = 512
 # Counts that lie further out than probability e^-_OUTSIDE are lost privacy; twice that is followed (see _laws).
 _OUTSIDE = 60.0
 _LOST = 4 * math.exp(-_OUTSIDE)
-Pair = tuple[np.ndarray, np.ndarray]
 _AT_ONCE = 1 << 22
 _WIDEST = 1 << 18  # counts to follow for each k
 _ROUNDING = 1e-10
 _NEAR = 5e-5  # of the logarithm of the noise that is found
-_GIVEN_AWAY = 2e-4  # of n, at first: users of an interval of numbers of ones that is told as one pair
-_LONGEST = 0.05  # of n
-_PAIRS = 192  # at most: intervals grow until there are no more
 
 
 def response_profile(users: int, flip: float) -> Profile:
@@ -237,46 +233,3 @@ def _coefficients(
     """y, D(y)/(p q) and others - y + 1, (width, rows)."""
     q, y = 1 - p, bottom + np.arange(width)[:, None]
     return y, ((p * p + q * q) * y - ((others - ones) * p * p + ones * q * q)) / (p * q), others - y + 1
-
-
-def response_pair(users: int, p: float, ones: int = 0) -> Pair:
-    """The distributions of the count for a user's bit 0 and 1 where ``ones`` of the other users hold a one."""
-    from scipy.stats import binom  # here, because loading it takes half a second
-
-    def law(count: int, chance: float) -> np.ndarray:
-        middle, reach = count * chance, _tail_width(count, p)
-        low, high = max(0, math.floor(middle - reach)), min(count, math.ceil(middle + reach))
-        return binom.pmf(np.arange(low, high + 1), count, chance)
-
-    mass = np.convolve(law(users - 1 - ones, p), law(ones, 1 - p))
-    mass = mass[mass > 0]
-    stay, flipped = np.append(mass, 0.0), np.insert(mass, 0, 0.0)
-    return (1 - p) * stay + p * flipped, p * stay + (1 - p) * flipped
-
-
-def response_pairs(users: int, p: float, delta: Callable[[Pair], float]) -> tuple[list[Pair], float]:
-    """Pairs that dominate those of every k ones among the others, and a bound on the mass outside their arrays.
-
-    For k in [k1, k2] the pair of users - (k2 - k1) users with k1 ones dominates: to be told the answers of the k - k1
-    further ones and of k2 - k zeros helps. k and users - 1 - k mirror each other. delta: of a pair; where it falls with
-    k, as is the rule, intervals are longer, so that theirs stays below the first one's.
-    """
-    middle = (users - 1) // 2
-    marks = sorted({min(middle, k) for k in (0, 1, 2, 4, 8, 16, 64, middle // 16, middle // 4, middle)})
-    logs = np.log([max(delta(response_pair(users, p, k)), 1e-300) for k in marks])
-    fewer = max(1, users // 200)
-    rise = math.log(max(delta(response_pair(max(1, users - fewer), p)), 1e-300)) - logs[0]
-    slack, cost = np.maximum(logs[0] - logs, 0.0), max(rise * users / fewer, 1.0)
-
-    def intervals(given: float) -> list[tuple[int, int]]:
-        found, low = [], 0
-        while low <= middle:
-            share = min(_LONGEST, given + 0.5 * float(np.interp(low, marks, slack)) / cost)
-            found.append((low, min(low + int(users * share / (1 + share)), users - 1)))
-            low = found[-1][1] + 1
-        return found
-
-    given = _GIVEN_AWAY
-    while len(found := intervals(given)) > _PAIRS:
-        given *= 1.3
-    return [response_pair(users - (high - low), p, low) for low, high in found], 4 * math.exp(-_OUTSIDE)

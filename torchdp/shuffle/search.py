@@ -11,11 +11,10 @@ from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.accounting import Profile, composed_delta, rounding
 from torchdp.root import least
 
+MOST_FLIPS = 2**31 - 1
 LEAST, LARGEST = 1e-9, 700.0  # e^epsilon is a float64 up to here, and next to 1 from there
 TOLERANCE = 1e-4  # of the noise, relative
 NEAR = 0.02  # of its logarithm: how far a guess may be off
-CLOSE, TRIES = 0.03, 6  # of ln delta, where a costly search ends; candidates after which noise only grows
-MIXED = 0.01  # of ln delta, by which mixtures of directions are taken to cost more than either alone
 LEAST_ALONE = 1e-25  # delta in one instance: counts are followed to e^-100
 LEAST_MOVED = 1e-12  # delta up to which movement is followed: its sums are right to 1e-13
 LEAST_CHANGE = 1e-24  # less is counted as this, whose delta without noise is at most 3.2e-10 in 1e5 instances
@@ -23,45 +22,70 @@ FAR_BELOW = 4.0  # ratio of flips to change from which movement is tried first: 
 
 
 @dataclass(frozen=True)
-class Target:
-    """The target of a search: (epsilon, delta) over ``instances`` sums; arguments as in ``BitLaw.calibrated``.
+class Sensitivity:
+    """How far one user can move shuffled sums, whatever it holds: what their guarantee is computed from.
 
-    change and flips are both known once it is made. Raises ValueError.
+    Args:
+        instances: sums that the user takes part in.
+        change: the largest sum over them of (q_i - q_i')^2, q_i the probability that the user's bit is one, over all
+            pairs of its values. inf: bits are not rounded at random.
+        flips: the most bits that can differ, at most all of them.
+        largest: of the numbers >= 0 that users round to whole ones, 1 for bits; above it flips are not counted, and
+            ``change`` is the largest sum of squared moves of the numbers, at most instances * largest^2.
+
+    Raises ValueError, TypeError.
     """
+
+    instances: int
+    change: float = math.inf
+    flips: int = MOST_FLIPS
+    largest: float = 1.0
+
+    def __post_init__(self) -> None:
+        instances = checks.integer("instances", self.instances, 1)
+        change = checks.within("change", self.change, 0.0, math.inf)
+        flips = min(checks.integer("flips", self.flips, 1), instances)
+        largest = float(checks.positive("largest", self.largest))
+        change = min(max(change, LEAST_CHANGE), instances * largest**2)
+        for name, value in (("instances", instances), ("change", change), ("flips", flips), ("largest", largest)):
+            object.__setattr__(self, name, value)
+
+    @staticmethod
+    def of(instances: "int | Sensitivity") -> "Sensitivity":
+        """Of a number that of so many bits, any of which may differ."""
+        return instances if isinstance(instances, Sensitivity) else Sensitivity(instances)
+
+    @property
+    def bits(self) -> bool:
+        """Whether users hold bits, whose flips may be counted."""
+        return self.largest <= 1
+
+    @property
+    def moves(self) -> bool:
+        """Whether less noise than that of all flips may be enough."""
+        return not self.bits or self.change < self.flips
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target(Sensitivity):
+    """What a search is for: (epsilon, delta) of the sums that one user moves so far. Raises ValueError."""
 
     users: int
     epsilon: float
     delta: float
-    instances: int
     absent: int
-    change: float
-    flips: int
-    largest: float = 1.0
 
-    @staticmethod
-    def of(
-        users: int,
-        epsilon: float,
-        delta: float,
-        instances: int,
-        absent: int,
-        change: float | None,
-        flips: int | None,
-        largest: float = 1.0,
-    ) -> "Target":
-        """All arguments checked. Raises ValueError."""
-        users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
-        epsilon, delta = checks.positive("epsilon", epsilon), checks.below_one("delta", delta)
-        if epsilon > LARGEST:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.keep(self, epsilon=checks.positive, delta=checks.below_one)
+        if self.epsilon > LARGEST:
             raise ValueError(
-                f"epsilon must be at most {LARGEST:g}, not {epsilon:g}: no such promise protects anybody"
+                f"epsilon must be at most {LARGEST:g}, not {self.epsilon:g}: no such promise protects anybody"
             )
-        if epsilon < LEAST:
-            raise ValueError(f"epsilon must be at least {LEAST:g}, not {epsilon:g}: delta alone says as much")
-        if absent >= users:
-            raise ValueError(f"absent must be below the number of users, {users}, not {absent}")
-        instances, change, flips = movement(instances, change, flips, largest)
-        return Target(users, epsilon, delta, instances, absent, change, flips, float(largest))
+        if self.epsilon < LEAST:
+            raise ValueError(f"epsilon must be at least {LEAST:g}, not {self.epsilon:g}: delta alone says as much")
+        if checks.integer("absent", self.absent, 0) >= checks.integer("users", self.users, 1):
+            raise ValueError(f"absent must be below the number of users, {self.users}, not {self.absent}")
 
     @property
     def central(self) -> float:
@@ -72,16 +96,6 @@ class Target:
     def follows(self) -> bool:
         """Whether the delta of movement is followed as far as this one."""
         return self.delta >= LEAST_MOVED
-
-    @property
-    def moving(self) -> tuple[float, int, float, int, float]:
-        """The arguments of ``moved_delta``."""
-        return self.epsilon, self.instances, self.change, self.absent, self.largest
-
-    @property
-    def bits(self) -> bool:
-        """Whether users hold bits, whose flips may be counted."""
-        return self.largest <= 1
 
     def positive_delta(self, law: type) -> "Target":
         """Itself. Raises ValueError where delta is 0."""
@@ -102,18 +116,6 @@ class Target:
         return self
 
 
-def movement(
-    instances: int, change: float | None, flips: int | None, largest: float = 1.0
-) -> tuple[int, float, int]:
-    """Instances, change and flips, all of them where nothing is said; change no less than LEAST_CHANGE. ValueError."""
-    instances = checks.integer("instances", instances, 1)
-    most = instances * checks.positive("largest", largest) ** 2
-    change = most if change is None else max(checks.positive("change", change), LEAST_CHANGE)
-    if change > most * (1 + 1e-12):
-        raise ValueError(f"change must be at most instances * largest^2 = {most:g}, not {change}")
-    return instances, change, instances if flips is None else checks.integer("flips", flips, 1, instances)
-
-
 class Accounted(Protocol):
     """The interface that the search needs."""
 
@@ -121,52 +123,30 @@ class Accounted(Protocol):
     def rmse(self) -> float: ...
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]: ...
     def flipped_delta(self, epsilon: float, instances: int, absent: int = 0) -> float: ...
-    def moved_delta(
-        self, epsilon: float, instances: int, change: float, absent: int = 0, largest: float = 1.0
-    ) -> float: ...
+    def moved_delta(self, epsilon: float, moves: Sensitivity, absent: int = 0) -> float: ...
 
 
 Law = TypeVar("Law", bound=Accounted)
 Family = Callable[[float], Law]  # noise > 0 -> a law, by and large more private with more noise
 
 
-def least_noise(family: Family[Law], start: float, target: Target) -> Law:
+def least_noise(family: Family[Law], start: float, target: Target, tolerance: float = TOLERANCE / 2) -> Law:
     """That of the smallest noise found whose delta over all flips is at most the target's; start: a guess.
 
     Guarantees: the certified delta of what is returned is at most the target's: it is computed last, so nothing rests
     on the family being monotone.
     """
     epsilon, flips, absent = target.epsilon, target.flips, target.absent
-    noise = alone(family, start, target)
+
+    def excess(log_noise: float) -> float:
+        return math.log(_largest_alone(family(math.exp(log_noise)), target) / target.delta)
+
+    noise = math.exp(crossing(excess, math.log(start), tolerance))  # either direction alone: nearly enough
     while (certified := family(noise).flipped_delta(epsilon, flips, absent)) > target.delta:
         one, other = (_largest_alone(family(noise * x), target) for x in (1.0, 1.01))
         slope = math.log(max(one / other, 1.01)) / math.log(1.01)  # of log delta against log noise
         noise *= math.exp(max(1.1 * math.log(certified / target.delta) / slope, TOLERANCE))
     return family(noise)
-
-
-def settled(family: Family[Law], noise: float, target: Target, slope: float) -> Law:
-    """From a good guess, one whose delta over all flips is at most the target's, and within 3 % where that is found.
-
-    slope: how ln delta falls with ln noise, about; secants mend it. Either direction alone leads there: mixtures cost
-    much.
-
-    Guarantees: as ``least_noise``.
-    """
-    place, tried, over, before = math.log(noise), 0, MIXED, None
-    while True:
-        law, tried = family(math.exp(place)), tried + 1
-        gap = math.log(_largest_alone(law, target) / target.delta) + over
-        if -CLOSE <= gap <= 0 or tried >= TRIES:
-            certified = law.flipped_delta(target.epsilon, target.flips, target.absent)
-            if certified <= target.delta:
-                return law
-            over += math.log(certified / target.delta) - gap
-            gap = math.log(certified / target.delta)
-        if before is not None and before[0] != place:
-            slope = min(max((before[1] - gap) / (place - before[0]), slope / 3), 3 * slope)
-        step = (gap + CLOSE / 2) / slope
-        before, place = (place, gap), place + min(max(step, -0.2 if tried < TRIES else 0.1), 0.2)
 
 
 def least_noise_or_less(family: Family[Law], target: Target) -> Law:
@@ -181,7 +161,7 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
         )
     if bits and (target.change > target.flips / FAR_BELOW or not target.follows):
         flipping = least_noise(family, target.central, target)
-        if target.change >= target.flips or not target.follows:
+        if not (target.moves and target.follows):
             return flipping
     else:
         flipping = None
@@ -190,7 +170,7 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
 
     @functools.cache
     def moved(noise: float) -> float:
-        return family(noise).moved_delta(*target.moving)
+        return family(noise).moved_delta(epsilon, target, target.absent)
 
     if flipping is not None and moved(flipping.rmse) > delta:  # movement asks for more noise than flips do
         return flipping
@@ -202,24 +182,14 @@ def least_noise_or_less(family: Family[Law], target: Target) -> Law:
             raise
         return flipping or least_noise(family, target.central, target)
     law = family(noise)
-    return law if not bits else less_by_flips(law, flipping, family, target)
-
-
-def less_by_flips(law: Law, flipping: Law | None, family: Family[Law], target: Target) -> Law:
-    """``law``, or that which flips ask for where its noise is less; flipping: that one, None: not known."""
-    if flipping is None:
+    if bits and flipping is None:
         try:
             if law.flipped_delta(target.epsilon, target.flips, target.absent) > target.delta:
                 return law
             flipping = least_noise(family, law.rmse, target)
         except ValueError:  # so much noise is not followed
             return law
-    return min(law, flipping, key=lambda each: each.rmse)
-
-
-def alone(family: Family[Law], start: float, target: Target) -> float:
-    """The least noise at which either direction alone has this delta: nearly tight, a lower bound of the noise."""
-    return crossing(lambda noise: _largest_alone(family(noise), target), target.delta, start)
+    return min(law, flipping or law, key=lambda each: each.rmse)
 
 
 def _largest_alone(law: Accounted, target: Target) -> float:

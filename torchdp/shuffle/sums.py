@@ -11,12 +11,12 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.protocol import S
 from torchdp.protocol.users import alike, tensor_of
 from torchdp.shuffle.accounting import promise
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
-from torchdp.shuffle.references import CuratorSum
+from torchdp.shuffle.search import Sensitivity
 from torchdp.threads import on_host
 
 MESSAGES_AT_ONCE = 2**22  # held in memory while users speak
@@ -32,7 +32,19 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
 
     law: MessageLaw
     instances: int
+    delta: float
+    epsilon: float | None
     absent: int
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> Sensitivity:
+        """How far one user can move the sums."""
+
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """At delta. Raises ValueError where it is not certified, no epsilon holds, or every epsilon > 0 does."""
+        return promise(self.law, self.delta, self.sensitivity, self.absent, self.epsilon)
 
     @abstractmethod
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
@@ -113,29 +125,6 @@ class Shuffled(MessageProtocol[S, ShuffledMessages]):
         return ShuffledMessages(n, instance.to(torch.int32), kinds[word % len(kinds)])
 
 
-class Curated(CuratorProtocol[S]):
-    """A curator who has the bits of ``law.users`` users, and releases each instance's total with noise."""
-
-    law: CuratorSum
-    instances: int
-
-    @property
-    def layout(self) -> Layout:
-        return {"total": ((self.instances,), torch.float64)}
-
-    def limits(self, n: Users) -> dict[str, Limits]:
-        return {"total": self.law.limits(alike(n))}
-
-    def impossible(self, tally: Tally) -> str | None:
-        return None if alike(tally.n) == self.law.users else f"the curator is told of {self.law.users}"
-
-    def everybody(self, x: Tensor) -> Tensor:
-        """x, if it is of ``law.users`` users. Raises ValueError."""
-        if len(x) != self.law.users:
-            raise ValueError(f"x must have a row for each of the {self.law.users} users, not {len(x)}")
-        return x
-
-
 @dataclass(frozen=True)
 class BitSums(Shuffled[Tensor]):
     """How many of ``law.users`` users hold a one in each of ``instances`` instances, through a shuffler.
@@ -171,10 +160,9 @@ class BitSums(Shuffled[Tensor]):
         law = kind.calibrated(users, epsilon, checks.below_one("delta", delta) * ROUNDED, instances, absent)
         return BitSums(law, instances, delta, epsilon if delta else None, absent)
 
-    @cached_property
-    def guarantee(self) -> Guarantee:
-        """At delta. Raises ValueError where it is not certified, no epsilon holds, or every epsilon > 0 does."""
-        return promise(self.law, self.delta, self.instances, self.absent, epsilon=self.epsilon)
+    @property
+    def sensitivity(self) -> Sensitivity:
+        return Sensitivity(self.instances)
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, instances) bool, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
@@ -233,14 +221,8 @@ class BitSums(Shuffled[Tensor]):
         return ones
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        """``summary``, whole numbers of ones, (instances,) int64. Raises TypeError, ValueError."""
-        if not isinstance(summary, Tensor):
-            raise TypeError(f"summary must be a torch.Tensor of integers, not {type(summary).__name__}")
-        checks.dense("summary", summary)
-        if summary.is_floating_point() or summary.is_complex() or summary.dtype == torch.bool:
-            raise TypeError(f"summary must be an integer tensor, how many hold a one, not {summary.dtype}")
-        if summary.shape[-1:] != (self.instances,):
-            raise ValueError(f"summary must have shape (..., {self.instances}), not {tuple(summary.shape)}")
-        if not 0 <= int(summary.min()) <= int(summary.max()) <= self.law.users:
+        """``summary``, whole numbers of ones, (*batch, instances) int64. Raises TypeError, ValueError."""
+        ones = checks.counts("summary", summary, self.instances)
+        if bool((ones > self.law.users).any()):
             raise ValueError(f"summary must lie in [0, {self.law.users}], the number of users; it does not")
-        return summary.to(torch.int64)
+        return ones

@@ -1,0 +1,100 @@
+"""Which mechanism answers a workload best where somebody is trusted: a curator, or a shuffler of messages."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.privacy import Model
+from torchdp.protocol import Choice, Objective
+from torchdp.queries.adaptive import decoding
+from torchdp.queries.central import CentralFactorization
+from torchdp.queries.choose import factors, ranked, shares_of
+from torchdp.queries.factored import FactoredQueries, dense
+from torchdp.queries.local import LocalFactorization
+from torchdp.queries.oracle import KINDS, OracleQueries
+from torchdp.queries.protocol import QueryProtocol
+from torchdp.queries.shuffled import ShuffledQueries
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.shuffle import Amplified, BoundedSum, PoissonSum
+from torchdp.threads import one_thread
+from torchdp.workloads import Workload
+
+MOST_BITS = 4096  # sums of bits that a user takes part in
+LAWS = PoissonSum, BoundedSum
+Trusted = QueryProtocol | Amplified
+Named = tuple[str, Trusted, str]
+
+
+@one_thread
+def choose_trusted(
+    workload: Tensor | Workload,
+    n: int,
+    epsilon: float,
+    delta: float,
+    objective: Objective = Objective.WORST,
+    *,
+    trust: Model = Model.CENTRAL,
+    prior: Tensor | None = None,
+    tol: float = 1e-3,
+) -> Choice[Trusted]:
+    """The mechanism of least predicted error for n users who trust a curator, or a shuffler alone.
+
+    Candidates that need a shuffler: one message of each user, at the local epsilon that a crowd of n hides
+    (:class:`~torchdp.shuffle.Amplified`), from each frequency oracle and from PrivUnit with gamma_2; sums of bits, one
+    for each type, for each node of a binary tree, or for each query of zeros and ones, by Poisson and by bounded noise
+    (:class:`ShuffledQueries`). Those that need a curator: Gaussian noise by gamma_2, gamma_F, identity, binary tree,
+    and on the plain answers. A note says who is trusted, and what one user sends.
+
+    trust: ``Model.CENTRAL`` or ``Model.SHUFFLE``, the most that is trusted; delta in (0, 1); the others as in
+    :func:`choose`. Raises TypeError, ValueError.
+    Guarantees: the best's own; nothing is read from data.
+    Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Li, Hay, Rastogi, Miklau, McGregor (2010); Balle, Bell,
+    Gascon, Nissim (2019).
+    """
+    W, objective = dense(workload), checks.instance("objective", objective, Objective)
+    n, prior = checks.integer("n", n, 1), shares_of(prior, W)
+    epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
+    if checks.instance("trust", trust, Model) not in (Model.CENTRAL, Model.SHUFFLE):
+        raise ValueError(
+            f"trust must be Model.CENTRAL or Model.SHUFFLE, not {trust}; where no one is, take choose"
+        )
+    exact = factors(W, tol)
+    named = list(_messages(W, exact[0][1], n, epsilon, delta))
+    if trust is Model.CENTRAL:
+        every = (*exact, ("binary tree", FactoredQueries.tree(W)))
+        named += [(name, CentralFactorization(one, epsilon, delta), "a curator") for name, one in every]
+    found = ranked([(name, one) for name, one, _ in named], n, objective, prior)
+    return Choice(tuple(replace(one, note=note) for one, (*_, note) in zip(found, named, strict=True)))
+
+
+def _messages(W: Tensor, exact: FactoredQueries, n: int, epsilon: float, delta: float) -> Iterator[Named]:
+    """Through a shuffler."""
+    k = W.shape[1]
+
+    def reports(oracle: Callable[[int, float], FrequencyOracle], local: float) -> OracleQueries:
+        return decoding(W, oracle(k, local))
+
+    def vectors(local: float) -> LocalFactorization:
+        return LocalFactorization.calibrated(exact, epsilon=local)
+
+    kinds: list[tuple[str, Callable[[float], OracleQueries | LocalFactorization]]] = [
+        ("gamma_2, PrivUnit", vectors)
+    ]
+    if k > 1:
+        kinds += [(oracle.__name__, partial(reports, oracle)) for oracle in KINDS]
+    for name, kind in kinds:
+        crowd = Amplified.calibrated(kind, n, epsilon, delta)
+        local = crowd.client.guarantee.epsilon
+        yield name, crowd, f"a shuffler, one message at epsilon {local:.3g}"
+    every = [("sums", torch.eye(k).to(W)), ("sums of a binary tree", FactoredQueries.tree(W).right)]
+    if not torch.equal(W, every[0][1]):
+        every.append(("sums of the answers", W))
+    for name, bits in ((name, R[(R != R[:, :1]).any(1)]) for name, R in every):  # other rows are public
+        if 0 < len(bits) <= MOST_BITS and bool(((bits == 0) | (bits == 1)).all()):
+            for law in LAWS:
+                sums = ShuffledQueries.calibrated(W, law, n, epsilon, delta, bits)
+                yield f"{name}, {law.__name__}", sums, f"a shuffler, {sums.messages_per_user:.4g} messages"
