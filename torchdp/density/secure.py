@@ -40,9 +40,9 @@ class SecureKDE(SharedSum[Crowd], OfFeatures):
 
     @property
     def shown(self) -> Shown:
-        instances, change, flips, _ = moved(self.features)
-        apart = 2 * min(change, flips) ** 0.5  # of f/R; ``moved`` speaks of (1 + f/R)/2
-        return Shown(instances, instances**0.5, 1.0, apart, instances**0.5 * apart)
+        moves = moved(self.features)
+        apart = 2 * min(moves.change, moves.flips) ** 0.5  # of f/R; ``moved`` speaks of (1 + f/R)/2
+        return Shown(moves.instances, moves.instances**0.5, 1.0, apart, moves.instances**0.5 * apart)
 
     @property
     def scales(self) -> Tensor:

@@ -138,10 +138,10 @@ def least_noise(family: Family[Law], start: float, target: Target, tolerance: fl
     """
     epsilon, flips, absent = target.epsilon, target.flips, target.absent
 
-    def excess(log_noise: float) -> float:
-        return math.log(_largest_alone(family(math.exp(log_noise)), target) / target.delta)
+    def found(noise: float) -> float:
+        return _largest_alone(family(noise), target)
 
-    noise = math.exp(crossing(excess, math.log(start), tolerance))  # either direction alone: nearly enough
+    noise = crossing(found, target.delta, start, tolerance)  # either direction alone: nearly enough
     while (certified := family(noise).flipped_delta(epsilon, flips, absent)) > target.delta:
         one, other = (_largest_alone(family(noise * x), target) for x in (1.0, 1.01))
         slope = math.log(max(one / other, 1.01)) / math.log(1.01)  # of log delta against log noise
@@ -207,7 +207,9 @@ def largest_epsilon(profiles: Callable[[float], Sequence[Profile]], target: Targ
     return 1 / crossing(found, target.delta, target.flips / target.epsilon)
 
 
-def crossing(found: Callable[[float], float], delta: float, guess: float) -> float:
-    """The least noise near a guess, to TOLERANCE / 2 of itself, with found(noise) <= delta."""
+def crossing(
+    found: Callable[[float], float], delta: float, guess: float, tolerance: float = TOLERANCE / 2
+) -> float:
+    """The least noise near a guess, to ``tolerance`` of itself, with found(noise) <= delta."""
     near = math.exp(NEAR)
-    return least(found, delta, guess / near, guess * near, TOLERANCE / 2, longest=1.0)
+    return least(found, delta, guess / near, guess * near, tolerance, longest=1.0)
