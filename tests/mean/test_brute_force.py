@@ -77,7 +77,7 @@ def test_guarantee_moments_of_every_neighbour_are_no_further_apart_than_claimed(
         points = torch.randn(6, 2, dtype=torch.float64, generator=generator)
         domain = Polytope(torch.cat([points, -points]))
         mechanism = GaussianMoments.calibrated(
-            domain, noise_shape(domain, 2.0, shift=False), 1 + seed % 4, epsilon=0.7, delta=1e-5
+            domain, noise_shape(domain, 2.0, shift=False), order=1 + seed % 4, epsilon=0.7, delta=1e-5
         )
         assert 0.1 < ratio(mechanism, mean_release(mechanism), neighbours(domain.points)) <= 1 + 1e-9
 

@@ -90,7 +90,7 @@ class TestPureMeanInABox(TestPureMean):
 
 
 class TestGaussianMoments(Curator):
-    protocol = GaussianMoments.calibrated(BALL, SHAPE, 3, epsilon=1.0, delta=1e-6)
+    protocol = GaussianMoments.calibrated(BALL, SHAPE, order=3, epsilon=1.0, delta=1e-6)
     x, far = IN_BALL, CIRCLE
 
     def truth(self):

@@ -90,7 +90,7 @@ def test_a_point_needs_no_noise(name, p):
     release = GaussianCovariance.calibrated(domain, shape, epsilon=1.0, delta=1e-6)
     covariance = release.estimate(x, noise=SeededNoise(2))
     assert torch.allclose(covariance.mean.value, here) and not bool(covariance.value.any())
-    moments = GaussianMoments.calibrated(domain, from_origin, 2, epsilon=1.0, delta=1e-6)
+    moments = GaussianMoments.calibrated(domain, from_origin, epsilon=1.0, delta=1e-6)
     assert moments.estimate(x, noise=SeededNoise(3)).value.isfinite().all()
 
 

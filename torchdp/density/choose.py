@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import overload
+from typing import TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torchdp.randomness import keyed_generator
 from torchdp.shuffle import BoundedSum, PoissonSum
 from torchdp.threads import one_thread
 
+Kernel = StationaryKernel | InnerProductFamily
 MOST_MESSAGES = 2048.0
 SCALES = torch.logspace(-1.5, 2, 90, dtype=torch.float64, device="cpu")  # of steps
 NEAR = 1.01  # of the least error: fewest messages win among those below
@@ -110,43 +111,32 @@ class Question:
                 yield Found(plan, law, float(scales[i]), tuple(parts[i].tolist()))
 
 
+class Options(TypedDict, total=False):
+    """The rest of ``choose``'s."""
+
+    box: Tensor | None
+    dimension: int | None
+    absent: int
+    most_messages: float
+    objective: Objective
+    generator: torch.Generator | None
+
+
 @overload
 def choose(
-    kernel: StationaryKernel | InnerProductFamily,
-    *,
-    epsilon: float,
-    delta: float,
-    n: int,
-    box: Tensor | None = ...,
-    dimension: int | None = ...,
-    absent: int = ...,
-    most_messages: float = ...,
-    objective: Objective = ...,
-    classes: None = ...,
-    generator: torch.Generator | None = ...,
+    kernel: Kernel, *, epsilon: float, delta: float, n: int, classes: None = ..., **more: Unpack[Options]
 ) -> Choice[ShuffledKDE]: ...
 
 
 @overload
 def choose(
-    kernel: StationaryKernel | InnerProductFamily,
-    *,
-    epsilon: float,
-    delta: float,
-    n: int | None = ...,
-    box: Tensor | None = ...,
-    dimension: int | None = ...,
-    absent: int = ...,
-    most_messages: float = ...,
-    objective: Objective = ...,
-    classes: Tensor,
-    generator: torch.Generator | None = ...,
+    kernel: Kernel, *, epsilon: float, delta: float, n: int | None = ..., classes: Tensor, **more: Unpack[Options]
 ) -> Choice[ShuffledClasses]: ...
 
 
 @one_thread
 def choose(
-    kernel: StationaryKernel | InnerProductFamily,
+    kernel: Kernel,
     *,
     epsilon: float,
     delta: float,

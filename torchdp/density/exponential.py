@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class Exponential(Family):
     Source: after Indyk, Motwani (1998) in Wagner (2025), section 2.3; parity in the place of buckets as above.
     """
 
+    bounded: ClassVar[bool] = True
+
     scale: float = 1.0
     radius: float = 1.0
 
@@ -36,10 +39,6 @@ class Exponential(Family):
         d = self.dimension
         mean = math.exp(math.lgamma(d / 2) - math.lgamma((d + 1) / 2)) / math.sqrt(math.pi)
         return self.radius / (mean * self.scale)
-
-    def queries(self, y: Tensor) -> Tensor:
-        """``y`` as queries in the ball, (q, d). Raises TypeError, ValueError."""
-        return self.inside("y", super().queries(y))
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "ParityFeatures":
         repetitions, generator = drawn(repetitions, generator)

@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class Family(ABC):
 
     Source: Wagner (2025), section 2.3, after Wagner, Naamad, Mishra (2023).
     """
+
+    bounded: ClassVar[bool] = False  # whether queries must lie in the domain too
 
     dimension: int
 
@@ -82,7 +85,8 @@ class Family(ABC):
 
     def queries(self, y: Tensor) -> Tensor:
         """``y`` as queries (q, d), float32 or float64. Raises TypeError, ValueError."""
-        return self._rows("y", y)
+        y = self._rows("y", y)
+        return self.inside("y", y) if self.bounded else y
 
     def inside(self, name: str, points: Tensor) -> Tensor:
         """``points``, where all lie in the family's domain. Raises ValueError."""

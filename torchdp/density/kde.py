@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.density.density import Density
 from torchdp.density.family import Features
-from torchdp.density.means import OfFeatures, class_counted, counted, crowd_counted, moved
+from torchdp.density.means import OfFeatures, counted, crowd_counted, moved
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, Limits, Tally, Users
@@ -158,7 +158,9 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
     ) -> Tensor:
         """What noise is added to, of each class, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
         if self.steps is not None:
-            return class_counted(self.features, x, labels, classes, self.steps, draws, shape)
+            crowds = (Crowd.of(x[labels == c]) for c in range(classes))
+            each = [crowd_counted(self.features, crowd, self.steps, draws, shape) for crowd in crowds]
+            return torch.stack(each, -2)
         return self.features.class_ones(x, labels, classes, draws, shape)
 
     def analyse(self, tally: Tally) -> Density:

@@ -72,20 +72,6 @@ def crowd_counted(
     return total
 
 
-def class_counted(
-    features: Features,
-    x: Tensor,
-    labels: Tensor,
-    classes: int,
-    steps: Tensor,
-    draws: Simulated,
-    shape: tuple[int, ...],
-) -> Tensor:
-    """The same for each class, unchecked: (n, d), (n,) -> (*shape, classes, instances) int64."""
-    crowds = (Crowd(x[labels == c], torch.ones_like(labels[labels == c])) for c in range(classes))
-    return torch.stack([crowd_counted(features, crowd, steps, draws, shape) for crowd in crowds], -2)
-
-
 def rounding_variances(features: Features, crowd: Crowd, steps: Tensor) -> Tensor:
     """Of the sums of f that rounding leaves: sum_u 4 R^2 theta (1 - theta)/steps^2, (*batch, instances) float64."""
     total = crowd.values.new_zeros(*crowd.counts.shape[:-1], features.instances, dtype=torch.float64)

@@ -23,6 +23,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +51,8 @@ class Waves(Family):
     ValueError.
     Source: the module's argument.
     """
+
+    bounded: ClassVar[bool] = True
 
     dimension: int = field(init=False)
     stationary: StationaryKernel
@@ -93,10 +96,6 @@ class Waves(Family):
                 f"{name} must lie in the box {self.box}; clamp points to it, or state a larger public box"
             )
         return points
-
-    def queries(self, y: Tensor) -> Tensor:
-        """``y`` as queries in the box, (q, d). Raises TypeError, ValueError."""
-        return self.inside("y", super().queries(y))
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "WaveFeatures":
         """Nothing is drawn: ``features`` on the generator's device."""

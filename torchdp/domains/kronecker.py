@@ -10,8 +10,9 @@ from torchdp import checks
 from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, slack
 from torchdp.domains.noise_shape import searched
 from torchdp.randomness import keyed_generator
+from torchdp.root import between
 
-STEPS = 30  # of the local search, of a bisection
+STEPS = 30  # of the local search
 FLOOR = 1e-12  # of the largest eigenvalue
 
 
@@ -108,15 +109,11 @@ class KroneckerProduct(Domain):
         inside = S[..., 0] <= 1e-12 * size
         for sign in (1.0, -1.0):
             u, v, s = sign * U[..., :, 0], sign * Vh[..., 0, :], S[..., :1]
-            low = torch.zeros_like(s)
-            longest = self.left.spanning().norm(dim=-1).max()
-            high = torch.full_like(s, float(longest) * self.left.dimension + 1e-300)
-            for _ in range(60):
-                a = (low + high) / 2
-                fits = self.left.contains(a * u)[..., None]
-                low, high = torch.where(fits, a, low), torch.where(fits, high, a)
-            y = (1 - slack(x)) * s / low.clamp_min(1e-300) * v
-            inside = inside | ((low[..., 0] > 0) & self.right.contains(y))
+            longest = float(self.left.spanning().norm(dim=-1).max()) * self.left.dimension + 1e-300
+            outside = lambda a: 0.5 - self.left.contains(-a * u)[..., None].double()  # noqa: E731, B023
+            far = -between(outside, torch.full_like(s, -longest), torch.zeros_like(s), 0.0)
+            y = (1 - slack(x)) * s / far.clamp_min(1e-300) * v
+            inside = inside | ((far[..., 0] > 0) & self.right.contains(y))
         return inside & (rest <= slack(x) * size)
 
     def project(self, x: Tensor) -> Tensor:

@@ -45,12 +45,14 @@ class GaussianRelease(DomainProtocol, CuratorProtocol[Crowd]):
         delta: float,
         epsilon: float | None = None,
         rho: float | None = None,
+        **own: int,
     ) -> Self:
         """The least noise that is (epsilon, delta)-DP, or rho-zCDP (delta: where epsilon is stated then).
 
-        Raises ValueError, TypeError. Guarantees: (epsilon, delta)-DP; rho-zCDP.
+        own: what else the class has, as the order of ``GaussianMoments``. Raises ValueError, TypeError. Guarantees:
+        (epsilon, delta)-DP; rho-zCDP.
         """
-        return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta)
+        return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta, **own)
 
     @property
     def rho(self) -> float:

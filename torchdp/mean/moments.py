@@ -4,19 +4,14 @@ import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Domain
 from torchdp.domains.encoding import Encoding, encoding
-from torchdp.domains.noise_shape import NoiseShape
-from torchdp.domains.norm_error import normal_moment
 from torchdp.draws import Draws
-from torchdp.factorization.certificates.certificate import check_exponent
-from torchdp.mean.gaussian import GaussianRelease, least_multiplier
+from torchdp.mean.gaussian import GaussianRelease
 from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally, Users
 from torchdp.protocol.rounded_sum import RoundedSum
 from torchdp.protocol.users import beside
@@ -56,20 +51,6 @@ class GaussianMoments(GaussianRelease):
             raise ValueError("shape must be around the origin: noise_shape(domain, p, shift=False)")
         super().__post_init__()
 
-    @classmethod
-    def calibrated(
-        cls,
-        domain: Domain,
-        shape: NoiseShape,
-        order: int = 2,
-        *,
-        delta: float,
-        epsilon: float | None = None,
-        rho: float | None = None,
-    ) -> Self:
-        """As :meth:`GaussianRelease.calibrated`."""
-        return cls(domain, shape, least_multiplier(delta, epsilon, rho), delta, order)
-
     @cached_property
     def encoding(self) -> Encoding:
         """How points become vectors of a ball around the origin."""
@@ -103,13 +84,6 @@ class GaussianMoments(GaussianRelease):
             variances += entry
         scale = self.sums.sigma / beside(checks.people("n", n, 1), self.order)
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
-
-    def root_mean_power(self, n: int, p: float = 2.0) -> float:
-        """(E ||error||_p^p)^{1/p} = (E |g|^p)^{1/p} times the l_p norm of the deviations, exactly; p in [2, inf)."""
-        p = check_exponent(p)
-        if p == math.inf:
-            raise ValueError("p must be finite here; the largest entry has no such moment")
-        return normal_moment(p) ** (1 / p) * float(torch.linalg.vector_norm(self.deviations(n), ord=p))
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         each = (

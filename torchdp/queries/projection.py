@@ -9,7 +9,7 @@ from torchdp.factorization.solvers.pivoting import nearest_histogram
 
 FREEDOMS = (2.5, 4, 6, 9, 14, 22, 40)  # of the penalised fits
 LARGEST = 1024  # types up to which roughness is penalised
-HALVINGS, STEEPEST = 60, 60.0  # of the search of a strength, and its largest logarithm
+STEEPEST = 60.0  # logarithm of a strength, at most
 ROUNDING = 1e-10  # of the largest diagonal entry
 
 
@@ -55,10 +55,6 @@ def _strengths(gram: Tensor, rough: Tensor) -> list[float]:
     found = []
     for wanted in FREEDOMS:
         if wanted < len(kept) - 1:
-            low, high = -STEEPEST, STEEPEST
-            for _ in range(HALVINGS):
-                middle = (low + high) / 2
-                more = float((kept / (kept + math.exp(middle) * (1 - kept))).sum()) > wanted
-                low, high = (middle, high) if more else (low, middle)
-            found.append(scale * math.exp(low))
+            more = lambda x: float((kept / (kept + math.exp(x) * (1 - kept))).sum()) - wanted  # noqa: E731, B023
+            found.append(scale * math.exp(root(more, -STEEPEST, STEEPEST, grow=(False, False))))
     return found

@@ -68,14 +68,6 @@ def shortened(rows: Tensor, bound: float) -> Tensor:
     return rows / (norms / bound).clamp_min(1)
 
 
-def clipped_rows(A: Tensor, bound: float) -> Tensor:
-    """Rows (n, d) shortened to a public l_2 bound, float64: what a client may do without seeing anybody else's.
-
-    In float32 a row's rounding could leave it longer than the bound. Raises ValueError, TypeError.
-    """
-    return shortened(checks.matrix("A", A).double(), checks.positive("bound", bound))
-
-
 def within(
     moments: SecondMoments, columns: int, bound: float, label_bound: float | None, name: str = "moments"
 ) -> None:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import Numbers, added, entrywise
+from torchdp.batch import AT_ONCE, Numbers, added, entrywise
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import log_delta
 from torchdp.root import root
@@ -34,7 +34,6 @@ NEGLIGIBLE = -90.0  # log of the probability of a number of honest pairs that is
 SAFE = 1e-10  # of a factor: an epsilon found from it, to rounding, is not above the one asked for
 NEAR, TOLERANCE = 1e-2, 1e-12  # of the logarithm of a factor: of noise for the mean square; of what is found
 LOST = 1e-9  # of log delta: more than rounding takes away
-AT_ONCE = 2**16  # losses of a batch
 LEAST = math.exp(-30)  # epsilon that is no promise but delta
 
 

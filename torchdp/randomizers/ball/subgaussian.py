@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from torchdp.root import root
+from torchdp.root import TOLERANCE, least
 
 Law = tuple[np.ndarray, np.ndarray]  # nodes of a centred distribution, and their weights
 
@@ -42,12 +42,12 @@ def psi2(law: Law) -> float:
     z, weights = law
     squares = z * z
 
-    def excess(log_square: float) -> float:
-        return float(weights @ np.expm1(np.minimum(squares * math.exp(-log_square), 700))) - 1
+    def found(square: float) -> float:
+        return float(weights @ np.expm1(np.minimum(squares / square, 700)))
 
     # Var <= s^2 <= max Z^2/log 2, because exp(t) >= 1 + t.
-    low, high = math.log(float(weights @ squares)), math.log(float(squares.max()) / math.log(2))
-    return math.exp(root(excess, low - 1e-9, high + 1e-9) / 2)
+    low, high = float(weights @ squares), float(squares.max()) / math.log(2)
+    return math.sqrt(least(found, 1.0, low * (1 - 1e-9), high * (1 + 1e-9), TOLERANCE))
 
 
 def proxy(law: Law) -> float:
