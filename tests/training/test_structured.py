@@ -86,7 +86,7 @@ def test_errors_and_norms_are_those_of_the_matrices(monkeypatch, steps, bands, m
 def test_scaled_columns_err_less_where_users_come_back():
     W, period = Iterates(90), 7
     c = banded_toeplitz(np.ones(90), period, 2.0)
-    scales = torch.from_numpy(column_scales(W.dense().numpy(), c, period))
+    scales = column_scales(W.dense(), torch.from_numpy(c), period)
     flat = BandedStrategy(torch.from_numpy(c)[None], 90).dense()
     scaled = flat * scales
     assert sensitivity(scaled, Epochs(period)).value == pytest.approx(1, rel=1e-9)

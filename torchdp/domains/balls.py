@@ -11,7 +11,7 @@ from torchdp.domains.ball_image import BallImage
 from torchdp.domains.domain import rounding, slack
 from torchdp.domains.groups import Groups
 from torchdp.domains.nearest import nearest_in_ball, nearest_in_ellipsoid
-from torchdp.factorization.solvers.fixed_point import power_norm
+from torchdp.factorization.certificates.certificate import power_norm
 
 
 @dataclass(frozen=True, eq=False)

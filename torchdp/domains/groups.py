@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchdp.factorization.solvers.fixed_point import power_norm
+from torchdp.factorization.certificates.certificate import power_norm
 
 TINY = 1e-300
 Groups = tuple[tuple[int, float], ...]  # size and order q of each block

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp.domains.groups import TINY, Groups, dual_order, longest, moved_inside, total
-from torchdp.factorization.certificates.certificate import conjugate
-from torchdp.factorization.solvers.fixed_point import power_norm
+from torchdp.factorization.certificates.certificate import conjugate, power_norm
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
 

@@ -12,7 +12,7 @@ from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, climb,
 from torchdp.domains.groups import longest
 from torchdp.domains.nearest import nearest_in_ball
 from torchdp.domains.relaxation import hadamard_signs
-from torchdp.factorization.solvers.fixed_point import power_norm
+from torchdp.factorization.certificates.certificate import power_norm
 
 
 @dataclass(frozen=True, eq=False)

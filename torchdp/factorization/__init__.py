@@ -62,7 +62,14 @@ from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
 from torchdp.factorization.objectives import Groups, LocalError, Mixed, Norm, Objective
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import gram_layer, reference
-from torchdp.factorization.relaxation import LowRankRelaxation, Relaxation, SignatureRelaxation, smooth_log_norm
+from torchdp.factorization.relaxation import (
+    LowRankRelaxation,
+    Product,
+    Relaxation,
+    SignatureRelaxation,
+    smooth_log_norm,
+    strategy,
+)
 from torchdp.factorization.streams.banded import BandedStrategy
 from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.buffered_factorization import factorize_buffered
@@ -73,7 +80,6 @@ from torchdp.factorization.structure.closed_forms import gamma_box, gamma_ellips
 from torchdp.factorization.structure.constructive import binary_tree, lipschitz_tree, square_root
 from torchdp.factorization.structure.marginals import MarginalFactorization
 from torchdp.factorization.structure.product import factorize_blocks, factorize_product
-from torchdp.factorization.structures import Product, strategy
 from torchdp.factorization.train import train
 
 __all__ = [

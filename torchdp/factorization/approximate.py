@@ -4,7 +4,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import cast
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.certificates.approximate_certificate import amounts, certify_approximate
 from torchdp.factorization.certificates.certificate import Bounds, Certificate, allowance
-from torchdp.factorization.factorize import Factorization, Matrix, factorize, matrices_of
+from torchdp.factorization.factorize import Factorization, Matrix, factorize, matrix_of
 from torchdp.factorization.norm import witness
 from torchdp.factorization.solvers.lines import least
 from torchdp.factorization.solvers.splitting import Best, conic, weighted
@@ -48,7 +47,7 @@ def approximate(
     Glowinski, Marroco (1975) and Gabay, Mercier (1976).
     """
     tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
-    given = reduce(torch.kron, matrices_of(W))
+    given = matrix_of(W)
     dense, alpha = given.double(), amounts("alpha", alpha, given)
     alpha = alpha.expand(torch.broadcast_shapes(given.shape[:-2], alpha.shape))
     left, right, proof, iterations = _solve(dense, alpha, tol, max_iterations)
@@ -132,7 +131,7 @@ def zeta(W: Matrix, n: int, epsilon: float, *, tol: float = 1e-3, max_iterations
     def priced(norm: Tensor, alpha: Tensor) -> Weighed:
         return norm + price * alpha, torch.ones_like(norm), torch.full_like(norm, price)
 
-    found, certificate = _best_alpha(reduce(torch.kron, matrices_of(W)), priced, tol, max_iterations)
+    found, certificate = _best_alpha(matrix_of(W), priced, tol, max_iterations)
     return replace(found, certificate=certificate)
 
 
@@ -159,7 +158,7 @@ def least_error(W: Matrix, variance: float, *, tol: float = 1e-3, max_iterations
     Guarantees: lower <= min over alpha of variance gamma_2(W; alpha)^2 + alpha^2 <= upper.
     Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, once more.
     """
-    W = checks.matrix("W", reduce(torch.kron, matrices_of(W)), checks.LARGEST)  # squares are returned
+    W = checks.matrix("W", matrix_of(W), checks.LARGEST)  # squares are returned
     a = math.sqrt(checks.positive("variance", variance))
     if W.ndim != 2:
         raise ValueError(f"W must be one matrix, not of shape {tuple(W.shape)}")

@@ -23,7 +23,7 @@ from torchdp.descent import LBFGS
 from torchdp.factorization.certificates.approximate_certificate import certify_approximate
 from torchdp.factorization.certificates.certificate import Certificate, certify, magnitude
 from torchdp.factorization.certificates.objective_certificate import certify_objective
-from torchdp.factorization.factorize import Factorization
+from torchdp.factorization.factorize import Factorization, balance
 from torchdp.factorization.objectives import Norm, Objective
 from torchdp.factorization.relaxation import Relaxation
 from torchdp.factorization.solvers.acceleration import pick
@@ -209,11 +209,10 @@ class Problem:
     def finish(self, W: Tensor, error_weights: Tensor | None, best: Best) -> Factorization:
         """The best factors balanced, in W's units and dtype, and judged again."""
         left, right, *shift = best.primal
-        rows, columns = (values.amax(-1).sqrt() for values in self.values(left, right))
-        balance = torch.where((rows > 0) & (columns > 0), (columns / rows).sqrt(), 1.0)[..., None, None]
+        ratio = balance(*(values.amax(-1).sqrt() for values in self.values(left, right)))
         root, v = self.scale.sqrt(), self.scale * shift[0][..., None] if shift else None
         w = W.new_ones((), dtype=torch.float64) if error_weights is None else error_weights[..., None]
-        left, right = (root * balance * left / w).to(W.dtype), (root / balance * right).to(W.dtype)
+        left, right = (root * ratio * left / w).to(W.dtype), (root / ratio * right).to(W.dtype)
         v = None if v is None else (v / w).to(W.dtype)
         judged = self.certify(
             w * W, self.alpha, w * left, right, best.dual, None if v is None else (w * v)[..., 0]

@@ -10,7 +10,6 @@ from torchdp import checks
 from torchdp.factorization.certificates.certificate import (
     Bounds,
     allowance,
-    dual_weights,
     fitting,
     magnitude,
 )
@@ -55,15 +54,15 @@ def certify_dual(
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13 (Grothendieck 1953).
     """
     U = checks.matrix("U", U).detach().double()
-    m, n = U.shape[-2:]
-    r = checks.matrix("left", left).shape[-1]
-    left, right = fitting("left", left, U, (m, r)), fitting("right", right, U, (n, r))
+    (m, n), r = U.shape[-2:], checks.matrix("left", left).shape[-1]
+    sides = {"left": (left, (m, r)), "right": (right, (n, r))}
+    left, right, *given = fitting(U, **sides, row_weights=row_weights, column_weights=column_weights)
     size = magnitude(U)
     U = U / size  # sums of large entries are no floats
     lower = (U * (_unit(left) @ _unit(right).mT)).sum((-2, -1))
     needed = (U != 0).any(-1), (U != 0).any(-2)
     inverse, unproved = [], torch.zeros_like(lower, dtype=torch.bool)
-    for weights, nonzero in zip(dual_weights(row_weights, column_weights, U), needed, strict=True):
+    for weights, nonzero in zip(given, needed, strict=True):
         weights = torch.where(nonzero, weights, 0.0)
         share = weights / weights.sum(-1, keepdim=True)
         usable = nonzero & (share > 0)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import Certificate, check_exponent
+from torchdp.factorization.certificates.certificate import Certificate, check_exponent, power_norm
 from torchdp.factorization.certificates.returning_certificate import (
     SeparatedDual,
     certify_epochs,
@@ -16,13 +16,12 @@ from torchdp.factorization.certificates.returning_certificate import (
     sensitivity,
 )
 from torchdp.factorization.certificates.worst_sets import worst_separated
+from torchdp.factorization.factorize import Matrix, balance, matrix_of
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.epochs_solver import Attempt, attempts, classes_of
-from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.factorization.solvers.sets_solver import separated_bound
-from torchdp.factorization.solvers.stopping import closed, warn_where_open, working
+from torchdp.factorization.solvers.stopping import closed, warn_where_open
 from torchdp.threads import one_thread
-from torchdp.workloads import Workload
 
 DEGENERATE = 1e-10  # share of the largest singular value below which W counts as deficient
 
@@ -46,7 +45,7 @@ class EpochFactorization(Brief):
 
 @one_thread
 def factorize_epochs(
-    W: Tensor | Workload, period: int, p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 1000
+    W: Matrix, period: int, p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 1000
 ) -> EpochFactorization:
     """The W = L R of least error where a user owns columns i, i + period, i + 2 period, ... for one i, certified.
 
@@ -71,7 +70,7 @@ def factorize_epochs(
     Source: here. The problem: Choquette-Choo, McMahan, Rush, Thakurta (2023), fixed-epoch-order participation; its dual
     for one epoch: Edmonds, Nikolov, Ullman (2020), Lemma 12.
     """
-    W = working("W", checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach(), stacklevel=4)
+    W = matrix_of(W, 1)
     if W.ndim != 2:
         raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
     period, p, tol = checks.integer("period", period, 1), check_exponent(p), checks.positive("tol", tol)
@@ -101,9 +100,8 @@ def _finish(
     directions = torch.cat([torch.nn.functional.pad(B, (0, epochs - B.shape[-1])).flatten(0, 1) for B in roots])
     right, directions = right[:, back], directions[back]
     rows, columns = power_norm(left.norm(dim=1), p), sensitivity(right, period)
-    balance = torch.where((rows > 0) & (columns > 0), rows / columns, 1.0).sqrt()
-    half = math.sqrt(size)
-    left, right = (left * (half / balance)).to(W.dtype), (right * (half * balance)).to(W.dtype)
+    scale, half = balance(rows, columns), math.sqrt(size)
+    left, right = (half * scale * left).to(W.dtype), (half / scale * right).to(W.dtype)
     certificate = certify_epochs(W, left, right, c, directions, period, p=p)
     return EpochFactorization(left, right, c, directions, certificate, iterations)
 
@@ -134,7 +132,7 @@ class SeparatedFactorization:
 
 
 def factorize_separated(
-    W: Tensor | Workload,
+    W: Matrix,
     gap: int,
     times: int,
     p: float = math.inf,
@@ -156,7 +154,7 @@ def factorize_separated(
     Guarantees: certificate.lower <= the least value of any strategy <= certificate.upper, that of ``strategy``.
     Source: here. The participation: Choquette-Choo et al. (2023), (k, b)-participation.
     """
-    given = checks.matrix("W", W.dense() if isinstance(W, Workload) else W).detach()
+    given = matrix_of(W)
     gap, times, p = checks.integer("gap", gap, 1), checks.integer("times", times, 1), check_exponent(p)
     tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
     if given.ndim != 2 or given.shape[0] != given.shape[1] or given.triu(1).any() or (given.diagonal() == 0).any():

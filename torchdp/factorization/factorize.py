@@ -17,9 +17,10 @@ from torchdp.factorization.certificates.certificate import (
     certify,
     check_error_weights,
     check_exponent,
+    power_norm,
     row_norm,
 )
-from torchdp.factorization.solvers.fixed_point import Solution, attempts, power_norm
+from torchdp.factorization.solvers.fixed_point import Solution, attempts
 from torchdp.factorization.solvers.stopping import closed, warn_where_open, working
 from torchdp.factorization.structure import combine
 from torchdp.factorization.structure.running import RunningFactorization, factorize_running
@@ -225,7 +226,7 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
     """A solver's result balanced, cast to W's dtype and judged by :func:`certify`."""
     rows = power_norm(solution.left.norm(dim=-1), p)
     columns = solution.right.norm(dim=-2).amax(-1)
-    scale = torch.where((rows > 0) & (columns > 0), (columns / rows).sqrt(), 1.0)[..., None, None]
+    scale = balance(rows, columns)
     left = (scale * solution.left).to(W.dtype).contiguous()  # torch.kron takes no transposed factors
     right = (solution.right / scale).to(W.dtype).contiguous()
     shift = None if solution.shift is None else solution.shift.to(W.dtype)
@@ -234,10 +235,23 @@ def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
     return Factorization(left, right, shift, *weights, certificate, solution.iterations)
 
 
-def matrices_of(W: Matrix) -> list[Tensor]:
-    """W's Kronecker factors, without their autograd history; half precision becomes float32, with a warning."""
+def matrices_of(W: Matrix, outer: int = 0) -> list[Tensor]:
+    """W's Kronecker factors, without their autograd history; half precision becomes float32, with a warning.
+
+    outer: calls between the caller and whom the warning is for.
+    """
     given = W.factors if isinstance(W, Workload) else (W if isinstance(W, Tensor) else checks.as_tensor("W", W),)
-    return [working("W", checks.matrix("W", f).detach(), stacklevel=5) for f in given]
+    return [working("W", checks.matrix("W", f).detach(), stacklevel=5 + outer) for f in given]
+
+
+def matrix_of(W: Matrix, outer: int = 0) -> Tensor:
+    """W itself, the product of :func:`matrices_of`."""
+    return reduce(torch.kron, matrices_of(W, outer + 1))
+
+
+def balance(rows: Tensor, columns: Tensor) -> Tensor:
+    """The scale of left, (*batch, 1, 1), that makes both norms one; 1 where one is 0."""
+    return torch.where((rows > 0) & (columns > 0), (columns / rows).sqrt(), 1.0)[..., None, None]
 
 
 def kronecker(parts: Sequence[Factorization]) -> Factorization:

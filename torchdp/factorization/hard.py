@@ -35,9 +35,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization.dual import gamma2_dual
-from torchdp.factorization.factorize import factorize
+from torchdp.factorization.factorize import Matrix, factorize, matrix_of
 from torchdp.factorization.norm import witness
-from torchdp.workloads import Workload
 
 NEGLIGIBLE = 1e-12  # of <W, U>: a query whose share is mostly rounding
 WIDTHS = 64  # prior widths tried for each query
@@ -131,9 +130,7 @@ class HardInstance(Brief):
         return torch.linalg.svdvals(self.query_weights.sqrt()[:, None] * self.directions * scale).square()
 
 
-def hard_instance(
-    W: Tensor | Workload, U: Tensor | None = None, column_weights: Tensor | None = None
-) -> HardInstance:
+def hard_instance(W: Matrix, U: Tensor | None = None, column_weights: Tensor | None = None) -> HardInstance:
     """Hard distributions for the queries W from any dual witness U, good or bad.
 
     With P = column_weights (those of gamma2_dual(U) where None) U becomes U - U 1 P^T, whose rows sum to 0;
@@ -147,7 +144,7 @@ def hard_instance(
     Guarantees: the rows of the directions sum to 0 and move their query's answer at rate 1.
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 17 to 21, without their symmetrization.
     """
-    W = checks.one_matrix("W", W.dense() if isinstance(W, Workload) else W)
+    W = checks.one_matrix("W", matrix_of(W))
     if U is None:
         found = factorize(W, shift=True)
         column_weights = found.column_weights

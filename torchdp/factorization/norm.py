@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import Bounds, dual_weights, magnitude
+from torchdp.factorization.certificates.certificate import Bounds, fitting, magnitude
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.solvers.lines import least
 from torchdp.workloads import RunningSums
@@ -31,7 +31,7 @@ def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bo
     Source: Edmonds, Nikolov, Ullman (2020), Lemmas 12 and 13.
     """
     W = checks.matrix("W", W)
-    c, P = dual_weights(row_weights, column_weights, W)
+    c, P = fitting(W, row_weights=row_weights, column_weights=column_weights)
     c, P = c.sqrt()[..., None], P[..., None, :]
     scaled = W.double() / magnitude(W.double())  # U is that of every multiple of W
     centred = scaled - scaled @ P.mT if shift else scaled

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import fitting_factors
-from torchdp.factorization.factorize import Factorization
+from torchdp.factorization.certificates.certificate import fitting
+from torchdp.factorization.factorize import Factorization, balance
 
 LEAST = 1e-6  # of ``relative``: below it t - log(1 + t) has few digits left
 ROUNDING = 1e-14  # singular values below this share of the largest are cut off
@@ -36,7 +36,7 @@ def measure(W: Tensor, left: Tensor, right: Tensor) -> LowRankFactorization:
     Guarantees: distortion and norm are recomputed in float64 from the factors returned.
     """
     W = checks.matrix("W", W).detach()
-    L, R = fitting_factors(left, right, W)
+    L, R = fitting(W, left=left, right=right)
     norm = L.norm(dim=-1).amax(-1) * R.norm(dim=-2).amax(-1)
     return LowRankFactorization(left.detach(), right.detach(), (W.double() - L @ R).abs().amax((-2, -1)), norm)
 
@@ -124,7 +124,7 @@ def jl_rank(m: int, n: int, relative: float, *, failure: float = 0.5) -> int:
 def _near(factorization: Factorization, left: Tensor, right: Tensor) -> LowRankFactorization:
     """Balanced, in the factorization's dtype, and measured against what the factorization stands for."""
     rows, columns = left.double().norm(dim=-1).amax(-1), right.double().norm(dim=-2).amax(-1)
-    scale = torch.where((rows > 0) & (columns > 0), (columns / rows).sqrt(), 1.0)[..., None, None]
+    scale = balance(rows, columns)
     dtype = factorization.left.dtype
     X = factorization.left.double() @ factorization.right.double()
     found = measure(X, (scale * left).to(dtype), (right / scale).to(dtype))

@@ -1,82 +1,65 @@
-"""The gradient relaxation: factors as nn.Modules, to be trained on any loss in an ordinary torch loop.
+"""The gradient relaxation: factors as nn.Modules, for ``train`` or any loss in an ordinary torch loop.
 
 A module's forward() returns (left, right), differentiable in its parameters. It starts from a decomposition of W and
 draws nothing at random. Parameters and buffers are plain tensors in W's dtype and on its device, for W scaled to a
 largest entry of 1, so that one learning rate serves W of any size; ``unit`` is the square root of that scale.
+
+With a structure descent ends at what is least nearby: for several starts train ``W.expand(k, m, n)`` with modules that
+move their parameters at random, and take the best.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from torchdp import checks
 
+FILLED = 0.1  # what entries that may not be negative start at: at 0 their squares have no slope
 FAINT = 1e-3  # singular values below it start with their weight on one factor: two zero factors have no gradient
 
 
 class Relaxation(nn.Module):
-    """left right = W + alpha sin(E): within alpha of W, entry by entry, at every value of the parameters.
+    """left right = W at every value of the parameters, or with ``shift`` W - v 1^T for v = ``shift``, (*batch, m).
 
     With W = U S V^T, L0 = U S^{1/2} and R0 = S^{1/2} V^T (m >= n; a wide W is transposed, and its factors with it),
-        right = T R0,  left = (L0 + alpha sin(E) R0^{-1}) T^{-1}.
-    T (q x q) starts at the identity and E (m x n) at 0. alpha = 0: there is no E, and q is the rank of W (the largest
-    of a batch). alpha > 0: q = min(m, n), and the singular values in R0 are raised to alpha sqrt(max(m, n)) at least.
-    An entry that ends at its bound is at an extreme of the sine, where descent arrives as at any minimum.
+        right = T R0,  left = L0 T^{-1}.
+    T (q x q), q the rank of W (the largest of a batch), starts at the identity. With ``shift`` R0 is of W less its
+    mean column, and R0 - mu 1^T takes its place; the parameter mu starts at 0.
 
-    With ``shift`` left right = W - v 1^T for v = ``shift``, (*batch, m): R0 is of W less its mean column,
-    and R0 - mu 1^T takes its place; the parameter mu starts at 0.
-
-    W: (*batch, m, n), real; each problem of the batch has its own parameters. alpha: a number >= 0, in W's
-    units, and 0 with ``shift``. Raises ValueError, TypeError.
-    Guarantees: abs(left right - W) <= alpha in every entry, up to rounding.
+    W: (*batch, m, n), real; each problem of the batch has its own parameters. Raises ValueError, TypeError.
+    Guarantees: left right = W, or W - v 1^T, up to rounding.
     """
 
     W: Tensor
     unit: Tensor
-    alpha: Tensor
     start_left: Tensor
     start_right: Tensor
-    inverse: Tensor | None
     centre: Tensor | None
 
-    def __init__(self, W: Tensor, *, alpha: float = 0.0, shift: bool = False) -> None:
+    def __init__(self, W: Tensor, *, shift: bool = False) -> None:
         super().__init__()
-        alpha = checks.non_negative("alpha", alpha)
-        if checks.instance("shift", shift, bool) and alpha > 0:
-            raise ValueError("shift needs alpha = 0: together with errors within alpha it has no bound")
-        W, scale, tall = _prepare(self, W)
+        checks.instance("shift", shift, bool)
+        W, _, tall = _prepare(self, W)
         centre = tall.mean(-1, keepdim=True) if shift else None
         self.register_buffer("centre", None if centre is None else centre.to(W))
         tall = tall if centre is None else tall - centre
         wide = W.shape[-2] < W.shape[-1]
         U, S, Vh = torch.linalg.svd(tall.mT if wide else tall, full_matrices=False)
         S = torch.where(S > max(W.shape[-2:]) * torch.finfo(S.dtype).eps * S[..., :1], S, 0.0)
-        relative = alpha / scale  # (*batch, 1, 1)
-        if alpha == 0:
-            q = max(1, int((S > 0).sum(-1).max()))
-            U, S, Vh = U[..., :q], S[..., :q], Vh[..., :q, :]
-            root = divisor = S.sqrt()
-        else:
-            root = torch.maximum(S, relative[..., 0] * math.sqrt(max(W.shape[-2:]))).sqrt()
-            divisor = S / root
-        self.register_buffer("alpha", relative.to(W))
-        self.register_buffer("start_left", (U * divisor[..., None, :]).to(W))
-        self.register_buffer("start_right", (root[..., None] * Vh).to(W))
-        self.register_buffer("inverse", (Vh.mT / root[..., None, :]).to(W) if alpha > 0 else None)
-        q = root.shape[-1]
+        q = max(1, int((S > 0).sum(-1).max()))
+        root = S[..., :q].sqrt()
+        self.register_buffer("start_left", (U[..., :q] * root[..., None, :]).to(W))
+        self.register_buffer("start_right", (root[..., None] * Vh[..., :q, :]).to(W))
         eye = torch.eye(q, dtype=W.dtype, device=W.device)
         self.T = nn.Parameter(eye.expand(*W.shape[:-2], q, q).clone())
-        self.E = nn.Parameter(torch.zeros_like(W)) if alpha > 0 else None
         self.mu = nn.Parameter(torch.zeros_like(self.start_right[..., :1])) if shift else None
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """(left, right), of shapes (*batch, m, q) and (*batch, q, n)."""
         wide = self.W.shape[-2] < self.W.shape[-1]
         left, right = self.start_left, self.start_right
-        if self.E is not None and self.inverse is not None:
-            moved = self.alpha * self.E.sin()
-            left = left + (moved.mT if wide else moved) @ self.inverse
         if self.mu is not None:
             left, right = (left - self.mu.mT, right) if wide else (left, right - self.mu)
         left = self.unit * torch.linalg.solve(self.T, left, left=False)
@@ -158,6 +141,73 @@ class SignatureRelaxation(nn.Module):
         """(left, right), left = right^T diag(weights), of shapes (*batch, n, rank) and (*batch, rank, n)."""
         right = self.unit * self.right
         return right.mT * self.weights[..., None, :], right
+
+
+class Strategy(nn.Module):
+    """right = C, left = W C^{-1}, for a square C with the entries of ``mask``; see :func:`strategy`."""
+
+    def __init__(self, W: Tensor, mask: Tensor, toeplitz: bool, nonnegative: bool) -> None:
+        super().__init__()
+        n = W.shape[-1]
+        if mask.shape != (n, n) or not bool(mask.diagonal().all()):
+            raise ValueError(f"mask must be ({n}, {n}) beside W, and allow the diagonal, not {tuple(mask.shape)}")
+        start = torch.eye(n, dtype=W.dtype, device=W.device)
+        start = start.clamp_min(FILLED) if nonnegative else start
+        self.place = torch.arange(n, device=W.device)[:, None] - torch.arange(n, device=W.device) + n - 1
+        self.W, self.mask, self.nonnegative, self.toeplitz = W, mask.to(W), nonnegative, toeplitz
+        diagonals = torch.cat([start[0].flip(-1), start[1:, 0]])
+        start = (diagonals if toeplitz else start).sqrt() if nonnegative else diagonals if toeplitz else start
+        self.C = nn.Parameter(start.expand(*W.shape[:-2], *start.shape).clone())
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """(left, right), of shapes (*batch, m, n) and (*batch, n, n)."""
+        C = self.C.square() if self.nonnegative else self.C
+        C = (C[..., self.place] if self.toeplitz else C) * self.mask
+        return torch.linalg.solve(C, self.W, left=False), C
+
+
+def strategy(
+    mask: Tensor | None = None, *, bands: int | None = None, toeplitz: bool = False, nonnegative: bool = False
+) -> Callable[[Tensor], nn.Module]:
+    """The structure W = (W C^{-1}) C of a square strategy C with few entries, all of one sign, or equal on diagonals.
+
+    Args:
+        mask: (n, n), which entries of C may be other than 0, the diagonal among them: sparse, in blocks; None: all.
+        bands: of C lower triangular: the diagonal and bands - 1 below it.
+        toeplitz: whether C is constant along its diagonals.
+        nonnegative: whether no entry of C is negative.
+
+    Raises TypeError, ValueError.
+    """
+    if mask is not None:
+        mask = checks.matrix("mask", mask) != 0
+    if bands is not None:
+        bands = checks.integer("bands", bands, 1)
+    toeplitz = checks.instance("toeplitz", toeplitz, bool)
+    nonnegative = checks.instance("nonnegative", nonnegative, bool)
+
+    def build(W: Tensor) -> nn.Module:
+        allowed = W.new_ones(W.shape[-1], W.shape[-1], dtype=torch.bool) if mask is None else mask.to(W.device)
+        allowed = allowed if bands is None else allowed.tril() & allowed.triu(1 - bands)
+        return Strategy(W, allowed, toeplitz, nonnegative)
+
+    return build
+
+
+class Product(nn.Module):
+    """The Kronecker product of the factors of ``modules``: of W = kron(W_1, W_2, ...), without a batch."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(modules)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """(left, right), the products of the modules' own."""
+        left, right = self.parts[0]()
+        for part in self.parts[1:]:
+            factors = part()
+            left, right = torch.kron(left.contiguous(), factors[0]), torch.kron(right.contiguous(), factors[1])
+        return left, right
 
 
 def smooth_log_norm(left: Tensor, right: Tensor, sharpness: float, p: float = math.inf) -> Tensor:

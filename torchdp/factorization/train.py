@@ -3,7 +3,6 @@
 import math
 import warnings
 from dataclasses import replace
-from functools import reduce
 from typing import cast
 
 import torch
@@ -14,7 +13,7 @@ from torchdp import checks
 from torchdp.factorization.approximate import approximate
 from torchdp.factorization.certificates.certificate import check_error_weights
 from torchdp.factorization.descending import Best, Dual, Problem, Structure, descend
-from torchdp.factorization.factorize import Factorization, Matrix, matrices_of
+from torchdp.factorization.factorize import Factorization, Matrix, matrix_of
 from torchdp.factorization.objectives import Norm, Objective
 from torchdp.factorization.solvers.stopping import warn_where_open
 from torchdp.threads import one_thread
@@ -70,7 +69,7 @@ def train(
     Source: Tseng, Bertsekas (1993) for the multipliers; the dual weights by Nikolov, Tang (2023),
     Theorem 26.
     """
-    given = reduce(torch.kron, matrices_of(W))
+    given = matrix_of(W)
     objective = objective if isinstance(objective, Objective) else Norm(objective)
     alpha = checks.non_negative("alpha", alpha)
     if checks.instance("shift", shift, bool) and structure is not None:

@@ -277,7 +277,7 @@ def _correlated(W: Tensor | Iterates, period: int, p: float, flat: bool) -> tupl
         C = BandedStrategy(long_banded(W.inverse(), C.coefficients[0], period, p, EVALUATIONS), steps)
     elif isinstance(W, Tensor) and p == 2 and steps <= SCALED:
         c = C.coefficients[0]
-        scales = torch.from_numpy(column_scales(W.cpu().numpy(), c.cpu().numpy(), period)).to(c)
+        scales = column_scales(W, c, period).to(c)
         place = torch.arange(steps, device=c.device)[:, None] - torch.arange(len(c), device=c.device)
         C = BandedStrategy(c * scales[place.clamp_min(0)], steps)
     errors = standard_errors(W, C)

@@ -9,9 +9,7 @@ from torchdp import checks
 from torchdp.factorization.certificates.certificate import (
     Certificate,
     allowance,
-    dual_weights,
     fitting,
-    fitting_factors,
     or_infinite,
     row_norm,
     scaled_weights,
@@ -48,13 +46,14 @@ def certify_approximate(
         raise ValueError(
             f"left of shape {tuple(left.shape)} must have a batch that broadcasts with that of W, {tuple(W.shape[:-2])}"
         ) from error
-    (left, right), U = fitting_factors(left, right, W), fitting("U", U, W, (m, n))
+    weights = {"row_weights": row_weights, "column_weights": column_weights}
+    left, right, U, *given = fitting(W, left=left, right=right, U=(U, (m, n)), **weights)
     alpha = amounts("alpha", alpha, W)
     missing, bound = W - left @ right, alpha[..., None, None]
     beyond = missing - missing.clamp(-bound, bound)
     upper = or_infinite(row_norm(left, math.inf) * row_norm(right.mT, math.inf) + row_norm(beyond, math.inf))
 
-    c, P = (scaled_weights(w, 1.0) for w in dual_weights(row_weights, column_weights, W))
+    c, P = (scaled_weights(w, 1.0) for w in given)
     rows, columns = (torch.where(w > 0, w, 1.0).rsqrt() for w in (c, P))
     proved = (c > 0)[..., None] & (P > 0)[..., None, :]
     U = torch.where(proved, U, 0.0)  # a row of weight 0 proves nothing about U there

@@ -1,7 +1,6 @@
 """The one evaluator of factorizations: it checks every solver's result and relies on no solver's claims."""
 
 import math
-from collections.abc import Container
 from dataclasses import KW_ONLY, dataclass
 
 import torch
@@ -122,16 +121,16 @@ def certify(
     p = check_exponent(p)
     W = checks.matrix("W", W).detach().double()
     m, n = W.shape[-2:]
-    factors, weights = _factors(left, right, W), _weights(row_weights, column_weights, W)
-    left, right, rows, columns = _fitting(W, {**factors, **weights}, weights)
-    shift = None if shift is None else fitting("shift", shift, W, (m,))[..., None]
+    weights = {"row_weights": row_weights, "column_weights": column_weights}
+    left, right, rows, columns = fitting(W, left=left, right=right, **weights)
+    shift = None if shift is None else fitting(W, shift=shift)[0][..., None]
     if error_weights is not None:
         w = check_error_weights(error_weights, W)[..., None]
         W, left = checks.floating("error_weights times W", w * W), w * left
         shift = None if shift is None else w * shift
     missing = W - left @ right if shift is None else W - left @ right - shift
-    upper = or_infinite(row_norm(left, p) * _norm(right, 2.0, -2).amax(-1) + row_norm(missing, p))
-    subtracted = [] if shift is None else [_norm(W.abs().amax(-1), p, -1)]
+    upper = or_infinite(row_norm(left, p) * power_norm(right, 2.0, -2).amax(-1) + row_norm(missing, p))
+    subtracted = [] if shift is None else [power_norm(W.abs().amax(-1), p)]
     rounding = allowance(upper, m + n + left.shape[-1], *subtracted)
     residual = missing.abs().amax((-2, -1))
 
@@ -190,7 +189,7 @@ def proved_trace_norm(M: Tensor, witness: Tensor) -> Tensor:
 
 def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:
     """``weights`` as positive float64 numbers, one for each row of W. Raises TypeError, ValueError."""
-    weights = fitting("error_weights", weights, W, W.shape[-2:-1])
+    (weights,) = fitting(W, error_weights=weights)
     if not (weights > 0).all():
         raise ValueError(
             "error_weights must be positive: a query of weight 0 may cost without bound, so that no best factorization "
@@ -211,10 +210,10 @@ def conjugate(p: float) -> float:
 
 def row_norm(matrix: Tensor, p: float) -> Tensor:
     """The l_p norm of the row norms, (*batch)."""
-    return _norm(_norm(matrix, 2.0, -1), p, -1)
+    return power_norm(power_norm(matrix, 2.0), p)
 
 
-def _norm(values: Tensor, p: float, dim: int) -> Tensor:
+def power_norm(values: Tensor, p: float, dim: int = -1) -> Tensor:
     """l_p norm along ``dim``, scaled so that no power overflows or underflows."""
     top = _divisor(torch.linalg.vector_norm(values, ord=math.inf, dim=dim, keepdim=True))
     return (torch.linalg.vector_norm(values / top, ord=p, dim=dim, keepdim=True) * top).squeeze(dim)
@@ -244,46 +243,20 @@ def scaled_weights(weights: Tensor, order: float) -> Tensor:
     return weights / torch.linalg.vector_norm(ordered, ord=order, dim=-1, keepdim=True).clamp_min(1.0)
 
 
-Given = dict[str, tuple[Tensor, tuple[int, ...]]]  # name -> value, and the last dimensions that it must have
+def fitting(W: Tensor, **given: Tensor | tuple[Tensor, tuple[int, ...]]) -> list[Tensor]:
+    """What goes with W (*batch, m, n), in float64: finite, on W's device, leading dimensions that broadcast to W's.
 
-
-def dual_weights(row_weights: Tensor, column_weights: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-    """The weights of W's rows, (*batch, m), and of its columns, (*batch, n), none negative, in float64."""
-    given = _weights(row_weights, column_weights, W)
-    rows, columns = _fitting(W, given, given)
-    return rows, columns
-
-
-def fitting_weights(name: str, weights: Tensor, W: Tensor, last: tuple[int, ...]) -> Tensor:
-    """:func:`fitting` weights, none negative."""
-    return _fitting(W, {name: (weights, last)}, (name,))[0]
-
-
-def fitting_factors(left: Tensor, right: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`fitting` factors of W, of one inner side."""
-    left, right = _fitting(W, _factors(left, right, W))
-    return left, right
-
-
-def fitting(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tensor:
-    """``value`` in float64: finite, on W's device, last dimensions ``last``, leading ones that broadcast to W's."""
-    return _fitting(W, {name: (value, last)})[0]
-
-
-def _weights(row_weights: Tensor, column_weights: Tensor, W: Tensor) -> Given:
-    return {"row_weights": (row_weights, W.shape[-2:-1]), "column_weights": (column_weights, W.shape[-1:])}
-
-
-def _factors(left: Tensor, right: Tensor, W: Tensor) -> Given:
-    (m, n), r = W.shape[-2:], max((1, *checks.dense("left", left).shape[-1:]))
-    return {"left": (left, (m, r)), "right": (right, (r, n))}
-
-
-def _fitting(W: Tensor, given: Given, weights: Container[str] = ()) -> list[Tensor]:
-    """:func:`fitting` values, whose entries are read together; those named in ``weights`` are not negative."""
-    values = {name: _shaped(name, value, W, last) for name, (value, last) in given.items()}
+    Of left, right and witness (matrices), of row_weights, column_weights, error_weights and shift (vectors) the last
+    dimensions are known; other names come with theirs. Weights hold no negative number. All entries
+    are read together. Raises ValueError or TypeError, naming the argument.
+    """
+    (m, n), left = W.shape[-2:], given.get("left")
+    r = max((1, *checks.dense("left", left).shape[-1:])) if isinstance(left, Tensor) else 1
+    known = {"left": (m, r), "right": (r, n), "witness": (m, n), "column_weights": (n,)}
+    pairs = {name: x if isinstance(x, tuple) else (x, known.get(name, (m,))) for name, x in given.items()}
+    values = {name: _shaped(name, value, W, last) for name, (value, last) in pairs.items()}
     for name, (least, _) in zip(values, checks.finite(**values), strict=True):
-        if least < 0 and name in weights:
+        if least < 0 and name.endswith("weights") and name != "error_weights":
             raise ValueError(f"{name} must hold no negative weights")
     return [value.double() for value in values.values()]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import check_exponent, dual_weights, fitting_factors, magnitude
+from torchdp.factorization.certificates.certificate import check_exponent, fitting, magnitude
 
 LARGEST = 80  # m + n: seconds
 DIGITS = 40  # bits to which factors and weights are rounded: any are as good, if they are close
@@ -47,8 +47,8 @@ def exact_certificate(
     W = checks.one_matrix("W", W)
     if sum(W.shape) > LARGEST:
         raise ValueError(f"W must be (m, n) with m + n <= {LARGEST}, not {tuple(W.shape)}")
-    given = W, *fitting_factors(left, right, W), *dual_weights(row_weights, column_weights, W)
-    W, left, right, c, P = (each.cpu() for each in given)
+    given = fitting(W, left=left, right=right, row_weights=row_weights, column_weights=column_weights)
+    W, left, right, c, P = (each.cpu() for each in (W, *given))
     x, y = (w / w.amax().clamp_min(torch.finfo(w.dtype).tiny) for w in (c.sqrt(), P.sqrt()))
     U, _, Vh = torch.linalg.svd(x[:, None] * (W / magnitude(W)) * y, full_matrices=False)
     exact, L, R, Q, X, Y = _fractions(W), *(_rounded(each) for each in (left, right, U @ Vh, x, y))

@@ -8,8 +8,6 @@ from torchdp.factorization.certificates.certificate import (
     Certificate,
     allowance,
     fitting,
-    fitting_factors,
-    fitting_weights,
     or_infinite,
     scaled_weights,
 )
@@ -48,8 +46,8 @@ def certify_objective(
     Source: Nikolov, Tang (2023), Theorem 26, for the norms; the slopes are derived here.
     """
     W = checks.matrix("W", W).detach().double()
-    left, right = fitting_factors(left, right, W)
-    v = None if shift is None else fitting("shift", shift, W, W.shape[-2:-1])[..., None]
+    left, right = fitting(W, left=left, right=right)
+    v = None if shift is None else fitting(W, shift=shift)[0][..., None]
     missing = W - left @ right if v is None else W - left @ right - v
     a, b = left.square().sum(-1), right.square().sum(-2)
     offset = checks.instance("objective", objective, Objective).offset(W)
@@ -58,8 +56,8 @@ def certify_objective(
     with torch.inference_mode(False), torch.enable_grad():
         at, by = a.clone().requires_grad_(), b.clone().requires_grad_()
         values, held = objective.rows(at), objective.least_columns(by)
-        rows = scaled_weights(fitting_weights("rows", rows, W, values.shape[-1:]), 1.0)
-        columns = scaled_weights(fitting_weights("columns", columns, W, held.shape[-1:]), 1.0)
+        sizes = {"rows": (rows, values.shape[-1:]), "columns": (columns, held.shape[-1:])}
+        rows, columns = (scaled_weights(x, 1.0) for x in fitting(W, **sizes))
         total = (rows * values).sum() + (columns * held).sum()
         c, P = (slope.clamp_min(0) for slope in torch.autograd.grad(total, [at, by]))
     X = W if v is None else W - W @ P[..., None] / P.sum(-1)[..., None, None]

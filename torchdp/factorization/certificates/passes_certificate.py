@@ -50,12 +50,9 @@ def passes_lower(
     n, p, period = W.steps, check_exponent(p), min(checks.integer("period", period, 1), W.steps)
     like, passes = torch.zeros(n, dtype=torch.float64), -(-n // period)
     j = checks.matrix("directions", directions).shape[-1]
-    c, D = (
-        fitting("row_weights", row_weights, like[:, None], (n,)),
-        fitting("directions", directions, like[:, None], (n, j)),
-    )
-    if (c < 0).any() or not (c[:period] > 0).all():
-        raise ValueError("row_weights must not be negative, and positive in the first pass")
+    c, D = fitting(like[:, None], row_weights=row_weights, directions=(directions, (n, j)))
+    if not (c[:period] > 0).all():
+        raise ValueError("row_weights must be positive in the first pass")
     c = scaled_weights(c, conjugate(p))
     fill = passes * period - n
     c, D = (torch.nn.functional.pad(x, (0,) * (2 * x.ndim - 1) + (fill,)) for x in (c, D))

@@ -16,8 +16,6 @@ from torchdp.factorization.certificates.certificate import (
     check_exponent,
     conjugate,
     fitting,
-    fitting_factors,
-    fitting_weights,
     or_infinite,
     row_norm,
     scaled_weights,
@@ -67,7 +65,7 @@ def certify_epochs(
     period = checks.integer("period", period, 1)
     given = W, _, right, _ = _given(W, left, right, row_weights, p)
     n, k = W.shape[1], checks.matrix("directions", directions).shape[-1]
-    D = fitting("directions", directions, W, (n, k))
+    (D,) = fitting(W, directions=(directions, (n, k)))
     D = D / (float(D.abs().max()) or 1.0)
     place = torch.arange(n, device=W.device) % period
     moved = D.square().sum(1).new_zeros(min(period, n)).scatter_reduce_(0, place, D.square().sum(1), "amax").sum()
@@ -110,9 +108,8 @@ def certify_separated(
 def _given(W: Tensor, left: Tensor, right: Tensor, row_weights: Tensor, p: float) -> tuple[Tensor, ...]:
     """W, left, right and c in float64. Raises TypeError, ValueError."""
     W, p = checks.one_matrix("W", W), check_exponent(p)
-    left, right = fitting_factors(left, right, W)
-    c = scaled_weights(fitting_weights("row_weights", row_weights, W, W.shape[:1]), conjugate(p))
-    return W, left, right, c
+    left, right, c = fitting(W, left=left, right=right, row_weights=row_weights)
+    return W, left, right, scaled_weights(c, conjugate(p))
 
 
 def _certified(
@@ -150,8 +147,8 @@ def _moment(W: Tensor, dual: SeparatedDual, gap: int, times: int) -> Tensor:
         raise ValueError(
             f"steps must be rows of at most {times} increasing steps, {gap} apart, filled up with {n}"
         )
-    weights = scaled_weights(fitting_weights("weights", weights, W, (count,)), 1.0)
-    directions = fitting("directions", directions, W, tuple(directions.shape)) * real[:, :, None]
+    weights, directions = fitting(W, weights=(weights, (count,)), directions=(directions, tuple(directions.shape)))
+    weights, directions = scaled_weights(weights, 1.0), directions * real[:, :, None]
     directions = directions / (directions.norm(dim=2).max().clamp_min(torch.finfo(W.dtype).tiny) * (1 + 1e-15))
     M = W.new_zeros(n + 1, n + 1)
     blocks = weights[:, None, None] * directions @ directions.mT

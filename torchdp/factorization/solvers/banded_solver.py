@@ -13,6 +13,7 @@ from torchdp.threads import on_host, one_thread
 SHARP = (30.0, 100.0, 300.0, 1e3, 3e3, 1e4)  # powers of squared row norms that stand for their maximum
 FLOOR = 1e-9  # share of the sensitivity that every step gets, so that none is without weight
 FEWER = (30.0, 300.0, 3000.0)  # powers for long matrices
+MOST = 15_000  # evaluations at most
 AT_ONCE = 2**14  # steps whose blocks are held together
 
 
@@ -87,34 +88,29 @@ def banded_toeplitz(first: np.ndarray, bands: int, p: float) -> np.ndarray:
     return np.asarray(c / np.linalg.norm(c))
 
 
-def column_scales(W: np.ndarray, c: np.ndarray, period: int) -> np.ndarray:
+@on_host
+def column_scales(W: Tensor, c: Tensor, period: int) -> Tensor:
     """d, (n,): C[t, s] = c_{t-s} d_s of least ||W C^{-1}||_F, a user of one fixed order moving C G by 1 at most.
 
     So the squared norms of columns i, i + period, ... add up to 1 for every i; len(c) <= period. With v = 1 / d the
     error is v^T H v, H = (W^T W) * (T T^T), T the inverse of c's Toeplitz matrix: L-BFGS over log d, each class of
-    columns scaled to its sum.
+    columns scaled to its sum. On the CPU.
     """
-    from scipy.linalg import toeplitz
-    from scipy.signal import lfilter
+    W, c, step = W.cpu(), c.cpu(), torch.arange(len(W))
+    age = step[:, None] - step
+    C = torch.where((age >= 0) & (age < len(c)), c[age.clamp(0, len(c) - 1)], 0.0)
+    T = torch.linalg.solve_triangular(C, torch.eye(len(W), dtype=C.dtype), upper=False)
+    H, squares, place = (W.mT @ W) * (T @ T.mT), C.square().sum(0), step % period
 
-    n, start = len(W), np.eye(1, len(W))[0]
-    T = np.tril(toeplitz(lfilter([1.0], c, start)))
-    H, place = (W.T @ W) * (T @ T.T), np.arange(n) % period
-    squares = np.append(np.full(max(n - len(c), 0), c @ c), np.cumsum(c * c)[: min(n, len(c))][::-1])
+    def scales(x: Tensor) -> Tensor:
+        sums = x.new_zeros(period).index_add(0, place, (2 * x).exp() * squares)
+        return x.exp() / sums[place].sqrt()
 
-    def sums(x: np.ndarray) -> np.ndarray:
-        return np.asarray(np.bincount(place, x, period)[place])
+    def value(x: Tensor) -> Tensor:
+        v = 1 / scales(x)
+        return (v @ H @ v).log()
 
-    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        sizes = np.exp(2 * x) * squares
-        whole = sums(sizes)
-        v = np.exp(-x) * np.sqrt(whole)
-        value = v @ H @ v
-        slope = 2 * v * (H @ v) / value
-        return math.log(value), sums(slope / whole) * sizes - slope
-
-    x = minimize(objective, np.zeros(n), jac=True, method="L-BFGS-B", options={"maxcor": 30}).x
-    return np.asarray(np.exp(x) / np.sqrt(sums(np.exp(2 * x) * squares)))
+    return scales(torch.from_numpy(quasi_newton(value, np.zeros(len(W)), MOST)))
 
 
 def _objective(x: np.ndarray, first: np.ndarray, power: float) -> tuple[float, np.ndarray]:

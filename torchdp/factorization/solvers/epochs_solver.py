@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.certificate import conjugate
+from torchdp.factorization.certificates.certificate import conjugate, power_norm
 from torchdp.factorization.solvers.acceleration import History, simplex
-from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.factorization.solvers.spectrum import SQUARE_TOLERANCE
 from torchdp.factorization.solvers.stopping import Schedule
 

@@ -39,7 +39,6 @@ from torchdp.factorization.solvers.spectrum import (
 )
 from torchdp.factorization.solvers.stopping import Schedule
 from torchdp.factorization.solvers.symmetry import Problem, Symmetry, symmetry_of
-from torchdp.factorization.solvers.symmetry import power_norm as power_norm
 from torchdp.factorization.solvers.weights import ROUNDING, Best, Weights
 
 MOST, PATIENCE = 50, 6  # iterations; of them without progress

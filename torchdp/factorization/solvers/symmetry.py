@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.certificate import conjugate
+from torchdp.factorization.certificates.certificate import conjugate, power_norm
 from torchdp.factorization.solvers.spectrum import Spectrum
 
 
@@ -114,10 +114,3 @@ def symmetry_of(W: Tensor, p: float, shift: bool) -> Symmetry:
     mirrored = torch.equal(W, W.mT)
     turned = not mirrored and torch.equal(W.flip(-2, -1), W.mT)
     return Symmetry(sides, turned, mirrored or turned)
-
-
-def power_norm(values: Tensor, p: float) -> Tensor:
-    """l_p norm over the last dimension; large p neither overflows nor underflows."""
-    top = values.amax(-1, keepdim=True)
-    top = torch.where(top > 0, top, 1.0)
-    return torch.linalg.vector_norm(values / top, ord=p, dim=-1) * top[..., 0]

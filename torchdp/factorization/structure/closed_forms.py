@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import check_exponent, row_norm
+from torchdp.factorization.certificates.certificate import check_exponent, power_norm, row_norm
 from torchdp.factorization.factorize import Factorization, finish
-from torchdp.factorization.solvers.fixed_point import Solution, power_norm
+from torchdp.factorization.solvers.fixed_point import Solution
 
 
 def gamma_product_domain(norms: Tensor, p: float = math.inf) -> Tensor:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import Certificate, check_exponent
+from torchdp.factorization.certificates.certificate import Certificate, check_exponent, power_norm
 from torchdp.factorization.factorize import Factorization, factors, kronecker, matrices_of, warn
-from torchdp.factorization.solvers.fixed_point import power_norm
 from torchdp.factorization.solvers.stopping import working
 from torchdp.factorization.structure import combine
 from torchdp.workloads import Workload
