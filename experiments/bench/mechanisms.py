@@ -7,7 +7,7 @@ is stated for REAL.
 
 Command:  python experiments/bench/mechanisms.py | tee experiments/bench/mechanisms_cpu.txt
 Expected: INTEGER for frequency oracles, strategies and signs; ROUNDED, with bits_delta below 1e-27, for vectors,
-    curators, shuffled sums and densities, and secure sketches on a CPU; REAL elsewhere.
+    curators, shuffled sums and densities, and secure sums on a CPU; REAL elsewhere.
 Output: results/bench/mechanisms/mechanisms.csv
 Artifact: - | every mechanism's guarantee in bits
 Status: agrees
