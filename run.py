@@ -2,8 +2,9 @@
 """Set up torchdp and run it: ``python3 run.py demo``, ``test``, ``lint``, ``site`` (the pages, in site/), ``bench``
 (fails where a call fell behind its floor) or ``paper NAME`` (its claims beside what comes out here).
 
-The first call installs everything (into .venv, or into the active virtual environment if that has torch); later
-calls start at once. A torch that can be imported is used as it is, never replaced. Safe to kill and repeat.
+The first call installs what its command needs (into .venv, or into the active virtual environment if that has torch):
+the demo little, every other one all that tests take. Later calls start at once. A torch that can be imported is used as
+it is, never replaced. Safe to kill and repeat.
 TORCHDP_TORCH="torch==X.Y.Z" picks another version than the tested one where none is installed.
 """
 
@@ -39,8 +40,8 @@ def environment():
     return str(python), folder
 
 
-def install(python):
-    """torch if it is missing, then torchdp with everything the demo and the tests need."""
+def install(python, extra):
+    """torch if it is missing, then torchdp with this extra of pyproject.toml."""
     import tomllib
 
     tested = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["torchdp"]["tested-torch"]
@@ -50,7 +51,7 @@ def install(python):
         subprocess.check_call([*pip, os.environ.get("TORCHDP_TORCH") or "torch==" + tested])
     keep = Path(python).parent / "torchdp-constraints.txt"
     keep.write_text("torch==" + subprocess.check_output(version, text=True))
-    subprocess.check_call([*pip, "-c", str(keep), "-e", str(ROOT) + "[test]"])
+    subprocess.check_call([*pip, "-c", str(keep), "-e", f"{ROOT}[{extra}]"])
 
 
 def main():
@@ -59,16 +60,17 @@ def main():
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         sys.exit("usage: python3 run.py " + "|".join(COMMANDS) + " [arguments]")
     python, folder = environment()
-    stamp = folder / "torchdp.stamp"
+    extra = "demo" if sys.argv[1] == "demo" else "test"
     facts = [str(ROOT), sys.version, (ROOT / "pyproject.toml").read_text(), Path(__file__).read_text()]
     wanted = hashlib.sha256("\n".join(facts).encode()).hexdigest()
-    if not stamp.exists() or stamp.read_text() != wanted:
+    stamps = {each: folder / f"torchdp-{each}.stamp" for each in (extra, "test")}  # who has all has enough
+    if not any(stamp.exists() and stamp.read_text() == wanted for stamp in stamps.values()):
         print("run.py: setting up in", folder, "(once)", flush=True)
         try:
-            install(python)
+            install(python, extra)
         except subprocess.CalledProcessError as error:
             sys.exit("run.py: set-up failed at: " + " ".join(map(str, error.cmd)))
-        stamp.write_text(wanted)
+        stamps[extra].write_text(wanted)
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")  # an advertisement
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it every process of the tests compiles all files anew
     for command in COMMANDS[sys.argv[1]]:

@@ -36,22 +36,33 @@ def commands(run, monkeypatch):
 
 
 def test_an_importable_torch_is_never_replaced(run, commands, tmp_path):
-    run.install(str(tmp_path / "python"))
+    run.install(str(tmp_path / "python"), "demo")
     pip = [c for c in commands if "pip" in c]
     assert len(pip) == 1 and not any(word.startswith("torch==") for word in pip[0])
     constraint = Path(pip[0][pip[0].index("-c") + 1])
-    assert constraint.read_text() == "torch==2.99.0+local\n"
+    assert constraint.read_text() == "torch==2.99.0+local\n" and pip[0][-1] == f"{ROOT}[demo]"
+
+
+def test_the_demo_installs_little_and_the_tests_all(run, monkeypatch, tmp_path):
+    made, asked = [], []
+    monkeypatch.setattr(run, "environment", lambda: (sys.executable, tmp_path))
+    monkeypatch.setattr(run, "install", lambda python, extra: made.append(extra))
+    monkeypatch.setattr(run.subprocess, "call", lambda command, cwd: asked.append(command[1]))
+    for command in ("demo", "demo", "test", "lint", "demo"):
+        monkeypatch.setattr(run.sys, "argv", ["run.py", command])
+        run.main()
+    assert made == ["demo", "test"] and asked.count("experiments/pairwise/demo.py") == 3
 
 
 def test_a_missing_torch_is_installed_at_the_tested_version(run, commands, tmp_path, monkeypatch):
     commands.torch = False
     monkeypatch.delenv("TORCHDP_TORCH", raising=False)
-    run.install(str(tmp_path / "python"))
+    run.install(str(tmp_path / "python"), "test")
     tested = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["torchdp"]["tested-torch"]
     assert f"torch=={tested}" in commands[1]
     commands.clear()
     monkeypatch.setenv("TORCHDP_TORCH", "torch==2.7.0")
-    run.install(str(tmp_path / "python"))
+    run.install(str(tmp_path / "python"), "test")
     assert "torch==2.7.0" in commands[1]
 
 

@@ -86,7 +86,13 @@ def test_what_is_broken_stops_it(planted, tmp_path):
     (tmp_path / "docs").mkdir()
     shutil.copy(ROOT / "docs/griffe_torchdp.py", tmp_path / "docs")
     (tmp_path / "docs/index.md").write_text("# Start\n\n" + planted + "\n")
-    config = {"INHERIT": f"{ROOT}/mkdocs.yml", "docs_dir": "docs", "extra_css": [], "nav": ["index.md"]}
+    config = {
+        "INHERIT": f"{ROOT}/mkdocs.yml",
+        "docs_dir": "docs",
+        "extra_css": [],
+        "hooks": [],
+        "nav": ["index.md"],
+    }
     (tmp_path / "mkdocs.yml").write_text("".join(f"{name}: {value}\n" for name, value in config.items()))
     done = build(tmp_path / "site", "-f", str(tmp_path / "mkdocs.yml"))
     assert done.returncode != 0

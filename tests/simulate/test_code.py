@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import torchdp
+from torchdp import pairwise
 from torchdp.simulate.code import code_of, package
 
 BASE = '''
@@ -134,6 +135,18 @@ class Thing:
 
     def act(self):
         return self.value
+
+
+def test_what_a_value_has_computed_and_kept_does_not_count():
+    statistic = pairwise.kendall(3, 3)
+
+    def make_trial(config):
+        return statistic
+
+    before = code_of(make_trial)
+    statistic.exact(torch.ones(9))
+    pairwise.OneMessage(statistic, 1.0)
+    assert code_of(make_trial) == before
 
 
 def test_it_names_the_packages_and_their_versions(monkeypatch):

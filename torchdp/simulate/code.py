@@ -13,7 +13,7 @@ import time
 import types
 import uuid
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,13 @@ class _Parts(pickle._Pickler):
             reduced = obj.__reduce_ex__(4)
         except Exception:
             reduced = ""
-        return (tuple, ((type(obj), reduced),)) if isinstance(reduced, str) else reduced
+        if isinstance(reduced, str):
+            return tuple, ((type(obj), reduced),)
+        make, given, *rest = reduced
+        if rest and isinstance(rest[0], dict):  # without what it has computed and kept
+            kept = {name for name in rest[0] if isinstance(getattr(type(obj), name, None), cached_property)}
+            rest[0] = {name: value for name, value in rest[0].items() if name not in kept}
+        return make, given, *rest
 
 
 def _globals(function: types.FunctionType) -> dict[str, Any]:

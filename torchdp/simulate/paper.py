@@ -236,19 +236,9 @@ def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path, scale: Scale) -
         if outcome.failure:
             page.say(f"{outcome.part.script} failed: {outcome.failure}", bad=True)
     page.heading("Claim by claim")
-    page.table(
-        ["result", "claim", "measured as", "paper", "ours", "standard error", "verdict"],
-        [
-            [
-                f.result,
-                f.claim,
-                f.measure,
-                *(math.nan if v is None else float(v) for v in (f.paper, f.ours, f.error)),
-                f.verdict,
-            ]
-            for f in findings
-        ],
-    )
+    head = ["result", "claim", "measured as", "paper", "ours", "standard error", "verdict"]
+    found = ((f, [math.nan if v is None else float(v) for v in (f.paper, f.ours, f.error)]) for f in findings)
+    page.table(head, [[f.result, f.claim, f.measure, *numbers, f.verdict] for f, numbers in found])
     for outcome in outcomes:
         for name, caption in outcome.part.figures.items():
             if (outcome.folder / name).exists():
