@@ -62,7 +62,7 @@ class Config:
     types: int = 64
     users: tuple[int, ...] = (1_000, 10_000, 100_000)
     epsilons: tuple[float, ...] = (1.0, 3.0)
-    trials: int = 24
+    trials: int = 48
 
 
 PEERS = (
@@ -135,13 +135,15 @@ def measure(config: Config, report: Report) -> None:
             means = {method: math.exp(sum(each) / len(each)) for method, each in logs.items()}
             best = [min(row[name] for name in PEERS) for row in rows]
             worst = max(row["chosen, fitted"] / least for row, least in zip(rows, best, strict=True))
-            report.row("fitted", epsilon=epsilon, n=n, client=choice.candidates[0].name, worst=worst, **means)
+            above = sum(row["chosen, fitted"] > row["consistent"] for row in rows)
+            facts = {"client": choice.candidates[0].name, "worst": worst, "above": above}
+            report.row("fitted", epsilon=epsilon, n=n, **facts, **means)
 
 
 def draw(tables: dict) -> dict:
     rows = tables["fitted"]
     figure, (axes,) = subplots(1, size=(8.0, 4.2), wide=1)
-    methods = [name for name in rows[0] if name not in ("epsilon", "n", "client", "worst")]
+    methods = [name for name in rows[0] if name not in ("epsilon", "n", "client", "worst", "above")]
     for place, method in enumerate(methods):
         at = [each + (place - len(methods) / 2) * 0.1 for each in range(len(rows))]
         axes.plot(

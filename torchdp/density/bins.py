@@ -33,7 +33,8 @@ class Grid:
         rows = max(1, NUMBERS_AT_ONCE // repetitions)
         for part, total in zip(x.detach().split(rows), result.split(rows), strict=True):
             for j in range(x.shape[1]):
-                total ^= _bins(part[:, j, None], widths[j], offsets[j]).mul_(factor[j]).add_(first[j])
+                bins = _floor(part[:, j, None], widths[j], offsets[j]).to(torch.int64)
+                total ^= bins.mul_(factor[j]).add_(first[j])
         return result
 
     def reader(self, x: Tensor) -> Callable[[Tensor], Tensor]:
@@ -131,10 +132,6 @@ def _floor(x: Tensor, widths: Tensor, offsets: Tensor) -> Tensor:
     return (x / widths).sub_(offsets).floor_()
 
 
-def _bins(x: Tensor, widths: Tensor, offsets: Tensor) -> Tensor:
-    return _floor(x, widths, offsets).to(torch.int64)
-
-
 def _least(low: Tensor, high: Tensor, number: Tensor, widths: Tensor, offsets: Tensor) -> Tensor:
     """The least float whose bin is at least ``number``, above ``low`` and at most ``high``: by halving, one each."""
     whole = {torch.float32: torch.int32, torch.float64: torch.int64}[low.dtype]
@@ -146,7 +143,7 @@ def _least(low: Tensor, high: Tensor, number: Tensor, widths: Tensor, offsets: T
     below, above = turned(low.view(whole)), turned(high.view(whole))
     for _ in range(torch.iinfo(whole).bits):
         middle = (below >> 1) + (above >> 1) + (below & above & 1)
-        reached = _bins(turned(middle).view(low.dtype), widths, offsets) >= number
+        reached = _floor(turned(middle).view(low.dtype), widths, offsets).to(torch.int64) >= number
         above, below = torch.where(reached, middle, above), torch.where(reached, below, middle)
     return turned(above).view(low.dtype)
 

@@ -76,7 +76,8 @@ def choose(
     protocols = _one_round(statistic, epsilon)
     if statistic.denominator is None:
         protocols += _tuned(statistic, n, epsilon, None if family is None else family.mean(0), rounds, search)
-    if search and _varies(statistic) and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+    varies = bool((statistic.points != statistic.points[:1]).any())
+    if search and varies and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
         protocols += _strategies(statistic, n, epsilon, judged)
     with warnings.catch_warnings():
         if prior is None:
@@ -171,7 +172,3 @@ def _converts(protocol: PairwiseProtocol) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _varies(statistic: PairwiseStatistic) -> bool:
-    return bool((statistic.points != statistic.points[:1]).any())

@@ -168,17 +168,12 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
 
         Too large where users of different types round alike.
         """
-        second, n, point = self._second(tally), float(tally.n), self.mean_point(tally)
-        last = ErrorParts.normal(second[..., -1] / n**4)
-        return lambda weights, value: QuadraticError.isotropic(point, weights, second[..., :-1] / n**2).joined(
-            last
-        )
-
-    def _second(self, tally: Tally) -> Tensor:
-        """The variances of the sums, at most, (*batch, r + 1)."""
-        largest = (self.probabilities * (1 - self.probabilities)).amax(0)
+        n, largest = float(tally.n), (self.probabilities * (1 - self.probabilities)).amax(0)
         share = (self._ones(tally) / tally.n).clamp(0, 1)
-        return self.widths.square() * (tally.n * torch.minimum(largest, share * (1 - share)) + self.noise)
+        second = self.widths.square() * (n * torch.minimum(largest, share * (1 - share)) + self.noise)
+        point, last = self.mean_point(tally), ErrorParts.normal(second[..., -1] / n**4)
+        of = lambda weights: QuadraticError.isotropic(point, weights, second[..., :-1] / n**2)  # noqa: E731
+        return lambda weights, value: of(weights).joined(last)
 
 
 def _probabilities(statistic: PairwiseStatistic) -> tuple[Tensor, Tensor, Tensor]:

@@ -210,16 +210,10 @@ class PairwiseStatistic(Brief):
 
     def users(self, counts: Tensor, least: int) -> Tensor:
         """counts (*batch, k) of users, real numbers allowed, as float64. Raises TypeError, ValueError."""
-        counts = checks.floating("summary", counts).double().to(self.points.device)
-        if counts.shape[-1:] != (self.types,) or bool((counts < 0).any()):
-            raise ValueError(
-                f"summary must be (..., {self.types}) and hold no negative, not {tuple(counts.shape)}"
-            )
-        wrong = (counts.sum(-1) < least * (1 - 1e-9)) | (counts > checks.MOST).any(-1)
-        if bool(wrong.any()):
-            raise ValueError(
-                f"summary must add up to at least {least} users, each number at most {checks.MOST}{checks.at(wrong)}"
-            )
+        counts = checks.users("summary", counts, self.types).to(self.points.device)
+        few = counts.sum(-1) < least * (1 - 1e-9)
+        if bool(few.any()):
+            raise ValueError(f"summary must add up to at least {least} users{checks.at(few)}")
         return counts
 
     def crowd(self, counts: Tensor) -> Crowd:

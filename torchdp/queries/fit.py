@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol import Estimate, Tally
+from torchdp.protocol import Estimate, Objective, Tally, Users
+from torchdp.protocol.users import tensor_of
 from torchdp.queries.adaptive import decoding
 from torchdp.queries.oracle import OracleQueries
 from torchdp.queries.protocol import QueryProtocol
@@ -84,8 +85,7 @@ class FittedOracle(OracleQueries[FrequencyOracle]):
     """Each user reports its type through a frequency oracle; the answers are those of the :func:`fitted` histogram.
 
     An estimate is a :class:`Fit`: its value is fitted, its standard error and intervals are those of the unbiased
-    estimate that it holds. ``predicted_mse`` is simulated; ``worst_mse`` is that of the unbiased answers, and no proof
-    holds the fit's below it.
+    estimate that it holds. ``predicted_mse`` is simulated; ``worst_mse`` is proved, and wide: the fit is a histogram.
 
     workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: an oracle on the same k types; ordered: whether
     neighbouring types are alike. Raises ValueError, TypeError.
@@ -107,6 +107,12 @@ class FittedOracle(OracleQueries[FrequencyOracle]):
 
     def analyse(self, tally: Tally) -> Fit:
         return fitted(self.unbiased, tally, ordered=self.ordered)
+
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """A bound, whatever n: the answers of two histograms to a query differ by its range at most."""
+        wide = (self.workload.amax(1) - self.workload.amin(1)).square()
+        worst = checks.instance("objective", objective, Objective).of(wide)
+        return worst.expand(tensor_of(checks.people("n", n, 1)).shape)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """Of each query, (*batch, m), in ``DRAWS`` simulated tallies of the nearest whole numbers of users.

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -50,16 +51,13 @@ def _meant(W: Tensor, n: int, epsilon: float) -> list[Named]:
     """The square wave, and shifts of least posterior variance under a rough prior."""
     k, found = W.shape[1], list[Named]()
     if SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        generator = keyed_generator(b"fitted", W.device)
-        waves = [("square wave", lambda: ShiftStrategy.square_wave(k, epsilon))]
-        if k <= FACTORED:
-            tuned = lambda: ShiftStrategy.tuned(W, epsilon, generator=generator, users=n)  # noqa: E731
-            waves.append(("shift strategy for fits", tuned))
-        for name, make in waves:
-            try:
-                found.append((name, make()))
-            except ValueError:  # these reports can not tell all types apart
-                continue
+        with suppress(ValueError):  # these reports can not tell all types apart
+            found.append(("square wave", ShiftStrategy.square_wave(k, epsilon)))
+    if found and k <= FACTORED:
+        with suppress(ValueError):
+            generator = keyed_generator(b"fitted", W.device)
+            tuned = ShiftStrategy.tuned(W, epsilon, generator=generator, users=n)
+            found.append(("shift strategy for fits", tuned))
     return found
 
 

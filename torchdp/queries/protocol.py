@@ -71,12 +71,8 @@ class QueryProtocol(Protocol[Tensor]):
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""
-        counts, k = checks.floating("summary", summary).to(self.workload), self.workload.shape[1]
-        if counts.ndim == 0 or counts.shape[-1] != k:
-            raise ValueError(f"summary must have shape (..., {k}), users of each type, not {tuple(counts.shape)}")
+        counts = checks.users("summary", summary, self.workload.shape[1]).to(self.workload)
         n = counts.sum(-1, keepdim=True)
-        if bool((counts < 0).any()) or not bool(((n > 0) & (n <= checks.MOST)).all()):
-            raise ValueError(f"summary must hold no negative counts, and 1 to {checks.MOST} users")
         return counts / n, n
 
 
