@@ -25,7 +25,7 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.randomizers import RandomizedResponse
 from torchdp.regression import GramRelease, adaptive_ridge, top_directions
-from torchdp.regression.rows import clipped_rows
+from torchdp.regression.rows import shortened
 
 with checks.needing("torchdp.sklearn", "scikit-learn"):
     from sklearn.base import (
@@ -59,7 +59,8 @@ class Curated(BaseEstimator):
         """Rows, shortened, and y where there is one, both checked as scikit-learn does; the noise."""
         found = validate_data(self, X, *y, dtype=np.float64, **how)
         X, labels = found if y else (found, None)
-        rows = clipped_rows(torch.from_numpy(np.require(X, requirements=["C", "W"])), self.bound)
+        rows = torch.from_numpy(np.require(X, requirements=["C", "W"]))
+        rows = shortened(rows, checks.positive("bound", self.bound))
         if self.random_state is None:
             return rows, labels, None
         return rows, labels, SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1)))

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from torchdp.randomness import keyed_generator
 from torchdp.regression import GramRelease, LocalRows, SecondMoments, phi, psi, solve_ridge, top_directions
-from torchdp.regression.rows import clipped_rows
+from torchdp.regression.rows import shortened
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.simulate.report import read_table
 
@@ -86,11 +86,11 @@ def drawn(n: int, rows: Callable[[int], Tensor]) -> Sums:
 def spectrum(n: int, d: int, k: int, generator: torch.Generator) -> Sums:
     """Rows of k singular values sqrt(n/k), up to a relative error of sqrt(k/n) where they are many; cut to norm 2."""
     if n <= WHOLE:
-        A = clipped_rows(spectrum_rows(n, d, k, generator=generator), 2.0)
+        A = shortened(spectrum_rows(n, d, k, generator=generator).double(), 2.0)
         rest = iter(A.split(1))
         return drawn(n, lambda count: torch.cat([next(rest) for _ in range(count)]))
     basis = torch.linalg.qr(torch.randn(d, k, dtype=torch.float64, generator=generator)).Q
-    inside = drawn(n, lambda count: clipped_rows(torch.randn(count, k, generator=generator) / math.sqrt(k), 2.0))
+    inside = drawn(n, lambda count: shortened(torch.randn(count, k, generator=generator).double() / math.sqrt(k), 2.0))
     return Sums(SecondMoments(n, basis @ inside.moments.matrix @ basis.mT), inside.buckets @ basis.mT)
 
 

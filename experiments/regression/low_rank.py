@@ -24,7 +24,7 @@ from synthetic import spectrum_rows
 from torchdp.randomness import keyed_generator
 from torchdp.regression import GramRelease, LocalRows, SecondMoments, psi, top_directions
 from torchdp.regression.low_rank import predicted_psi, random_psi
-from torchdp.regression.rows import clipped_rows
+from torchdp.regression.rows import shortened
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 
@@ -97,7 +97,7 @@ def measure(config: Config, report: Report) -> None:
     generator = keyed_generator(b"low rank")
     for k in config.ranks:
         for n in config.sizes:
-            A = clipped_rows(spectrum_rows(n, COLUMNS, k, generator=generator), BOUND)
+            A = shortened(spectrum_rows(n, COLUMNS, k, generator=generator).double(), BOUND)
             for epsilon in config.epsilons:
                 for name, (values, predicted, spent) in errors(A, k, epsilon, config.runs, generator).items():
                     report.row(
