@@ -86,11 +86,11 @@ def drawn(n: int, rows: Callable[[int], Tensor]) -> Sums:
 def spectrum(n: int, d: int, k: int, generator: torch.Generator) -> Sums:
     """Rows of k singular values sqrt(n/k), up to a relative error of sqrt(k/n) where they are many; cut to norm 2."""
     if n <= WHOLE:
-        A = shortened(spectrum_rows(n, d, k, generator=generator).double(), 2.0)
+        A = shortened(spectrum_rows(n, d, k, generator=generator), 2.0)
         rest = iter(A.split(1))
         return drawn(n, lambda count: torch.cat([next(rest) for _ in range(count)]))
     basis = torch.linalg.qr(torch.randn(d, k, dtype=torch.float64, generator=generator)).Q
-    inside = drawn(n, lambda count: shortened(torch.randn(count, k, generator=generator).double() / math.sqrt(k), 2.0))
+    inside = drawn(n, lambda count: shortened(torch.randn(count, k, generator=generator) / math.sqrt(k), 2.0))
     return Sums(SecondMoments(n, basis @ inside.moments.matrix @ basis.mT), inside.buckets @ basis.mT)
 
 

@@ -97,7 +97,7 @@ def measure(config: Config, report: Report) -> None:
     generator = keyed_generator(b"low rank")
     for k in config.ranks:
         for n in config.sizes:
-            A = shortened(spectrum_rows(n, COLUMNS, k, generator=generator).double(), BOUND)
+            A = shortened(spectrum_rows(n, COLUMNS, k, generator=generator), BOUND)
             for epsilon in config.epsilons:
                 for name, (values, predicted, spent) in errors(A, k, epsilon, config.runs, generator).items():
                     report.row(

@@ -16,7 +16,7 @@ from products import gaussian_delta, written_out
 from torchdp.kernels.secure_sketch.reference import normals
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic, Model, gaussian_log_delta, gaussian_sigma
-from torchdp.regression.rows import clipped_rows
+from torchdp.regression.rows import shortened
 from torchdp.secure import SecureSketch, reconstruct, share
 from torchdp.secure.protocol import one_key
 from torchdp.sketching import (
@@ -230,7 +230,7 @@ def test_bad_data_are_refused_before_any_noise_is_drawn(message):
 def test_rows_clipped_in_double_precision_pass():
     A = torch.nn.functional.normalize(torch.randn(60, 3, dtype=torch.float64, generator=generator()), dim=1)
     assert protocol().within(A) is A
-    short = clipped_rows(A.float() * 3, 1.0)
+    short = shortened(A.float() * 3, 1.0)
     assert short.dtype == torch.float64 and protocol().within(short) is short
     with pytest.raises(ValueError, match="in float64"):  # float32's rounding makes a row longer than the bound
         protocol().within(torch.nn.functional.normalize(A.float(), dim=1))

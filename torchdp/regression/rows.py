@@ -63,7 +63,8 @@ class RowsProtocol(Protocol[SecondMoments]):
 
 
 def shortened(rows: Tensor, bound: float) -> Tensor:
-    """Rows (n, d) projected on the l_2 ball of radius ``bound``."""
+    """Rows (n, d) projected on the l_2 ball of radius ``bound``: float64, since float32 could leave one longer."""
+    rows = rows.double()
     norms = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
     return rows / (norms / bound).clamp_min(1)
 
