@@ -27,6 +27,7 @@ PRINTED = {  # a page and one of its blocks: what it prints
     + r"optimised strategy[\s\S]*exactly epsilon = 0\.99\d+\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3538",
     ("batches.md", 1): r"torch\.Size\(\[1000\]\) cover 0\.9[3-7]\d*\ntorch\.Size\(\[1000, 3\]\)",
     ("batches.md", 2): r"torch\.Size\(\[10000, 12\]\)\nTrue True True",
+    ("batches.md", 3): r"torch\.Size\(\[20, 500\]\) True",
     ("budget.md", 0): r"(tensor\(.*\n){3}guarantee spends more[^\n]*\ncentral.*at most epsilon = 0\.8[\s\S]*Event",
     ("choosing.md", 0): HEAD
     + r"optimised strategy[\s\S]*local.*exactly.*\ngamma_\w: 0\.000\d+\n +10000 users: 0\.02.*\n.*0\.00",

@@ -50,7 +50,7 @@ def root(
 
 
 def between(
-    excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor | float, tolerance: float = 1e-12
+    excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor | float, tolerance: float = TOLERANCE
 ) -> Tensor:
     """Where a function that falls is 0 between two ends, or the end that is nearest to that."""
     found = root(excess, low, torch.as_tensor(high).to(low), tolerance, (False, False))
@@ -95,13 +95,10 @@ def _root(excess: Any, low: Any, high: Any, tolerance: float, grow: tuple[bool, 
     if device.type != "cpu" or {value.numel() for value in values} != {1}:
         return _found(f, torch.where, [low, high], values, *how)
     one = lambda x: np.float64(f(torch.full_like(values[0], float(x))))  # noqa: E731
+    where = lambda condition, yes, no: yes if condition else no  # noqa: E731
     with np.errstate(all="ignore"):  # the same steps in floats, which cost less
         at, value = ([np.float64(each) for each in pair] for pair in ((low, high), values))
-        return torch.full_like(values[0], _found(one, _where, at, value, *how))
-
-
-def _where(condition: Any, yes: Any, no: Any) -> Any:
-    return yes if condition else no
+        return torch.full_like(values[0], _found(one, where, at, value, *how))
 
 
 def _found(f: Any, where: Any, at: Any, value: Any, grow: Any, longest: float, tolerance: float) -> Any:

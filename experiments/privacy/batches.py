@@ -4,9 +4,9 @@ Command:  python experiments/privacy/batches.py | tee experiments/bench/batches_
 Output: results/privacy/batches/*.csv.
 Prints: (1) for each call the largest relative difference between a batch and its loop; CPU seconds of the batch over
     those of the loop of the same calls on numbers; milliseconds of one number, and of the same one again; launches,
-    operations of torch other than views, of the batch over those of one. (2) ten thousand mechanisms in one call:
-    PrivUnit at 100 epsilons times 100 dimensions, shuffled randomized response at 1,000 epsilons times ten numbers of
-    users, and Gaussian noise, beside scipy's brentq in a loop of a few of them.
+    operations of torch other than views: of one number, and of the batch over those of one. (2) ten thousand
+    mechanisms in one call: PrivUnit at 100 epsilons times 100 dimensions, shuffled randomized response at 1,000
+    epsilons times ten numbers of users, and Gaussian noise, beside scipy's brentq in a loop of a few of them.
 Expected: (1) no difference, but for ``least_flip``, below 1e-4; ratios below .02, of flips .2, which are bound by
     memory; launches 1 to 2. (2) the answers of scipy within 1e-4; a tenth of its time, for PrivUnit about the same.
 Artifact: - | a batch is its loop
@@ -125,6 +125,7 @@ def calls(config: Config, report: Report) -> None:
         apart = max(
             abs(one / each - 1) if each else abs(one) for one, each in zip(loop, found.tolist(), strict=False)
         )
+        alone = launches(name, 1)
         report.row(
             "calls",
             call=name,
@@ -132,7 +133,8 @@ def calls(config: Config, report: Report) -> None:
             ratio=seconds / looped * config.looped / config.size,
             one_ms=looped / config.looped * 1e3,
             again_ms=again * 10,
-            launches=launches(name, config.size) / launches(name, 1),
+            one_launches=alone,
+            launches=launches(name, config.size) / alone,
         )
     for name, reason in ALONE.items():
         report.say(f"no batch: {name}: {reason}")

@@ -56,12 +56,10 @@ def errors(A, rank: int, epsilon: float, runs: int, generator: torch.Generator):
         noises["Cor. 4.7"] = paper.gaussian_noise(
             sketch, COLUMNS, BOUND / math.sqrt(COLUMNS), epsilon=epsilon, delta=DELTA
         )
-    SA = []
-    for _ in range(runs):
-        SA.append(balanced_count_sketch(n, HEIGHT, generator=generator).apply(A))
+    SA = torch.stack([balanced_count_sketch(n, HEIGHT, generator=generator).apply(A) for _ in range(runs)])
     for name, noise in noises.items():
         level = noise.variance(sketch).sqrt()[:, None]
-        Y = torch.stack(SA) + level * torch.randn(runs, HEIGHT, COLUMNS, dtype=torch.float64, generator=generator)
+        Y = SA + level * torch.randn(runs, HEIGHT, COLUMNS, dtype=torch.float64, generator=generator)
         spent = noise.guarantee(sketch, BOUND, delta=DELTA).epsilon
         found[name] = psi(moments, top_directions(Y.mT @ Y, rank)), math.nan, spent
     local = LocalRows(COLUMNS, BOUND, epsilon, DELTA)

@@ -98,9 +98,6 @@ class OfFeatures(Protocol[Crowd]):
     law: BitLaw
     steps: Tensor | None = None  # (instances,), what a one is worth in each sum; None: bits
 
-    def summary(self, x: Tensor) -> Crowd:
-        return Crowd.of(x)
-
     def exact(self, summary: Crowd) -> Tensor:
         summary = self._users(summary)
         return self.features.sums(summary)[0] / beside(summary.n, 1)

@@ -157,8 +157,7 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
     too large, shifted down together. matrix: (*batch, d, d), symmetric. Post-processing: as private as its input.
     Source: Nikolov, Talwar, Zhang (2016), the projection mechanism, for the ball's second moments.
     """
-    matrix, total = _square(matrix), checks.squarable("radius", radius) ** 2
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    (values, vectors), total = _spectrum(matrix), checks.squarable("radius", radius) ** 2
     kept = values.clamp_min(0)
     kept = torch.where(kept.sum(-1, keepdim=True) > total, total * onto_simplex(values / total), kept)
     return (vectors * kept[..., None, :]) @ vectors.mT
@@ -166,17 +165,18 @@ def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
 
 def project_covariance(matrix: Tensor) -> Tensor:
     """The nearest positive semidefinite matrix: biased upwards, never further from a covariance than its input."""
-    matrix = _square(matrix)
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    values, vectors = _spectrum(matrix)
     return (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
 
 
-def _square(matrix: Tensor) -> Tensor:
-    """(*batch, d, d), at least float32."""
+def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of the symmetric part, at least float32."""
     matrix = checks.matrix("matrix", matrix, checks.LARGEST)
     if matrix.shape[-1] != matrix.shape[-2]:
         raise ValueError(f"matrix must have shape (..., d, d), not {tuple(matrix.shape)}")
-    return matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
+    matrix = matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    return values, vectors
 
 
 def symmetric(pairs: Tensor, d: int) -> Tensor:

@@ -89,7 +89,7 @@ class QuadraticError(Error):
 
         z = needed(torch.zeros_like(u0)).clamp_max(LARGEST)  # the answer but for slack
         if bool(self.slack.any()):
-            z = between(lambda z: needed(z) - z, torch.zeros_like(u0), LARGEST, NEAR)
+            z = between(lambda z: needed(z) - z, torch.zeros_like(u0), LARGEST)
         return torch.where(z > LARGEST * (1 - NEAR), torch.inf, z).where(~u0.isnan(), torch.nan)
 
     def scaled(self, factor: float | Tensor) -> "QuadraticError":
@@ -162,12 +162,12 @@ class _Path:
 
     def crossing(self, goal: Tensor) -> Tensor:
         """Where the deviate is ``goal``, or the end of the path that is nearest to it."""
-        return between(lambda y: self.deviate(y) - goal, torch.full_like(goal, -FARTHEST), FARTHEST, NEAR)
+        return between(lambda y: self.deviate(y) - goal, torch.full_like(goal, -FARTHEST), FARTHEST)
 
     def place(self, u: Tensor) -> Tensor:
         """Where the truth lies u above the centre."""
         goal = torch.asinh(u / self.scale)
-        return between(lambda y: goal - torch.asinh(self.at(y)[0]), torch.full_like(u, -FARTHEST), FARTHEST, NEAR)
+        return between(lambda y: goal - torch.asinh(self.at(y)[0]), torch.full_like(u, -FARTHEST), FARTHEST)
 
 
 def coordinates(slope: Tensor, J: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -202,4 +202,4 @@ def _threshold(squares: Tensor, own: Tensor) -> Tensor:
     many = (own.sum(-1).square() / spread.clamp_min(TINY)).clamp_min(1)
     most = (4 * (1 - 1 / many) + 2 * many.log()).expand_as(size)
     excess = lambda t: (squares - t[..., None] * own).clamp_min(0).sum(-1) - left  # noqa: E731
-    return between(excess, torch.zeros_like(most), most, NEAR)
+    return between(excess, torch.zeros_like(most), most)

@@ -164,8 +164,7 @@ class Tally(Brief):
         ends = range(len(batch), 1 + min(map(len, shapes), default=0))  # of a batch behind one sample_shape
         if not any({shape[:end] for shape in shapes} == {shapes[0][: end - len(batch)] + batch} for end in ends):
             raise ValueError(
-                f"tally.n must have the parts' shape behind sample_shape and before a number's own, not {batch} "
-                f"beside {shapes}: it would broadcast; drop the dimensions that are no batch's"
+                f"tally.n must have the parts' shape but for sample_shape and answer, not {batch}: {shapes}"
             )
 
     def __getitem__(self, name: str) -> Tensor:

@@ -77,11 +77,9 @@ class SecondMoments:
         return SecondMoments(self.n + other.n, self.matrix + other.matrix)
 
 
-def checked(moments: SecondMoments, name: str = "moments") -> SecondMoments:
+def checked(moments: SecondMoments) -> SecondMoments:
     """``moments``, if that is what they are. Raises TypeError."""
-    if not isinstance(moments, SecondMoments):
-        raise TypeError(f"{name} must be SecondMoments, not {type(moments).__name__}; see SecondMoments.of")
-    return moments
+    return checks.instance("moments, as SecondMoments.of makes them,", moments, SecondMoments)
 
 
 def level(name: str, value: float) -> float:

@@ -200,10 +200,7 @@ def _largest_alone(law: Accounted, target: Target) -> float:
 
 def largest_epsilon(profiles: Callable[[float], Sequence[Profile]], target: Target) -> float:
     """The largest e whose ``profiles(e)`` compose to the target's delta, to TOLERANCE / 2."""
-
-    def found(inverse: float) -> float:
-        return composed_delta(profiles(1 / inverse), target.flips, target.epsilon)
-
+    found = lambda inverse: composed_delta(profiles(1 / inverse), target.flips, target.epsilon)  # noqa: E731
     return 1 / crossing(found, target.delta, target.flips / target.epsilon)
 
 
