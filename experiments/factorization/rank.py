@@ -22,7 +22,6 @@ from torch import Tensor
 from torchdp import pairwise, workloads
 from torchdp.factorization import (
     LowRankRelaxation,
-    SignatureRelaxation,
     factorize,
     jl_rank,
     johnson_lindenstrauss,
@@ -98,7 +97,7 @@ def trained(
     W: Tensor, rank: int, histograms: Tensor, n: int, threshold: float, steps: int
 ) -> tuple[Tensor, Tensor]:
     """(right, weights) of W, trained on OneMessage's leading variance, averaged over the histograms, + bias squared."""
-    module = SignatureRelaxation(W, rank)
+    module = LowRankRelaxation(W, rank, symmetric=True)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.02, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for step in range(steps):

@@ -30,7 +30,7 @@ from torchdp.domains.evaluate import dual_value, enclose
 from torchdp.domains.groups import dual_order, total
 from torchdp.domains.relaxation import split
 from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
-from torchdp.factorization.structure.closed_forms import gamma_product_domain
+from torchdp.factorization.structure.constructive import gamma_product_domain
 
 EXPONENTS = [2.0, 3.0, 4.0, 8.0, math.inf]
 exponents = pytest.mark.parametrize("p", EXPONENTS)

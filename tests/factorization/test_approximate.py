@@ -9,7 +9,7 @@ from laws import normal, overlap
 
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize, gamma2, least_error, zeta
-from torchdp.factorization.certificates.approximate_certificate import certify_approximate
+from torchdp.factorization.certificates.objective_certificate import certify_approximate
 from torchdp.factorization.norm import witness
 
 

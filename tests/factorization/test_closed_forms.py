@@ -7,7 +7,7 @@ import torch
 from laws import normal
 
 from torchdp.factorization import factorize, gamma_box, gamma_ellipsoid
-from torchdp.factorization.structure.closed_forms import gamma_product_domain
+from torchdp.factorization.structure.constructive import gamma_product_domain
 
 EXPONENTS = [2.0, 3.0, math.inf]
 

@@ -7,12 +7,24 @@ import torch
 from laws import normal, uniform
 
 from torchdp import workloads
-from torchdp.factorization import Groups, LocalError, Mixed, Norm, Product, Relaxation, factorize, strategy, train
+from torchdp.factorization import (
+    Groups,
+    Limited,
+    LocalError,
+    Mixed,
+    Norm,
+    Product,
+    Relaxation,
+    factorize,
+    strategy,
+    train,
+)
 from torchdp.factorization.certificates.objective_certificate import certify_objective
 from torchdp.randomizers import PrivUnitG
 
 PRIOR = torch.tensor([0.5, 0.1, 0.1, 0.2, 0.1], dtype=torch.float64)
 PAIRS = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
+LIMITS = torch.tensor([0.5, 2.0, 1.2, 1.0, 9.0, 1.1], dtype=torch.float64)
 OBJECTIVES = {
     "worst": Norm(),
     "p = 4": Norm(4.0),
@@ -20,6 +32,7 @@ OBJECTIVES = {
     "mean": Mixed(0.0),
     "local": LocalError(PRIOR, -0.4),
     "groups": Groups(PAIRS),
+    "limited": Limited(LIMITS),
 }
 
 
@@ -30,6 +43,8 @@ def squared(name, a, b, W):
         return a.square().sum().sqrt() * b.max()
     if name == "mixed":
         return (0.3 * a.max() + 0.7 * a.mean()) * b.max()
+    if name == "limited":
+        return torch.maximum(a.mean(), (a / LIMITS).max()) * b.max()
     if name == "mean":
         return a.mean() * b.max()
     if name == "local":
@@ -52,6 +67,7 @@ def program(name, W):
         "p = 4": lambda: cp.pnorm(a, 2),
         "mixed": lambda: 0.3 * cp.max(a) + 0.7 * cp.sum(a) / m,
         "mean": lambda: cp.sum(a) / m,
+        "limited": lambda: cp.maximum(cp.sum(a) / m, cp.max(cp.multiply(1 / LIMITS.numpy(), a))),
         "local": lambda: cp.max(a - 0.4 * (W.square() * PRIOR).sum(1).numpy()),
     }[name]()
     problem = cp.Problem(cp.Minimize(error), [Z[:m, m:] == W.numpy(), b <= 1])
@@ -83,7 +99,7 @@ def test_guarantee_certify_objective_bounds_every_factorization(name, shifted):
         value = squared(name, left.square().sum(1), right.square().sum(0), W)
         least = min(least, float(value) ** 0.5)
         columns = 3 if name == "groups" else 5
-        rows = 1 if name == "p = 4" else 6
+        rows = {"p = 4": 1, "limited": 7}.get(name, 6)
         s, z = uniform(rows, seed=seed), uniform(columns, seed=seed + 50)
         bounds = certify_objective(W, left, right, objective, s, z, shift=v if shifted else None)
         assert float(bounds.upper) == pytest.approx(float(value) ** 0.5, rel=1e-9)

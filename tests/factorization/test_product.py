@@ -95,8 +95,6 @@ def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     assert product.residual > 2 * half.residual * half.residual  # the product of the residuals is not a bound
     infinite = Certificate(torch.tensor(math.inf), torch.tensor(1.0), torch.tensor(math.inf), rounding=0.0)
     assert combine.kronecker([infinite, half]).upper == combine.kronecker([half, infinite]).residual == math.inf
-    blocks = combine.block_diagonal([infinite, half], 3)
-    assert blocks.upper == blocks.residual == math.inf and float(blocks.lower) == pytest.approx(2 ** (1 / 3))
 
 
 def test_rounding_of_a_dense_product_is_charged():
@@ -192,18 +190,6 @@ def test_guarantee_factorize_blocks_brackets_the_norm_of_the_dense_matrix(p):
     rows = torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)
     torch.testing.assert_close(rows, found.sensitivity)  # balanced
     assert float(found.column_weights.sum()) == pytest.approx(1)
-
-
-@pytest.mark.parametrize("p", EXPONENTS)
-def test_guarantee_block_diagonal_certificate_and_no_other_exponent(p):
-    blocks = [normal(3, 3), normal(3, 4, seed=1)]
-    parts = [factorize(block, p, tol=1e-7).certificate for block in blocks]
-    combined = combine.block_diagonal(parts, p)
-    whole = factorize(torch.block_diag(*blocks), p, tol=1e-6).certificate
-    assert overlap(combined, whole)
-    for wrong in {2.0, 3.0, math.inf} - {p}:
-        other = torch.linalg.vector_norm(torch.stack([part.upper for part in parts]), ord=wrong)
-        assert not whole.lower * (1 - 1e-6) <= other <= whole.upper * (1 + 1e-6)
 
 
 def test_blocks_that_are_all_zero_and_in_float32():

@@ -12,7 +12,7 @@ import torch
 from laws import overlap
 
 from torchdp import factorization, pairwise, workloads
-from torchdp.factorization import Relaxation, SignatureRelaxation, approximate, factorize, truncate
+from torchdp.factorization import Relaxation, approximate, factorize, truncate
 from torchdp.factorization.rank import measure
 from torchdp.factorization.relaxation import LowRankRelaxation, smooth_log_norm
 
@@ -28,7 +28,7 @@ MODULES = [
     lambda: Relaxation(normal(4, 3)),
     lambda: Relaxation(normal(2, 3, 5), shift=True),
     lambda: LowRankRelaxation(normal(4, 5), 2),
-    lambda: SignatureRelaxation(symmetric(5, 5), 3),
+    lambda: LowRankRelaxation(symmetric(5, 5), 3, symmetric=True),
 ]
 
 
@@ -80,7 +80,7 @@ def test_low_rank_modules_start_at_the_truncated_svd(rank):
     values, V = torch.linalg.eigh(square)
     order = values.abs().argsort(-1, descending=True)[..., :kept]
     V = V.take_along_dim(order[..., None, :], -1)
-    module = SignatureRelaxation(square, rank)
+    module = LowRankRelaxation(square, rank, symmetric=True)
     left, right = module()
     torch.testing.assert_close(left @ right, V * values.gather(-1, order)[..., None, :] @ V.mT)
     torch.testing.assert_close(left, right.mT * module.weights[..., None, :])
@@ -90,7 +90,7 @@ def test_low_rank_modules_start_at_the_truncated_svd(rank):
 def test_directions_that_start_at_zero_can_still_grow():
     """A zero singular value leaves one factor non-zero, so the other has a gradient."""
     W = normal(5, 1) @ normal(1, 4)
-    for module in (LowRankRelaxation(W, 2), SignatureRelaxation(W[:4] @ W[:4].T, 2)):
+    for module in (LowRankRelaxation(W, 2), LowRankRelaxation(W[:4] @ W[:4].T, 2, symmetric=True)):
         left, right = module()
         missed = (left @ right - torch.eye(left.shape[0], 4)).square().sum()
         gradients = torch.autograd.grad(missed, [*module.parameters()])
@@ -128,7 +128,7 @@ def test_gradients_of_the_factors(make):
 def test_a_module_keeps_its_own_copy_of_W_and_follows_its_dtype(make):
     assert all(p.dtype == torch.float64 for p in make().parameters())
     W = symmetric(4, 4).float().requires_grad_()
-    for module in (Relaxation(W, shift=True), LowRankRelaxation(W, 2), SignatureRelaxation(W, 2)):
+    for module in (Relaxation(W, shift=True), LowRankRelaxation(W, 2), LowRankRelaxation(W, 2, symmetric=True)):
         assert all(t.dtype == torch.float32 and not t.requires_grad for t in module.buffers())
         assert all(p.dtype == torch.float32 for p in module.parameters())
         kept = module.W.clone()
@@ -237,7 +237,7 @@ def test_minimising_a_protocols_predicted_error_end_to_end():
     before = torch.stack([protocol.predicted_mse(USERS * h) for h in HISTOGRAMS])
     threshold = protocol.client.tau.threshold
     W = KERNEL - base.form.constant
-    module = SignatureRelaxation(W, 6)
+    module = LowRankRelaxation(W, 6, symmetric=True)
 
     def loss(left, right, sharpness):
         miss = (W - left @ right).abs().clamp_min(1e-9).log()
@@ -252,6 +252,6 @@ def test_minimising_a_protocols_predicted_error_end_to_end():
     bound = after + bias**2
     assert trained.dim == 6 and base.dim > 12
     assert bound[0] < 0.75 * before[0] and bound[1] < 0.5 * before[1]
-    cut = SignatureRelaxation(W, 6)  # untrained: the truncated spectrum alone
+    cut = LowRankRelaxation(W, 6, symmetric=True)  # untrained: the truncated spectrum alone
     missed = (W - torch.matmul(*cut())).abs().max()
     assert (bound < one_message_variance(cut()[1], cut.weights, threshold) + missed.square()).all()

@@ -49,24 +49,21 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 | gap | | upper / lower - 1 | no |
 """
 
-from torchdp.factorization.additive import additive_noise_bound
 from torchdp.factorization.approximate import approximate, least_error, zeta
 from torchdp.factorization.certificates.certificate import Certificate, certify
-from torchdp.factorization.certificates.exact_certificate import exact_certificate
-from torchdp.factorization.certificates.stored import load, save
+from torchdp.factorization.certificates.exact_certificate import exact_certificate, load, save
 from torchdp.factorization.dual import gamma2_dual
 from torchdp.factorization.epochs import factorize_epochs, factorize_separated
 from torchdp.factorization.factorize import Factorization, factorize, signature_form
-from torchdp.factorization.hard import hard_instance
+from torchdp.factorization.hard import additive_noise_bound, hard_instance
 from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
-from torchdp.factorization.objectives import Groups, LocalError, Mixed, Norm, Objective
+from torchdp.factorization.objectives import Groups, Limited, LocalError, Mixed, Norm, Objective
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import gram_layer, reference
 from torchdp.factorization.relaxation import (
     LowRankRelaxation,
     Product,
     Relaxation,
-    SignatureRelaxation,
     smooth_log_norm,
     strategy,
 )
@@ -76,8 +73,13 @@ from torchdp.factorization.streams.buffered_factorization import factorize_buffe
 from torchdp.factorization.streams.recalled import RecalledStrategy
 from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.factorization.streams.strategy import StreamStrategy
-from torchdp.factorization.structure.closed_forms import gamma_box, gamma_ellipsoid
-from torchdp.factorization.structure.constructive import binary_tree, lipschitz_tree, square_root
+from torchdp.factorization.structure.constructive import (
+    binary_tree,
+    gamma_box,
+    gamma_ellipsoid,
+    lipschitz_tree,
+    square_root,
+)
 from torchdp.factorization.structure.marginals import MarginalFactorization
 from torchdp.factorization.structure.product import factorize_blocks, factorize_product
 from torchdp.factorization.train import train
@@ -88,6 +90,7 @@ __all__ = [
     "Certificate",
     "Factorization",
     "Groups",
+    "Limited",
     "LocalError",
     "LowRankRelaxation",
     "MarginalFactorization",
@@ -98,7 +101,6 @@ __all__ = [
     "RecalledStrategy",
     "Recurrence",
     "Relaxation",
-    "SignatureRelaxation",
     "StreamStrategy",
     "additive_noise_bound",
     "approximate",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.approximate_certificate import amounts, certify_approximate
 from torchdp.factorization.certificates.certificate import Bounds, Certificate, allowance
+from torchdp.factorization.certificates.objective_certificate import amounts, certify_approximate
 from torchdp.factorization.factorize import Factorization, Matrix, factorize, matrix_of
 from torchdp.factorization.norm import witness
 from torchdp.factorization.solvers.lines import least

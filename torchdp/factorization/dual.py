@@ -10,9 +10,11 @@ from torchdp import checks
 from torchdp.factorization.certificates.certificate import (
     Bounds,
     allowance,
+    dual_size,
     fitting,
     magnitude,
 )
+from torchdp.factorization.solvers.acceleration import TINY, simplex
 from torchdp.factorization.solvers.stopping import warn_where_open
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
@@ -61,15 +63,8 @@ def certify_dual(
     U = U / size  # sums of large entries are no floats
     lower = (U * (_unit(left) @ _unit(right).mT)).sum((-2, -1))
     needed = (U != 0).any(-1), (U != 0).any(-2)
-    inverse, unproved = [], torch.zeros_like(lower, dtype=torch.bool)
-    for weights, nonzero in zip(given, needed, strict=True):
-        weights = torch.where(nonzero, weights, 0.0)
-        share = weights / weights.sum(-1, keepdim=True)
-        usable = nonzero & (share > 0)
-        inverse.append(torch.where(usable, share, 1.0).rsqrt())
-        unproved |= (nonzero & ~usable).any(-1)
-    scaled = inverse[0][..., None] * U * inverse[1][..., None, :]
-    upper = torch.linalg.matrix_norm(torch.where(unproved[..., None, None], 0.0, scaled), 2)
+    upper, proved = dual_size(U, *(torch.where(nonzero, w, 0.0) for w, nonzero in zip(given, needed, strict=True)))
+    unproved = (proved != U).any(-1).any(-1)
     size, largest = size[..., 0, 0], torch.finfo(U.dtype).max
     return (size * lower).clamp(-largest, largest), torch.where(unproved, math.inf, size * upper)
 
@@ -120,7 +115,7 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
             continue
         check = math.ceil(1.25 * iteration)  # the certificate's singular values cost many steps
         S = scaled @ Y
-        weights = [_weights(torch.linalg.vector_norm(V, dim=-1)) for V in (S, T)]
+        weights = [simplex(torch.linalg.vector_norm(V, dim=-1).clamp_min(TINY), SMALLEST_WEIGHT) for V in (S, T)]
         lower, upper = certify_dual(U, _unit(S), Y, *weights)
         rounding = allowance(upper, m + n + rank)
         result = Gamma2Dual(upper, lower, _unit(S), Y, weights[0], weights[1], iteration, rounding=rounding)
@@ -136,9 +131,3 @@ def _unit(vectors: Tensor) -> Tensor:
     vectors = vectors / torch.where(size > 0, size, 1.0)
     norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
     return vectors / torch.where(norm > 0, norm, 1.0)
-
-
-def _weights(lengths: Tensor) -> Tensor:
-    largest = lengths.amax(-1, keepdim=True)
-    lengths = torch.maximum(lengths, SMALLEST_WEIGHT * torch.where(largest > 0, largest, 1.0))
-    return lengths / lengths.sum(-1, keepdim=True)

@@ -172,18 +172,11 @@ def factorize_separated(
         (_balanced(W, each, gap, times) for each in (C, _triangular(X)) if each is not None),
         key=lambda found: float(torch.linalg.vector_norm(found[1], ord=p)),
     )
-    return _judged(given, size, C, errors, dual, gap, times, p)
-
-
-def _judged(
-    W: Tensor, size: float, C: Tensor, errors: Tensor, dual: SeparatedDual, gap: int, times: int, p: float
-) -> SeparatedFactorization:
-    """Everything on W's device and in its scale, with its certificate."""
-    C, errors = C.to(W.device), (errors * size).to(W.device)
-    dual = SeparatedDual(*(x.to(W.device) for x in (dual.row_weights, dual.steps, dual.directions, dual.weights)))
-    left = torch.linalg.solve_triangular(C, W.double(), upper=False, left=False)
-    certificate = certify_separated(W, left, C, dual, gap, times, p=p)
-    return SeparatedFactorization(C, errors, dual, certificate)
+    C, errors = C.to(given.device), (errors * size).to(given.device)
+    proof = (dual.row_weights, dual.steps, dual.directions, dual.weights)
+    dual = SeparatedDual(*(x.to(given.device) for x in proof))
+    left = torch.linalg.solve_triangular(C, given.double(), upper=False, left=False)
+    return SeparatedFactorization(C, errors, dual, certify_separated(given, left, C, dual, gap, times, p=p))
 
 
 def _balanced(W: Tensor, C: Tensor, gap: int, times: int) -> tuple[Tensor, Tensor]:

@@ -153,23 +153,21 @@ def factorize(
     return result
 
 
+@one_thread
 def factors(
     matrices: Sequence[Tensor], p: float, shift: bool, tol: float, max_iterations: int
 ) -> tuple[Factorization, ...]:
     """A factorization of each matrix; the relative gap ``tol`` of their product is shared out."""
     p, tol = check_exponent(p), checks.positive("tol", tol)
     max_iterations = checks.integer("max_iterations", max_iterations, 1)
-    share = math.expm1(math.log1p(tol) / len(matrices))
-    return tuple(_factorization(f, p, shift, share, max_iterations) for f in matrices)
-
-
-@one_thread
-def _factorization(W: Tensor, p: float, shift: bool, tol: float, max_iterations: int) -> Factorization:
-    for solution in attempts(W.double(), p=p, shift=shift, tol=tol, max_iterations=max_iterations):
-        result = finish(W, solution, p)
-        if closed(result.certificate, tol, _size([W]), W.dtype):
-            break
-    return result
+    share, found = math.expm1(math.log1p(tol) / len(matrices)), []
+    for W in matrices:
+        for solution in attempts(W.double(), p=p, shift=shift, tol=share, max_iterations=max_iterations):
+            result = finish(W, solution, p)
+            if closed(result.certificate, share, _size([W]), W.dtype):
+                break
+        found.append(result)
+    return tuple(found)
 
 
 def signature_form(W: Matrix, tol: float = 1e-3, *, max_iterations: int = 10_000) -> SignatureFactorization:

@@ -15,7 +15,6 @@ from torchdp.factorization.solvers.lines import least
 from torchdp.workloads import RunningSums
 
 ROUNDING = 1e-13  # of the largest entry of W
-LARGEST = 1e300  # of constants: none is too large
 
 
 def witness(W: Tensor, row_weights: Tensor, column_weights: Tensor, *, shift: bool = False) -> Tensor:
@@ -118,5 +117,5 @@ def free_constant(W: Tensor, *, tol: float = 1e-3) -> FreeConstant:
         return found.certificate.upper, ((W + c) * U).sum(), U.sum()
 
     rounding = ROUNDING * W.abs().max()
-    best, upper, lower = least(look, -(high + low) / 2, high - low, (-LARGEST, LARGEST), tol, rounding).tolist()
+    best, upper, lower = least(look, -(high + low) / 2, high - low, (-math.inf, math.inf), tol, rounding).tolist()
     return FreeConstant(upper, lower, best, rounding=float(rounding))

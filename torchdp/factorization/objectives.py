@@ -62,7 +62,7 @@ class Norm(Objective):
         object.__setattr__(self, "p", check_exponent(self.p))
 
     def rows(self, a: Tensor) -> Tensor:
-        return a if self.p == math.inf else power(a, self.p / 2)[..., None]
+        return a if self.p == math.inf else log_norm(a, self.p / 2).exp()[..., None]
 
     def weights(self, a: Tensor, multipliers: Tensor) -> Tensor:
         if self.p == math.inf:
@@ -70,10 +70,10 @@ class Norm(Objective):
         return (a / a.amax(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)) ** (self.p / 2 - 1)
 
 
-def power(values: Tensor, order: float) -> Tensor:
-    """l_order norm of values >= 0 along the last dimension, differentiable, of any order without overflow."""
-    values = values.clamp_min(torch.finfo(values.dtype).tiny)
-    return ((order * values.log()).logsumexp(-1) / order).exp()
+def log_norm(values: Tensor, order: float) -> Tensor:
+    """Logarithm of the l_order norm of values >= 0 along the last dimension, differentiable, of any order."""
+    values = values.clamp_min(torch.finfo(values.dtype).tiny)  # a zero row or column has no logarithm
+    return (order * values.log()).logsumexp(-1) / order
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,33 @@ class Mixed(Objective):
 
 
 @dataclass(frozen=True)
+class Limited(Objective):
+    """The mean squared error, query i's being at most limits_i times it: else the largest ratio counts.
+
+    What rules like Adam's need, whose steps divide by the noise. limits: (m,), positive. Raises TypeError, ValueError.
+    """
+
+    limits: Tensor
+
+    def __post_init__(self) -> None:
+        limits = checks.floating("limits", self.limits).detach().double()
+        if limits.ndim != 1 or not bool((limits > 0).all()):
+            raise ValueError("limits must be a vector of positive numbers, one for each query")
+        object.__setattr__(self, "limits", limits)
+
+    def rows(self, a: Tensor) -> Tensor:
+        return torch.cat([a.mean(-1, keepdim=True), a / self.limits.to(a)], -1)
+
+
+@dataclass(frozen=True)
 class Groups(Objective):
     """gamma_(p) where a user holds every column of a group: sensitivity max over groups of sum_j ||R_j||.
 
     groups: (g, n), 1 where group and column belong together and 0 elsewhere; a column in each group. The lower
-    bound takes sum_j ||R_j||^2 for (sum_j ||R_j||)^2. No better one is known: the certificate's gap stays open,
-    and descent ends at the least error by the proof above. Raises TypeError, ValueError.
+    bound takes sum_j ||R_j||^2 for (sum_j ||R_j||)^2, whose convex envelope in b >= 0 it is (a concave function of
+    degree 1 is equal to its envelope on the axes alone): nothing convex in b is a better bound. So the gap stays open,
+    at most the root of a group's size, and descent ends at the least error by the proof above. Raises TypeError,
+    ValueError.
     """
 
     groups: Tensor

@@ -148,21 +148,21 @@ def gram_layer(W: Tensor) -> GramFactorization:
     except Exception as error:
         raise RuntimeError(f"the SDP solver failed on W of shape {tuple(W.shape)}: {error}") from error
 
-    c, P = (each.detach().clamp_min(0) for each in weights)
-    certificate = certify(scaled.detach(), *_factors(Z.detach(), m), c, P)
-    gap = float((certificate.upper - certificate.lower).max())  # at max abs(W) = 1, so the norm is 1 at least
+    def back(tensor: Tensor, dtype: torch.dtype = W.dtype) -> Tensor:
+        return tensor.reshape((*batch, *tensor.shape[1:])).to(W.device, dtype)
+
+    left, right = (scale.sqrt() * factor for factor in _factors(Z.detach(), m))
+    proof = (back(each.detach(), torch.float64) for each in (left, right, *(w.clamp_min(0) for w in weights)))
+    certificate = certify(back(exact, torch.float64), *proof)
+    size = back(scale[:, 0, 0], torch.float64)
+    gap = float(((certificate.upper - certificate.lower) / size).max())  # the norm is max abs(W) at least
     if not gap <= TOLERANCE:
         raise RuntimeError(
             f"the SDP solver stopped on W of shape {tuple(W.shape)} at a certified gap of {gap:.2e}, above {TOLERANCE}"
         )
 
-    def back(tensor: Tensor, dtype: torch.dtype = W.dtype) -> Tensor:
-        tensor = tensor * scale.reshape(-1, *(1,) * (tensor.ndim - 1))
-        return tensor.reshape((*batch, *tensor.shape[1:])).to(W.device, dtype)
-
-    bounds = ("upper", "lower", "residual", "rounding")
-    certificate = Certificate(**{name: back(getattr(certificate, name), torch.float64) for name in bounds})
-    return GramFactorization(back(value), back(Z[:, :m, :m]), back(Z[:, m:, m:]), certificate)
+    rows, columns = back(scale * Z[:, :m, :m]), back(scale * Z[:, m:, m:])
+    return GramFactorization(back(scale[:, 0, 0] * value), rows, columns, certificate)
 
 
 @lru_cache(maxsize=16)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
+from torchdp.factorization.objectives import log_norm
 
 FILLED = 0.1  # what entries that may not be negative start at: at 0 their squares have no slope
 FAINT = 1e-3  # singular values below it start with their weight on one factor: two zero factors have no gradient
@@ -86,61 +87,41 @@ class Relaxation(nn.Module):
 class LowRankRelaxation(nn.Module):
     """left right of rank at most ``rank``, near W: both factors are parameters and start at the truncated SVD of W.
 
-    Nothing keeps the product near W but the loss, and no rank below W's can reach it.
+    With ``symmetric`` left = right^T diag(weights), one vector for each type: the parameters are ``right`` (*batch,
+    rank, n) and ``weights`` (*batch, rank), which start at the eigenvectors of the eigenvalues of largest size and at
+    their signs. Nothing keeps the product near W but the loss, and no rank below W's can reach it.
 
-    W: (*batch, m, n), real. rank: at least 1; min(m, n) serves for more. Raises ValueError, TypeError.
+    W: (*batch, m, n), real; symmetric where ``symmetric`` says so. rank: at least 1; min(m, n) serves for more. Raises
+    ValueError, TypeError.
     """
 
     W: Tensor
     unit: Tensor
+    weights: nn.Parameter  # None where it is not symmetric
 
-    def __init__(self, W: Tensor, rank: int) -> None:
+    def __init__(self, W: Tensor, rank: int, symmetric: bool = False) -> None:
         super().__init__()
         W, _, scaled = _prepare(self, W)
         rank = checks.integer("rank", rank, 1)
-        U, S, Vh = torch.linalg.svd(scaled, full_matrices=False)
+        if checks.instance("symmetric", symmetric, bool):
+            if W.shape[-1] != W.shape[-2] or not torch.allclose(scaled, scaled.mT, rtol=0, atol=1e-6):
+                raise ValueError("W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2")
+            S, U = torch.linalg.eigh(scaled)
+            order = S.abs().argsort(-1, descending=True)
+            S, U = S.gather(-1, order), U.take_along_dim(order[..., None, :], -1)
+            Vh = U.mT
+        else:
+            U, S, Vh = torch.linalg.svd(scaled, full_matrices=False)
         U, S, Vh = U[..., :rank], S[..., :rank], Vh[..., :rank, :]
-        root = S.clamp_min(FAINT).sqrt()
-        self.left = nn.Parameter((U * (S / root)[..., None, :]).to(W))
+        root = S.abs().clamp_min(FAINT).sqrt()
+        self.left = None if symmetric else nn.Parameter((U * (S / root)[..., None, :]).to(W))
         self.right = nn.Parameter((root[..., None] * Vh).to(W))
+        self.register_parameter("weights", nn.Parameter((S / root.square()).to(W)) if symmetric else None)
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """(left, right), of shapes (*batch, m, rank) and (*batch, rank, n)."""
-        return self.unit * self.left, self.unit * self.right
-
-
-class SignatureRelaxation(nn.Module):
-    """right^T diag(weights) right of rank at most ``rank``, near a symmetric W: one vector for each type.
-
-    Parameters: ``right`` (*batch, rank, n) and ``weights`` (*batch, rank), which start at the eigenvectors of the
-    eigenvalues of largest size and at their signs. Nothing keeps the product near W but the loss.
-
-    W: (*batch, n, n), real, symmetric. rank: at least 1; n serves for more. Raises ValueError, TypeError.
-    """
-
-    W: Tensor
-    unit: Tensor
-
-    def __init__(self, W: Tensor, rank: int) -> None:
-        super().__init__()
-        W, _, scaled = _prepare(self, W)
-        rank = checks.integer("rank", rank, 1)
-        if W.shape[-1] != W.shape[-2] or not torch.allclose(scaled, scaled.mT, rtol=0, atol=1e-6):
-            raise ValueError(
-                "W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2, and "
-                "LowRankRelaxation takes any matrix"
-            )
-        values, vectors = torch.linalg.eigh(scaled)
-        order = values.abs().argsort(-1, descending=True)[..., :rank]
-        values, vectors = values.gather(-1, order), vectors.take_along_dim(order[..., None, :], -1)
-        size = values.abs().clamp_min(FAINT)
-        self.right = nn.Parameter((size.sqrt()[..., None] * vectors.mT).to(W))
-        self.weights = nn.Parameter((values / size).to(W))
-
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """(left, right), left = right^T diag(weights), of shapes (*batch, n, rank) and (*batch, rank, n)."""
         right = self.unit * self.right
-        return right.mT * self.weights[..., None, :], right
+        return right.mT * self.weights[..., None, :] if self.left is None else self.unit * self.left, right
 
 
 class Strategy(nn.Module):
@@ -218,13 +199,8 @@ def smooth_log_norm(left: Tensor, right: Tensor, sharpness: float, p: float = ma
     Guarantees: at least the logarithm of the l_p norm of left's row norms * the largest column norm of right.
     """
     sharpness, p = checks.within("sharpness", sharpness, 1, checks.LARGEST), checks.order("p", p, 2)
-    rows = _log_norm(left.square().sum(-1), min(sharpness, p / 2))
-    return (rows + _log_norm(right.square().sum(-2), sharpness)) / 2
-
-
-def _log_norm(values: Tensor, order: float) -> Tensor:
-    values = values.clamp_min(torch.finfo(values.dtype).tiny)  # a zero row or column has no logarithm
-    return (order * values.log()).logsumexp(-1) / order
+    rows = log_norm(left.square().sum(-1), min(sharpness, p / 2))
+    return (rows + log_norm(right.square().sum(-2), sharpness)) / 2
 
 
 def _prepare(module: nn.Module, W: Tensor) -> tuple[Tensor, Tensor, Tensor]:

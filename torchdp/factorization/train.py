@@ -36,38 +36,32 @@ def train(
 ) -> Factorization:
     """W = L R of least error by gradient descent, certified, for any objective and structure.
 
-    Trains :class:`Relaxation`, so that L R = W at every step, by L-BFGS on smoothed maxima whose
-    multipliers tend to the dual weights (``factorization.descending``). The factors of the best
-    upper bound and the weights of the best lower bound are both kept, and it stops on the
-    certificate that it returns.
+    Trains :class:`Relaxation`, so that L R = W at every step, by L-BFGS on smoothed maxima whose multipliers tend to
+    the dual weights (``factorization.descending``). The factors of the best upper bound and the weights of the best
+    lower bound are both kept, and it stops on the certificate that it returns.
 
     Args:
-        W: (*batch, m, n), real, or a :class:`Workload`; numpy arrays and lists too. Each problem
-            goes its own way. objective: an :class:`Objective`, or a number p in [2, inf] for
-            :class:`Norm`. structure: a function of W, float64, whose largest entry is about 1, that
-            gives an nn.Module with forward() =
-            (left, right), left right = W; None: the relaxation. Parameters without W's batch
-            dimensions are shared.
+        W: (*batch, m, n), real, on any device, or a :class:`Workload`; numpy arrays and lists too. Each problem goes
+            its own way.
+        objective: an :class:`Objective`, or a number p in [2, inf] for :class:`Norm`.
+        structure: a function of W, float64, whose largest entry is about 1, that gives an nn.Module with forward() =
+            (left, right), left right = W; None: the relaxation. Parameters without W's batch dimensions are shared.
         alpha: a number in W's units, by which the factors of a structure may miss W in each entry, as those of
-            :class:`LowRankRelaxation` do; the bound is that of :func:`approximate`. shift: W - v 1^T = L R for a free
-            v, of the relaxation.
-            error_weights: (*batch, m) or (m,), positive, as in :func:`factorize`. tol: the relative
-            gap at which each problem stops. With a structure: of what is least nearby, where the
-            descent
-            sees it; the certificate's lower bound is of all factorizations, so its gap is what the
-            structure costs at most.
+            :class:`LowRankRelaxation` do; the bound is that of :func:`approximate`.
+        shift: W - v 1^T = L R for a free v, of the relaxation.
+        error_weights: (*batch, m) or (m,), positive, as in :func:`factorize`.
+        tol: the relative gap at which each problem stops. With a structure: of what is least nearby, where the descent
+            sees it; the certificate's lower bound is of all factorizations, so its gap is what the structure costs at
+            most.
         steps: of L-BFGS, at most, each about two products and solutions of the factors' size.
         progress: whether to show a bar; None: on a terminal, after a second.
 
-    The factors follow W's dtype and device, the work is in float64; nothing is drawn at random. The
-    row and column weights returned are those of :func:`certify` for a norm, and else the
-    multipliers of :func:`certify_objective`.
-    Warns (RuntimeWarning) where ``tol`` is not met. Raises ValueError or TypeError on bad
-    arguments.
+    The factors follow W's dtype and device, the work is in float64; nothing is drawn at random. The row and column
+    weights returned are those of :func:`certify` for a norm, and else the multipliers of :func:`certify_objective`.
+    Warns (RuntimeWarning) where ``tol`` is not met. Raises ValueError or TypeError on bad arguments.
 
     Guarantees: certificate.lower <= the least error <= certificate.upper, for the objective.
-    Source: Tseng, Bertsekas (1993) for the multipliers; the dual weights by Nikolov, Tang (2023),
-    Theorem 26.
+    Source: Tseng, Bertsekas (1993) for the multipliers; the dual weights by Nikolov, Tang (2023), Theorem 26.
     """
     given = matrix_of(W)
     objective = objective if isinstance(objective, Objective) else Norm(objective)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.descent import Adam, cosine
-from torchdp.factorization import SignatureRelaxation
+from torchdp.factorization import LowRankRelaxation
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
 from torchdp.randomizers import PrivUnitG
 from torchdp.threads import one_thread
@@ -50,7 +50,7 @@ def low_rank(
     with torch.inference_mode(False), torch.enable_grad():
         exact = target / scale
         offset = statistic.form.constant / scale
-        module = SignatureRelaxation(exact - offset, rank)
+        module = LowRankRelaxation(exact - offset, rank, symmetric=True)
         constant = torch.nn.Parameter(exact.new_tensor(offset))
         adam = Adam([*module.parameters(), constant], betas=(0.9, 0.99))
         best: tuple[float, Tensor, Tensor, float] = math.inf, exact, exact, 0.0

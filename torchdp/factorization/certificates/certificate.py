@@ -243,6 +243,17 @@ def scaled_weights(weights: Tensor, order: float) -> Tensor:
     return weights / torch.linalg.vector_norm(ordered, ord=order, dim=-1, keepdim=True).clamp_min(1.0)
 
 
+def dual_size(U: Tensor, row_weights: Tensor, column_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """||diag(c)^{-1/2} U diag(P)^{-1/2}||_op, (*batch), for the weights scaled to sum 1; and U where none of them is 0.
+
+    It is at least gamma_2* of that U. Source: Edmonds, Nikolov, Ullman (2020), Lemma 13.
+    """
+    c, P = (scaled_weights(w, 1.0) for w in (row_weights, column_weights))
+    U = torch.where((c > 0)[..., None] & (P > 0)[..., None, :], U, 0.0)
+    rows, columns = (torch.where(w > 0, w, 1.0).rsqrt() for w in (c, P))
+    return torch.linalg.matrix_norm(rows[..., None] * U * columns[..., None, :], 2), U
+
+
 def fitting(W: Tensor, **given: Tensor | tuple[Tensor, tuple[int, ...]]) -> list[Tensor]:
     """What goes with W (*batch, m, n), in float64: finite, on W's device, leading dimensions that broadcast to W's.
 

@@ -1,4 +1,6 @@
-"""The evaluator of any objective: like certify, it shares nothing with the solvers."""
+"""The evaluators of any objective, and of gamma_2 within alpha: like certify, they share nothing with the solvers."""
+
+import math
 
 import torch
 from torch import Tensor
@@ -7,8 +9,10 @@ from torchdp import checks
 from torchdp.factorization.certificates.certificate import (
     Certificate,
     allowance,
+    dual_size,
     fitting,
     or_infinite,
+    row_norm,
     scaled_weights,
 )
 from torchdp.factorization.objectives import Objective
@@ -67,7 +71,8 @@ def certify_objective(
 
     rest = missing.square().sum(-1)  # squared row norms of E
     largest = rest.amax(-1)
-    s2 = (_ratio(a.amax(-1), b.amax(-1)) * _ratio(torch.ones_like(largest), largest)).sqrt()
+    s2 = (a.amax(-1) / b.amax(-1) / largest).sqrt()
+    s2 = torch.where((s2 > 0) & s2.isfinite(), s2, 1.0)
     a, b = a + s2[..., None] * rest, b + torch.where(largest > 0, 1 / s2, 0.0)[..., None]
     worst = (objective.rows(a) * objective.columns(b).amax(-1, keepdim=True) + offset).amax(-1)
     upper = or_infinite(worst.clamp_min(0).sqrt())
@@ -77,7 +82,62 @@ def certify_objective(
     return Certificate(upper, lower, or_infinite(missing.abs().amax((-2, -1))), rounding=rounding)
 
 
-def _ratio(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, and 1 where it is no positive number."""
-    ratio = a / b
-    return torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0)
+def certify_approximate(
+    W: Tensor,
+    alpha: Tensor | float,
+    left: Tensor,
+    right: Tensor,
+    U: Tensor,
+    row_weights: Tensor,
+    column_weights: Tensor,
+) -> Certificate:
+    """Bounds on gamma_2(W; alpha) = min over abs(W' - W) <= alpha (every entry) of gamma_2(W'), in float64.
+
+    upper = largest row norm of left * largest column norm of right, plus the largest row norm of what left right
+    misses beyond alpha. lower = (<W, U> - alpha sum abs(U)) / max(1, s), at least 0, with s the operator norm of
+    diag(c)^{-1/2} U diag(P)^{-1/2} for the weights c, P scaled to sum 1: gamma_2*(U) <= s.
+
+    W, U: (*batch, m, n); factors and weights as in :func:`certify`; alpha: a number or (*batch). Raises TypeError,
+    ValueError.
+
+    Guarantees: lower <= gamma_2(W; alpha) <= upper for any factors, any U and any non-negative weights.
+    Source: Ghazi et al. (2023), section 1 (entries within alpha; Edmonds, Nikolov, Ullman (2020) define it with
+    alpha/2, but their dual, Lemma 12, is the one for alpha); Lemma 13 for the weights.
+    """
+    W, left = (checks.matrix(*pair).detach().double() for pair in (("W", W), ("left", left)))
+    m, n = W.shape[-2:]
+    try:
+        W = W.expand(*torch.broadcast_shapes(W.shape[:-2], left.shape[:-2]), m, n)
+    except RuntimeError as error:
+        raise ValueError(
+            f"left of shape {tuple(left.shape)} must have a batch that broadcasts with that of W, {tuple(W.shape[:-2])}"
+        ) from error
+    weights = {"row_weights": row_weights, "column_weights": column_weights}
+    left, right, U, *given = fitting(W, left=left, right=right, U=(U, (m, n)), **weights)
+    alpha = amounts("alpha", alpha, W)
+    missing, bound = W - left @ right, alpha[..., None, None]
+    beyond = missing - missing.clamp(-bound, bound)
+    upper = or_infinite(row_norm(left, math.inf) * row_norm(right.mT, math.inf) + row_norm(beyond, math.inf))
+
+    size, U = dual_size(U, *given)  # a row of weight 0 proves nothing about U there
+    size = size.clamp_min(1)
+    lower = ((W * U).sum((-2, -1)) - alpha * U.abs().sum((-2, -1))) / size
+    summed = ((W * U).abs().sum((-2, -1)) + alpha * U.abs().sum((-2, -1))) / size
+    rounding = allowance(upper, m + n + left.shape[-1], summed)
+    return Certificate(upper, lower.clamp_min(0), or_infinite(missing.abs().amax((-2, -1))), rounding=rounding)
+
+
+def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
+    """A number, or a tensor of numbers for the batch of W, in float64 on W's device; none negative."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(checks.non_negative(name, value), dtype=torch.float64, device=W.device)
+    value = checks.floating(name, value).detach().to(W.device, torch.float64)
+    if bool((value < 0).any()):
+        raise ValueError(f"{name} must hold no negative numbers")
+    try:
+        torch.broadcast_shapes(value.shape, W.shape[:-2])
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name} of shape {tuple(value.shape)} must broadcast with the batch {tuple(W.shape[:-2])} of W"
+        ) from error
+    return value

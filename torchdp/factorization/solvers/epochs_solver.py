@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import conjugate, power_norm
 from torchdp.factorization.solvers.acceleration import History, simplex
-from torchdp.factorization.solvers.spectrum import SQUARE_TOLERANCE
+from torchdp.factorization.solvers.spectrum import SQUARE_TOLERANCE, right_vectors
 from torchdp.factorization.solvers.stopping import Schedule
 
 STEP = 0.9  # exponent of the update of M: half of that of single columns' weights
@@ -76,8 +76,10 @@ class _Weights:
         self.step = (self.step + 0.5) / 2 if fell and not back else self.step
         self.previous = 0.0 if back else trace
         moved = _scaled([_grown(B, root, G / trace) for B, root, G in zip(self.M, roots, X, strict=True)])
-        logs = [_log(B) for B in self.M]
-        update = [self._rows(a, trace)] + [(_log(B) - L).flatten() for B, L in zip(moved, logs, strict=True)]
+        logs = [_power(B, None) for B in self.M]
+        update = [self._rows(a, trace)] + [
+            (_power(B, None) - L).flatten() for B, L in zip(moved, logs, strict=True)
+        ]
         x = torch.cat([self.s.log()] + [L.flatten() for L in logs])
         x = self.history.mix(x, self.step * torch.cat(update), self.measure, back)
         rows, *blocks = x.split([len(self.s)] + [B.numel() for B in self.M])
@@ -125,9 +127,8 @@ def _right_vectors(Y: Tensor) -> tuple[Tensor, Tensor]:
     values, V = torch.linalg.eigh(Y.mT @ Y)
     if values[0] > SQUARE_TOLERANCE * values[-1]:
         return values.sqrt(), V
-    triangle = torch.linalg.qr(Y, mode="r").R
-    _, T, Vh = torch.linalg.svd(triangle)
-    return T.clamp_min(SMALLEST * T[0]), Vh.mT
+    T, V = right_vectors(Y)
+    return T.clamp_min(SMALLEST * T[0]), V
 
 
 def _grown(B: Tensor, root: Tensor, G: Tensor) -> Tensor:
@@ -150,14 +151,11 @@ def _unit(B: Tensor) -> Tensor:
     return root[:, :, None] * B * root[:, None, :]
 
 
-def _power(B: Tensor, exponent: float) -> Tensor:
+def _power(B: Tensor, exponent: float | None) -> Tensor:
+    """B^exponent; its logarithm for None."""
     values, Q = torch.linalg.eigh(B)
-    return (Q * _positive(values).pow(exponent)[:, None, :]) @ Q.mT
-
-
-def _log(B: Tensor) -> Tensor:
-    values, Q = torch.linalg.eigh(B)
-    return (Q * _positive(values).log()[:, None, :]) @ Q.mT
+    values = torch.maximum(values, 1e-14 * values[..., -1:])  # above what rounding makes of 0
+    return (Q * (values.log() if exponent is None else values.pow(exponent))[:, None, :]) @ Q.mT
 
 
 def _exponentials(logarithms: list[Tensor]) -> list[Tensor]:
@@ -165,11 +163,6 @@ def _exponentials(logarithms: list[Tensor]) -> list[Tensor]:
     spectra = [torch.linalg.eigh((L + L.mT) / 2) for L in logarithms]
     top = max(float(values.max()) for values, _ in spectra)
     return [(Q * (values - top).clamp_min(-SPREAD).exp()[:, None, :]) @ Q.mT for values, Q in spectra]
-
-
-def _positive(values: Tensor) -> Tensor:
-    """Eigenvalues above what rounding makes of 0."""
-    return torch.maximum(values, 1e-14 * values[..., -1:])
 
 
 def orthogonal_columns(
@@ -194,7 +187,8 @@ def orthogonal_columns(
     bounds = [_diagonals(X, C) for X, C in zip(blocks, correlations, strict=True)]
     size = torch.stack([y.sum(1).max() for y in bounds]).max()
     y = torch.cat([(y * (size / y.sum(1, keepdim=True))).flatten() for y in bounds])
-    owner = _owners(bounds)
+    sizes = torch.tensor([part.shape[1] for part in bounds for _ in part], dtype=torch.int64, device=y.device)
+    owner = torch.arange(len(sizes), device=y.device).repeat_interleave(sizes)
     across = torch.where(owner[:, None] == owner, 0.0, right.mT @ right)
     R, failed = torch.linalg.cholesky_ex(across + y.diag(), upper=True)
     if bool(failed):
@@ -209,10 +203,3 @@ def _diagonals(X: Tensor, C: Tensor) -> Tensor:
     largest = torch.linalg.eigvalsh(root[:, :, None] * X * root[:, None, :])[:, -1:]
     y, plain = y * largest.clamp_min(1.0), X.abs().sum(2)
     return torch.where(y.sum(1, keepdim=True) < plain.sum(1, keepdim=True), y, plain)
-
-
-def _owners(columns: list[Tensor]) -> Tensor:
-    """The class of each column, from one (classes, k) tensor for each k."""
-    sizes = [part.shape[1] for part in columns for _ in part]
-    counts = torch.tensor(sizes, dtype=torch.int64, device=columns[0].device)
-    return torch.arange(len(counts), device=counts.device).repeat_interleave(counts)

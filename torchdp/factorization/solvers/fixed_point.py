@@ -21,7 +21,7 @@ goes back, takes the plain update and forgets its history. memory = 0 is the pla
 import math
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from torchdp.factorization.solvers.spectrum import (
     triangle,
 )
 from torchdp.factorization.solvers.stopping import Schedule
-from torchdp.factorization.solvers.symmetry import Problem, Symmetry, symmetry_of
+from torchdp.factorization.solvers.symmetry import Problem, symmetry_of
 from torchdp.factorization.solvers.weights import ROUNDING, Best, Weights
 
 MOST, PATIENCE = 50, 6  # iterations; of them without progress
@@ -64,6 +64,11 @@ class Solution:
     column_weights: Tensor
     primal_weights: Tensor
     iterations: int
+
+    def turned(self) -> "Solution":
+        """Of W with its columns reversed."""
+        columns = {name: getattr(self, name).flip(-1) for name in ("right", "column_weights", "primal_weights")}
+        return replace(self, **columns)
 
 
 def solve(W: Tensor, *, p: float = math.inf, tol: float = 1e-3, **settings: Any) -> Solution:
@@ -107,19 +112,20 @@ def attempts(
     whole = W / scale
     W = triangle(whole) if p == 2 and W.shape[-2] > W.shape[-1] else whole
     plain = spectrum is not None or W is not whole
-    symmetry = Symmetry((W.shape[-2], W.shape[-1])) if plain else symmetry_of(W, p, shift)
-    if symmetry.turned:
+    symmetric, turned = (False, False) if plain else symmetry_of(W, p, shift)
+    if turned:
         W = whole = whole.flip(-1)
-    problem = Problem(W, symmetry, p, shift)
+    problem = Problem(W, symmetric, p, shift)
     weights, looks = Weights(problem, tol, memory), Schedule(tol)
     begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
-    spectrum = choose(problem.W, symmetry.mirrored) if spectrum is None else spectrum
+    spectrum = choose(problem.W, symmetric) if spectrum is None else spectrum
     best = Best(weights)
     for iterations in range(begun + 1, max_iterations + 1):
         best.look(weights, spectrum)
         finished = best.gap <= looks.within
         if looks.due(iterations, finished) or iterations == max_iterations:
-            yield _solution(whole, problem, scale, best, iterations)
+            found = _solution(whole, problem, scale, best, iterations)
+            yield found.turned() if turned else found
             if not looks.go_on(iterations, best.gap, finished):
                 return
             if finished and spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
@@ -129,14 +135,10 @@ def attempts(
 
 def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: Best, iterations: int) -> Solution:
     """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or its triangle."""
-    symmetry, dual, same = problem.symmetry, best.primal[-1], problem.W is whole
-    P = symmetry.whole(dual)[1]
+    c, P = problem.split(best.primal[-1])
     X = whole - whole @ P[..., None] if problem.shift else whole
-    c, columns = symmetry.split(dual)
-    short = columns if problem.W.shape[-2] >= problem.W.shape[-1] else c
+    short = P if problem.W.shape[-2] >= problem.W.shape[-1] else c
     left, right = factors(X, *best.maps(best.primal[:2], short))
-    if symmetry.turned:
-        X, right = X.flip(-1), right.flip(-1)
     if float((X - left @ right).abs().max()) > ROUNDING * max(X.shape[-2:]):
         left, right = _complete(X, left, right)
     used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
@@ -144,12 +146,12 @@ def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: Best, iterat
     if not bool(used.all()):
         left, right = left[..., used], right[..., used, :]
     half = scale.sqrt()
-    row_weights, column_weights = symmetry.whole(best.dual)
+    row_weights, column_weights = problem.split(best.dual)
     return Solution(
         left=half * left,
         right=half * right,
         shift=(scale * (whole @ P[..., None]))[..., 0] if problem.shift else None,
-        row_weights=row_weights if same else torch.ones_like(whole[..., 0]),
+        row_weights=row_weights if problem.W is whole else torch.ones_like(whole[..., 0]),
         column_weights=column_weights,
         primal_weights=P,
         iterations=iterations,
@@ -173,7 +175,7 @@ def begin(weights: Weights, tol: float, most: int) -> int:
     where they meet up to ``tol``; where half of a batch is done the rest goes on alone. Nothing is proved here.
     """
     problem = weights.problem
-    spectrum = choose_rough(problem.W, problem.symmetry.mirrored)
+    spectrum = choose_rough(problem.W, problem.symmetric)
     if spectrum is None or most < 1:
         return 0
     if _smooth(problem):
@@ -219,7 +221,7 @@ def _flat(weights: Weights) -> Weights:
 def _smooth(problem: Problem) -> bool:
     """Whether every second row and column of a large symmetric matrix are the same problem but for its size."""
     W = problem.W
-    if W.ndim > 2 or len(W) < LARGE or not problem.symmetry.mirrored:
+    if W.ndim > 2 or len(W) < LARGE or not problem.symmetric:
         return False
     return bool((W[1:] - W[:-1]).abs().mean() < SMOOTH * W.abs().mean())
 
@@ -233,8 +235,7 @@ def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
     W = weights.problem.W
     first = 1 - len(W) % 2  # so that prefix sums, their columns reversed, become prefix sums
     W = W[first::2, first::2]
-    symmetry = Symmetry((len(W), len(W)), mirrored=True)
-    coarse = Weights(Problem(W, symmetry, math.inf, False), tol, weights.history.memory)
+    coarse = Weights(Problem(W, True, math.inf, False), tol, weights.history.memory)
     guess = None
     if len(W) >= COARSEST:
         start, guess = _from_coarser(coarse, tol)

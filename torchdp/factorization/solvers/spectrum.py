@@ -126,13 +126,13 @@ class Decomposed(Spectrum):
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         M, short, tall = _weighed(X, c, P)  # (*batch, long, short)
         if self.all:
-            (S, V), notes = _right_vectors(M), M.new_ones(1)
+            (S, V), notes = right_vectors(M), M.new_ones(1)
         else:
             values, V = torch.linalg.eigh(M.mT @ M)
             margin = torch.sub(values[..., 0], values[..., -1], alpha=SQUARE_TOLERANCE)
             S = values.sqrt()  # not a number where a square is negative, which is heard of
             if self.precise is not None:
-                S[self.precise], V[self.precise] = _right_vectors(M[self.precise])
+                S[self.precise], V[self.precise] = right_vectors(M[self.precise])
                 margin = torch.where(self.precise, 1.0, margin)
             self.poor.append(margin <= 0)
             notes = margin.amin()[None]
@@ -148,7 +148,7 @@ class Decomposed(Spectrum):
         return Step((V, S), _singular_maps, a, b, S.sum(-1), missing, notes)
 
 
-def _right_vectors(M: Tensor) -> tuple[Tensor, Tensor]:
+def right_vectors(M: Tensor) -> tuple[Tensor, Tensor]:
     """Singular values and right singular vectors, to the accuracy of float64."""
     square = torch.linalg.qr(M, mode="r").R if M.shape[-2] > M.shape[-1] else M
     _, S, Vh = torch.linalg.svd(square, full_matrices=False)

@@ -1,8 +1,13 @@
-"""What a mirror symmetry of W saves: rows and columns that share their weights; W seen by them."""
+"""W as the fixed point sees it, and what a mirror symmetry saves: rows and columns that share their weights.
+
+W (*batch, m, n) may be symmetric, or W J, J the reversal of an index (as of every Toeplitz matrix): then W J takes W's
+place. The dual value, the trace norm of diag(c)^{1/2} W diag(P)^{1/2}, is concave in the weights together, and a
+transposition moves weights without changing it. So some best weights are c = P, and the multiplicative update keeps
+such weights.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,52 +15,6 @@ from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import conjugate, power_norm
 from torchdp.factorization.solvers.spectrum import Spectrum
-
-
-@dataclass(frozen=True)
-class Symmetry:
-    """Symmetries of W (*batch, m, n) under transposition and under J, the reversal of an index.
-
-    turned: J W J = W^T (every Toeplitz matrix); then W J is symmetric, and takes W's place. mirrored: W, or W J, is
-    symmetric.
-
-    The dual value, the trace norm of diag(c)^{1/2} W diag(P)^{1/2}, is concave in the weights together, and a symmetry
-    moves weights without changing it. So some best weights are equal on the symmetry's orbits: c = P where W is
-    symmetric. The multiplicative update keeps such weights.
-
-    Weights are held as (*batch, k, L), k = 1 where mirrored, else 2, rows first; L = the longer side. ``inside``
-    (k, L): 1, and 0 beyond the shorter side.
-    """
-
-    sides: tuple[int, int]
-    turned: bool = False
-    mirrored: bool = False
-
-    @property
-    def inside(self) -> Tensor:
-        """Where there are weights, (k, L)."""
-        sides = self.sides[:1] if self.mirrored else self.sides
-        places = torch.arange(max(self.sides), dtype=torch.float64)
-        return torch.stack([(places < side).double() for side in sides])
-
-    def split(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of the rows, (*batch, m), and of the columns, (*batch, n), of the W that is turned already."""
-        m, n = self.sides
-        return weights[..., 0, :m], weights[..., -1, :n]
-
-    def joined(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """(*batch, k, L) from numbers of the rows and of the columns."""
-        if self.mirrored:
-            return rows[..., None, :]
-        if rows.shape != columns.shape:
-            length = max(self.sides)
-            rows, columns = (torch.nn.functional.pad(x, (0, length - x.shape[-1])) for x in (rows, columns))
-        return torch.stack([rows, columns], -2)
-
-    def whole(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of :meth:`split`, turned back."""
-        rows, columns = self.split(weights)
-        return rows, columns.flip(-1) if self.turned else columns
 
 
 class Found(NamedTuple):
@@ -71,15 +30,36 @@ class Found(NamedTuple):
 
 
 class Problem:
-    """W with its symmetry, and how to look at it."""
+    """W, symmetric or not, and how to look at it.
 
-    def __init__(self, W: Tensor, symmetry: Symmetry, p: float, shift: bool) -> None:
-        self.W, self.symmetry, self.p, self.shift = W, symmetry, p, shift
+    Weights are held as (*batch, k, L), k = 1 where W is symmetric, else 2, rows first; L = the longer side. ``inside``
+    (k, L): 1, and 0 beyond the shorter side.
+    """
+
+    def __init__(self, W: Tensor, symmetric: bool, p: float, shift: bool) -> None:
+        self.W, self.symmetric, self.p, self.shift = W, symmetric, p, shift
         self.q = 1 / conjugate(p)  # exponent: ||c||_{1/q} = 1 for c = s^q
+        m, n = W.shape[-2:]
+        places = torch.arange(max(m, n), device=W.device)
+        self.inside = torch.stack([(places < side).double() for side in ((m,) if symmetric else (m, n))])
 
     def pick(self, which: Tensor) -> "Problem":
         """The problems ``which`` of a flat batch."""
-        return Problem(self.W[which], self.symmetry, self.p, self.shift)
+        return Problem(self.W[which], self.symmetric, self.p, self.shift)
+
+    def split(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of the rows, (*batch, m), and of the columns, (*batch, n)."""
+        m, n = self.W.shape[-2:]
+        return weights[..., 0, :m], weights[..., -1, :n]
+
+    def joined(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """(*batch, k, L) from numbers of the rows and of the columns."""
+        if self.symmetric:
+            return rows[..., None, :]
+        if rows.shape != columns.shape:
+            length = self.inside.shape[-1]
+            rows, columns = (torch.nn.functional.pad(x, (0, length - x.shape[-1])) for x in (rows, columns))
+        return torch.stack([rows, columns], -2)
 
     def dual(self, weights: Tensor) -> Tensor:
         """c and P from the weights s and P, (*batch, k, L)."""
@@ -89,13 +69,13 @@ class Problem:
 
     def centred(self, dual: Tensor) -> Tensor:
         """What the weights are weighed on: W, or with a shift W less its mean column."""
-        return self.W - self.W @ self.symmetry.split(dual)[1][..., None] if self.shift else self.W
+        return self.W - self.W @ self.split(dual)[1][..., None] if self.shift else self.W
 
     def look(self, weights: Tensor, previous: Tensor, spectrum: Spectrum, gap: float) -> Found:
         """One iteration's numbers at these weights, after those of trace norm ``previous``; nothing is read back."""
         dual = self.dual(weights)
-        step = spectrum.step(self.centred(dual), *self.symmetry.split(dual), gap)
-        norms = self.symmetry.joined(step.a, step.b)
+        step = spectrum.step(self.centred(dual), *self.split(dual), gap)
+        norms = self.joined(step.a, step.b)
         if self.p == math.inf:
             value = norms.amax(-1).prod(-1).sqrt() if norms.shape[-2] == 2 else norms.amax((-2, -1))
         else:
@@ -106,11 +86,9 @@ class Problem:
         return Found(value, step.trace, norms, (*step.parts, dual), step.maps, steady, step.notes)
 
 
-def symmetry_of(W: Tensor, p: float, shift: bool) -> Symmetry:
-    """The symmetries of W that the norm shares, by exact comparison; those of a batch are common to all of it."""
-    sides = (W.shape[-2], W.shape[-1])
-    if p < math.inf or shift or sides[0] != sides[1]:
-        return Symmetry(sides)
-    mirrored = torch.equal(W, W.mT)
-    turned = not mirrored and torch.equal(W.flip(-2, -1), W.mT)
-    return Symmetry(sides, turned, mirrored or turned)
+def symmetry_of(W: Tensor, p: float, shift: bool) -> tuple[bool, bool]:
+    """Whether W or W J is symmetric, and whether it is W J; by exact comparison, for all of a batch, p = inf alone."""
+    if p < math.inf or shift or W.shape[-2] != W.shape[-1]:
+        return False, False
+    turned = not torch.equal(W, W.mT) and torch.equal(W.flip(-2, -1), W.mT)
+    return turned or torch.equal(W, W.mT), turned

@@ -26,7 +26,7 @@ class Weights:
     """The weights s of the rows and P of the columns, (*batch, k, L), and how they move."""
 
     def __init__(self, problem: Problem, tol: float, memory: int) -> None:
-        W, inside = problem.W, problem.symmetry.inside.to(problem.W.device)
+        W, inside = problem.W, problem.inside
         self.problem, size = problem, max(W.shape[-2:])
         floor = min(max(SMALLEST_WEIGHT, FLOOR * tol / size), 0.1 / size)
         self.floor = floor * inside  # (k, L); 0 where there is no weight

@@ -7,7 +7,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent, or_infinite
+from torchdp.factorization.certificates.certificate import (
+    Certificate,
+    allowance,
+    or_infinite,
+)
 
 
 def kronecker(certificates: Sequence[Certificate]) -> Certificate:
@@ -28,32 +32,6 @@ def kronecker(certificates: Sequence[Certificate]) -> Certificate:
     residual = or_infinite(_more([(c.upper, c.residual) for c in certificates]))
     rounding = _more([(c.upper, c.rounding) for c in certificates]) + allowance(upper, len(certificates))
     return Certificate(upper, lower, residual, rounding=torch.where(upper.isfinite(), rounding, 0.0))
-
-
-def block_diagonal(certificates: Sequence[Certificate], p: float) -> Certificate:
-    """The certificate of diag(W_1, W_2, ...), with the factors' blocks scaled to one largest column norm each.
-
-    upper = ||(upper_1, upper_2, ...)||_p, lower = ||(lower_1, lower_2, ...)||_p: the largest for gamma_2, the root of
-    the summed squares for gamma_F.
-    With row weights alpha_i c_i and column weights beta_i P_i the trace norm is sum_i sqrt(alpha_i beta_i) lower_i;
-    its maximum over sum beta_i = 1, ||alpha||_{p/(p-2)} = 1 is ||lower||_p (Cauchy-Schwarz, then Hoelder).
-
-    Guarantees: lower <= gamma_(p)(diag(W_1, W_2, ...)) <= upper.
-    Source: derived here from weak duality; Nikolov, Tang (2023), Theorem 26.
-    """
-    p = check_exponent(p)
-    upper = torch.stack([c.upper for c in certificates], -1)
-    top = upper.amax(-1, keepdim=True)
-    top = torch.where((top > 0) & top.isfinite(), top, 1.0)  # scaled, so that no power overflows
-    lower = torch.stack([c.lower for c in certificates], -1)
-    upper = or_infinite(torch.linalg.vector_norm(upper / top, ord=p, dim=-1) * top[..., 0])
-    rounding = sum((c.rounding for c in certificates), allowance(upper, len(certificates)))
-    return Certificate(
-        upper=upper,
-        lower=torch.linalg.vector_norm(lower / top, ord=p, dim=-1) * top[..., 0],
-        residual=torch.stack([c.residual for c in certificates], -1).amax(-1),
-        rounding=rounding,
-    )
 
 
 def rounded(certificate: Certificate, columns: int, relative: float) -> Certificate:
