@@ -1,7 +1,8 @@
 """The notebooks of docs/notebooks: executed, their outputs stored, and shown on the site as they are stored.
 
 Command: python docs/notebooks.py [survey densities training sweep], in minutes; prints the seconds of each.
-For mkdocs (hooks in mkdocs.yml) every notebook is a page, notebooks/NAME.md, made of what is stored in it.
+For mkdocs (hooks in mkdocs.yml) every notebook is a page, notebooks/NAME.md, made of what is stored in it; and
+mathematics on any page is MathML.
 """
 
 import base64
@@ -71,6 +72,15 @@ def on_files(files, config):
         for name, content in {f"{path.stem}.md": text, **images}.items():
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     return files
+
+
+def on_page_markdown(markdown, page, config, files):
+    """mkdocs: blocks of mathematics become MathML, which browsers draw by themselves."""
+    from latex2mathml.converter import convert
+
+    return re.sub(
+        r"^```math\n(.*?)\n```$", lambda found: convert(found[1], display="block"), markdown, flags=re.S | re.M
+    )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,3 @@ def test_outputs_are_stored_and_shown(path, script):
 @pytest.mark.parametrize("path", BOOKS, ids=[path.stem for path in BOOKS])
 def test_they_run(path, script):
     assert kinds(script.execute(path).cells) == kinds(json.loads(path.read_text())["cells"])
-
-
-def test_there_are_four():
-    assert [path.stem for path in BOOKS] == ["densities", "survey", "sweep", "training"]

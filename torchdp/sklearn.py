@@ -8,7 +8,7 @@
 ((2,), 1.0)
 
 Bounds, classes and the numbers of rows and columns are public: state them without the data. What is fitted has
-``guarantee_``; scores on the training data are not private.
+``guarantee_``; each fit of a search or a cross-validation spends its own. Scores on the training data are not private.
 """
 
 import math

@@ -36,16 +36,7 @@ READS = {
     "linalg_eig", "_assert_scalar",
 }  # fmt: skip
 TWICE = {"bincount"}  # the least and the largest entry are read
-WRITE = {
-    "copy_",
-    "fill_",
-    "zero_",
-    "random_",
-    "normal_",
-    "uniform_",
-    "bernoulli_",
-    "exponential_",
-}  # and do not read
+WRITE = set("copy_ fill_ zero_ random_ normal_ uniform_ bernoulli_ exponential_".split())  # and do not read
 NO_LAUNCH = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh",
     "_reshape_alias", "_local_scalar_dense", "_linalg_check_errors", "is_same_size", "sym_size", "resize_", "set_",

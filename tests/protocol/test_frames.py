@@ -52,9 +52,8 @@ def test_every_verb_takes_a_table():
     points = pd.DataFrame({"height": [0.1, 0.2, 0.9], "income": [0.5, 0.5, 0.0]})
     found = mean.AdaptiveMean(Box(torch.zeros(2), torch.ones(2)), 0.5, 1e-6)
     features = density.InnerProduct(2).draw(1, generator=torch.Generator().manual_seed(1))
-    classes = density.ShuffledClasses(
-        (density.CentralKDE(features, shuffle.CentralGaussianSum(1, 1.0), 1e-5),) * 2
-    )
+    curator = density.CentralKDE(features, shuffle.CentralGaussianSum(1, 1.0), 1e-5)
+    classes = density.ShuffledClasses((curator, curator))
     labels = pd.Series(["x", "y"], dtype=pd.CategoricalDtype(["x", "y"]))
     for verb, *tables in (
         (oracle.randomize, TOWNS),
@@ -79,8 +78,6 @@ def test_an_estimate_is_a_table_with_its_names():
     assert found.index.names == [None, "town"]
     assert found.loc[(1, "Bern")].tolist() == [4.0, 0.5, float(low[1, 1]), float(high[1, 1])]
     assert Estimate(value[0, 0], value[0, 1], 4).frame().shape == (1, 4)
-    assert Estimate(value[0, :2], value[0, :2], 4).frame(pd.DataFrame(columns=["u", "v"])).index.tolist() == [
-        "u",
-        "v",
-    ]
+    two = Estimate(value[0, :2], value[0, :2], 4)
+    assert two.frame(pd.DataFrame(columns=["u", "v"])).index.tolist() == ["u", "v"]
     assert Estimate(value, value, 4).frame(["all", "some"], "abc").loc[("some", "c"), "value"] == 5.0
