@@ -8,10 +8,9 @@ Command:  python experiments/density/classification.py --data digits
     "synthetic agnews" and so on: a stand-in with the paper's n, d and classes, which is not its data. Tables 2 to 5
     vary --label-epsilon: inf, 7, 5, 3, 1.
 Expected: a curator, who adds up the features themselves and noise for what they move by, is the best in the mean;
-    Poisson noise comes near it where rounding to bits costs little (waves), and randomized response where a user moves
-    little too: it counts flips or movement, whichever is less. The paper's calibration of randomized response is near
-    chance for small classes. On the paper's data its accuracies, in per cent at epsilon = 4.5 (cifar10: 3) and
-    epsilon_label = 5, are printed first.
+    Poisson noise comes near it where rounding to bits costs little (waves). Randomized response counts flips; the
+    paper's calibration of it is near chance for small classes. On the paper's data its accuracies, in per cent at
+    epsilon = 4.5 (cifar10: 3) and epsilon_label = 5, are printed first.
 Notes: experiments/bench/kde_digits.csv is such a table. In kde_documentation.csv, where the sentence model was not at
     hand for another run, the curator's rows are left out, since they rounded and counted flips, and "rounding alone" is
     what was called no privacy: the exact sum of rounded bits.

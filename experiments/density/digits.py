@@ -117,7 +117,6 @@ def lines(gaussian: int) -> list[Line]:
         Line("inner product, rotated", InnerProductRotated(64), 8, poisson),
         Line("inner product, rotated, 4 steps", InnerProductRotated(64), 1, steps),
         Line("inner product, rotated, 4 steps, bounded shares", InnerProductRotated(64), 1, bounded),
-        Line("inner product, rotated, randomized response", InnerProductRotated(64), 1, response),
         Line("inner product, plain", InnerProduct(64), 8, poisson),
         Line("curator, Gaussian, square waves", wave, gaussian, curator),
         Line("curator, Gaussian, Fourier", fourier, gaussian // 4, curator),

@@ -266,15 +266,12 @@ def _translates(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
 
 
 def shares_of(prior: Tensor | None, W: Tensor) -> Tensor | None:
-    """The prior as a histogram beside W. Raises TypeError, ValueError."""
     return None if prior is None else checks.shares("prior", prior, W.shape[1]).detach().to(W)
 
 
 def ranked(
     protocols: Sequence[tuple[str, P]], n: int, objective: Objective, prior: Tensor | None
 ) -> tuple[Candidate[P], ...]:
-    """By predicted error, on the worst data or on the prior."""
-
     def mse(one: P) -> Tensor:
         return one.worst_mse(n, objective) if prior is None else objective.of(one.predicted_mse(prior * n))
 
