@@ -84,7 +84,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config((4.0,), (100, 10_000), False, ((10_000, 1.0, 4, 2),))
+SMOKE = Config((4.0,), (100, 10_000), False, ((10_000, 1.0, 64, 32),))
 
 
 def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:

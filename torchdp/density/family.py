@@ -159,7 +159,7 @@ class Features(Brief, ABC):
         """Squared changes of bits' probabilities add up to at most so much when a user's vector is replaced.
 
         sum_ij (f_i(x)_j - f_i(x')_j)^2/(4 R^2): it may be far below the number of bits, and the noise needed with it
-        (``change`` in ``shuffle.delta_of``).
+        (``change`` of ``shuffle.Sensitivity``).
         Guarantees: an upper bound over all x, x' in the domain.
         """
         return self.repetitions * self.family.movement

@@ -91,9 +91,9 @@ def choose(
     types.
     unbiased: False for answers by :func:`fitted` (:class:`FittedOracle`), of a lower error and biased; ordered: whether
     types beside each other are alike. Candidates then are the three best oracles, and for ordered types the square wave
-    and up to 256 types shifts tuned for a rough prior. Their errors are simulated: on the prior, such as the histogram
-    fitted to a pilot's reports, or in geometric mean over eight public histograms, drawn once; a candidate's note holds
-    the least and the most.
+    and up to 256 types shifts tuned for a rough prior, and half of the messages by an oracle, half by the square wave.
+    Their errors are simulated: on the prior, such as the histogram fitted to a pilot's reports, or in geometric mean
+    over eight public histograms, drawn once; a candidate's note holds the least and the most.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.

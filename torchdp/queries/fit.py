@@ -46,8 +46,8 @@ def fitted(protocol: QueryProtocol, tally: Tally, *, ordered: bool = True) -> Fi
     strengths of smoothing, from a wide kernel to none; where messages are sets of bits or vectors, or a curator adds
     noise, projections onto the histograms in the metric of that noise, with a penalty on second differences. The answer
     is their mixture with Akaike's weights, softmax of log likelihood less degrees of freedom: the reports choose the
-    strength, and no constant is tuned. On ten shapes of 64 ordered types its error is .86 to .90 of that of the nearest
-    consistent answers in geometric mean, .72 to .83 from the reports of ``choose(..., unbiased=False)``
+    strength, and no constant is tuned. On ten shapes of 64 ordered types its error is .84 to .95 of that of the nearest
+    consistent answers in geometric mean, .72 to .85 from the reports of ``choose(..., unbiased=False)``
     (``experiments/queries/fitted.py``).
 
     Args:
