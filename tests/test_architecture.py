@@ -14,22 +14,14 @@ from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOOR = set(
-    "batch brief checks descent draws grid memory noise noise randomness root rounded text threads".split()
+    "batch brief checks descent description draws grid memory noise randomness root rounded text threads".split()
 )
-MAY_IMPORT = {
-    "brief": set(),
-    "checks": set(),
+MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "batch": {"checks"},
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
     "rounded": {"checks", "draws", "kernels"},
-    "descent": set(),
     "grid": {"checks"},
-    "memory": set(),
-    "threads": set(),
-    "randomness": set(),
-    "root": set(),
-    "text": set(),
     "privacy": FLOOR,
     "wire": {"checks", "threads"},
     "protocol": FLOOR | {"privacy", "wire"},

@@ -4,4 +4,5 @@ import sys
 
 from torchdp.cli import main
 
-sys.exit(main())
+if __name__ == "__main__":  # a file may name this module, as a class's
+    sys.exit(main())

@@ -174,6 +174,14 @@ def as_tensor(name: str, value: Any) -> Tensor:
         ) from error
 
 
+def vectors(name: str, value: Tensor, d: int) -> Tensor:
+    """``floating``, as vectors (..., d). Raises TypeError, ValueError."""
+    value = floating(name, value)
+    if value.ndim == 0 or value.shape[-1] != d:
+        raise ValueError(f"{name} must be of shape (..., {d}), not {tuple(value.shape)}")
+    return value
+
+
 def one_matrix(name: str, value: Tensor) -> Tensor:
     """``value`` as one finite matrix (m, n) of float64, without its history. Raises TypeError, ValueError."""
     value = matrix(name, value)
@@ -400,16 +408,12 @@ def sample_shape(value: Sequence[int]) -> tuple[int, ...]:
 
 def _that(name: str, value: float, holds: Callable[[float], bool], words: str, remedy: str = "") -> float:
     """``value`` as a float of which this holds. Raises ValueError with these words."""
-    number = _number(name, value)
-    if not holds(number):
-        raise ValueError(f"{name} must {words}, not {value!r}{remedy}")
-    return number
-
-
-def _number(name: str, value: float) -> float:
     if isinstance(value, bool | str | bytes | None):
         raise ValueError(f"{name} must be a number, not {value!r}")
     try:
-        return float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ValueError(f"{name} must be a number, not {type(value).__name__}") from error
+    if not holds(number):
+        raise ValueError(f"{name} must {words}, not {value!r}{remedy}")
+    return number

@@ -14,7 +14,7 @@ from laws import generator
 
 from torchdp.collection import Collection, Journal, compare
 from torchdp.collection import difference as differ
-from torchdp.collection.description import described, difference, made
+from torchdp.description import described, difference, made
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Estimate, Tally

@@ -95,7 +95,7 @@ def test_each_part_ends_where_its_own_variance_says():
 def test_the_sum_of_parts_ends_at_the_root_of_their_squares_and_a_negative_one_is_mirrored():
     one, two = (ErrorParts(*torch.tensor(each).double()[:, None]) for each in ((0.04, -0.1, 0), (0.01, 0.2, 0.1)))
     arms = [part.margins(1.5) for part in (one, two)]
-    both = one.joined(two.negated()).margins(1.5)
+    both = one.joined(two.scaled(-1.0)).margins(1.5)
     mirrored = arms[1][::-1]
     for side in range(2):
         want = (arms[0][side].square() + mirrored[side].square()).sqrt()
@@ -167,7 +167,7 @@ def test_distances_negatives_and_scales_of_quadratic_errors_agree_with_their_int
             error = dataclasses.replace(error, slack=error.slack + 0.01)
         size = 10.0 ** (index % 5 * 60 - 120)  # far beyond where squares are floats
         below, above = error.margins(1.3)
-        mirrored, scaled = error.negated().margins(1.3), error.scaled(size).margins(1.3)
+        mirrored, scaled = error.scaled(-1.0).margins(1.3), error.scaled(size).margins(1.3)
         torch.testing.assert_close(torch.stack([above, below]), torch.stack(mirrored), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(
             torch.stack([below, above]) * size, torch.stack(scaled), rtol=1e-5, atol=1e-6 * size

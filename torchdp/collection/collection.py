@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.collection.description import same
+from torchdp.description import same
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Estimate, MessageProtocol, Tally
 from torchdp.protocol.users import single
@@ -171,9 +171,8 @@ class Collection(Brief):
         proxy, found = self.protocol.variance_proxy, self.estimate()
         twice = -2 * math.log(miss / max(1, found.value.numel()))
         spread = best / (math.log1p(twice) + twice)
-        half = (
-            proxy.to(found.value.device) * (self.n + spread) * (math.log1p(self.n / spread) + twice)
-        ).sqrt() / self.n + found.bias
+        variance = proxy.to(found.value.device) * (self.n + spread) * (math.log1p(self.n / spread) + twice)
+        half = variance.sqrt() / self.n + found.bias
         low, high = ((found.centre + sign * half).clamp(*found.limits) for sign in (-1, 1))
         return low, high
 

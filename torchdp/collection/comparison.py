@@ -9,16 +9,15 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.collection.collection import Collection
-from torchdp.collection.description import same
 from torchdp.collection.journal import Journal, held
+from torchdp.description import same
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import quantile
 from torchdp.threads import on_host
 
 Stretch = Callable[[float], Tensor | float]
-TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64, device="cpu")[
-    :-1
-]  # p-values where the error is not normal
+# p-values where the error is not normal
+TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64, device="cpu")[:-1]
 
 
 class Difference(Estimate):
@@ -29,11 +28,7 @@ class Difference(Estimate):
     def p_value(self) -> Tensor:
         """Two-sided, of the hypothesis that the difference is 0: ``interval(1 - p)`` ends at 0."""
         z = self.parts.distance(self.value, self.bias).cpu()
-        p = (
-            torch.as_tensor(2 * ndtr(-z.numpy()), dtype=torch.float64)
-            if self.stretch is None
-            else _tails(z, self.stretch)
-        )
+        p = torch.as_tensor(2 * ndtr(-z.numpy())) if self.stretch is None else _tails(z, self.stretch)
         return p.to(self.value.device, torch.float64)
 
 
@@ -55,7 +50,7 @@ def difference(first: Estimate, second: Estimate) -> Difference:
         (first.standard_error.square() + second.standard_error.square()).sqrt(),
         first.n + second.n,
         first.bias + second.bias,
-        first.parts.joined(second.parts.negated()),
+        first.parts.joined(second.parts.scaled(-1.0)),
         (low - other_high, high - other_low),
         partial(_widest, stretches) if (stretches := [e.stretch for e in (first, second) if e.stretch]) else None,
     )
@@ -64,24 +59,15 @@ def difference(first: Estimate, second: Estimate) -> Difference:
 @on_host
 def _widest(stretches: list[Stretch], level: float) -> Tensor:
     """Of a sum of independent errors: it lies between their distributions and the normal one."""
-    return torch.stack(
-        torch.broadcast_tensors(
-            torch.ones(()).double(),
-            *(torch.as_tensor(each(level), dtype=torch.float64).cpu() for each in stretches),
-        )
-    ).amax(0)
+    each = [torch.as_tensor(stretch(level), dtype=torch.float64).cpu() for stretch in stretches]
+    return torch.stack(torch.broadcast_tensors(torch.ones(()).double(), *each)).amax(0)
 
 
 @on_host
 def _tails(z: Tensor, stretch: Stretch) -> Tensor:
     """p whose ends lie z normal deviations away, by lines between the logarithms of TAILS, the first at least."""
-    ends = torch.stack(
-        [
-            quantile(1 - p) * torch.as_tensor(stretch(1 - p), dtype=torch.float64).cpu().expand(z.shape)
-            for p in TAILS.tolist()
-        ]
-    )
-    ends = torch.cat([ends, torch.zeros_like(z)[None]])
+    each = [torch.as_tensor(quantile(1 - p) * stretch(1 - p), dtype=torch.float64).cpu() for p in TAILS.tolist()]
+    ends = torch.stack([*(end.expand(z.shape) for end in each), torch.zeros_like(z)])
     logs = torch.cat([TAILS.log(), TAILS.new_zeros(1)])
     place = (ends >= z).sum(0).clamp(1, len(TAILS))
     above, below = (ends.gather(0, (place - back)[None])[0] for back in (1, 0))

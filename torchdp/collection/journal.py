@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.collection.collection import Batches, Collection, to_bytes
-from torchdp.collection.description import described, device_of, difference, made
+from torchdp.description import described, device_of, difference, made
 from torchdp.protocol import Estimate, MessageProtocol, Tally
 
 FORMAT = "torchdp.journal/1"

@@ -6,7 +6,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from torchdp.domains.domain import Domain, Maximum, Proposal, best_first
+from torchdp.domains.domain import Domain, Maximum, Proposal
 from torchdp.domains.groups import TINY, Groups, corners, longest, moved_inside
 from torchdp.domains.relaxation import ENUMERATED, hadamard_signs, maximise_image, rounded, split
 from torchdp.root import between
@@ -100,8 +100,7 @@ class BallImage(Domain):
                 z = torch.cat([corners, z])
                 if groups[0][1] == 1:
                     upper = float((corners @ G.mT + g).square().sum(-1).max())
-        points, value = best_first(self.middle + z @ F.mT, B, centre, most=max(64, self.dimension))
-        return Maximum(points, value, max(upper, value))
+        return Maximum.among(self.middle + z @ F.mT, B, centre, upper)
 
     def extreme(self, directions: Tensor) -> Tensor:
         slope = directions @ self.generators

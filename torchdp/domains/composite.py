@@ -12,15 +12,13 @@ from torchdp import checks
 from torchdp.domains.ball_image import BallImage
 from torchdp.domains.balls import BallSum, Ellipsoid, Zonotope
 from torchdp.domains.coupling import couple, independent_law, mirrored, signed_law
-from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, climb
+from torchdp.domains.domain import Domain, Maximum, Proposal, beside, climb
 from torchdp.domains.finite import FiniteSet, Polytope
 from torchdp.domains.groups import paired
 from torchdp.domains.noise_shape import NoiseShape, searched
 from torchdp.domains.relaxation import split
 from torchdp.factorization.certificates.certificate import conjugate
-from torchdp.randomness import keyed_generator
 
-STARTS = 64  # of the local search over products
 MOST_CORNERS = 2048  # that are tried one by one
 
 
@@ -93,18 +91,9 @@ class Product(Domain):
             return self._simpler.maximise(B, centre)
         pieces = zip(self.parts, B.split(self.sizes, dim=1), centre.split(self.sizes), strict=True)
         best = [part.maximise(block, c) for part, block, c in pieces]
-        generator = keyed_generator(b"torchdp.mean.composite.maximise", "cpu")
-        starts = []
-        for found in best:
-            place = torch.randint(len(found.points), (STARTS,), device="cpu", generator=generator)
-            place[0] = 0
-            starts.append(found.points[place.to(found.points.device)])
-        start = torch.cat(starts, -1)
-        points, value = best_first(
-            torch.cat([start, climb(self, start, B, centre)]), B, centre, most=max(STARTS, self.dimension)
-        )
+        start = torch.cat(beside([found.points for found in best], b"torchdp.mean.composite.maximise"), -1)
         upper = couple(B, self.sizes, [found.upper for found in best])
-        return Maximum(points, value, max(value, upper))
+        return Maximum.among(torch.cat([start, climb(self, start, B, centre)]), B, centre, upper)
 
     def extreme(self, directions: Tensor) -> Tensor:
         slopes = directions.split(self.sizes, dim=-1)
@@ -219,8 +208,7 @@ class LinearImage(Domain):
         w = start + torch.linalg.pinv(pulled) @ (B @ (centre - F @ start))
         rest = float((B @ (centre - F @ w)).square().sum())
         found = self.domain.maximise(pulled, w)
-        points, value = best_first(found.points @ F.mT, B, centre, most=len(found.points))
-        return Maximum(points, value, max(found.upper + rest, value))
+        return Maximum.among(found.points @ F.mT, B, centre, found.upper + rest, len(found.points))
 
     def extreme(self, directions: Tensor) -> Tensor:
         return self.domain.extreme(directions @ self.transform) @ self.transform.mT

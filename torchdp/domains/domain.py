@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,10 +12,12 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.domains.nearest import nearest_by_corners
+from torchdp.randomness import keyed_generator
 
 TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the set's own reach: by formula, by search
 FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps  # a direction shorter than that share of the longest is flat
 SMALLEST = 1e-150  # length of an axis whose square is a float
+STARTS = 64  # of a local search over products
 ROUNDED = 4  # times a dtype's eps of a coordinate: what computing the coordinate may cost
 
 
@@ -62,6 +65,14 @@ class Maximum:
     points: Tensor
     value: float
     upper: float
+
+    @staticmethod
+    def among(points: Tensor, B: Tensor, centre: Tensor, upper: float = 0.0, most: int = 64) -> "Maximum":
+        """The best max(most, d) of these points (k, d); upper: where a bound above their value is known."""
+        values = ((points - centre) @ B.mT).square().sum(-1)
+        order = torch.argsort(values, descending=True)[: max(most, points.shape[1])]
+        value = float(values[order[0]])
+        return Maximum(points[order], value, max(upper, value))
 
 
 @dataclass(frozen=True)
@@ -194,11 +205,8 @@ class Domain(Brief, ABC):
 
     def _vectors(self, x: Tensor) -> Tensor:
         """x as vectors of float32 or float64: a test among shorter floats would let through what lies far outside."""
-        x = checks.floating("x", x)
-        x = x if x.dtype in (torch.float32, torch.float64) else x.float()
-        if x.ndim == 0 or x.shape[-1] != self.dimension:
-            raise ValueError(f"x must be of shape (..., {self.dimension}), not {tuple(x.shape)}")
-        return x
+        x = checks.vectors("x", x, self.dimension)
+        return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def slack(x: Tensor) -> float:
@@ -211,6 +219,16 @@ def rounding(x: Tensor, coordinates: Tensor) -> Tensor:
     return ROUNDED * torch.finfo(x.dtype).eps * coordinates
 
 
+def beside(several: Sequence[Tensor], key: bytes) -> list[Tensor]:
+    """STARTS points of each of these lists: the first of all, then others at random, always the same ones."""
+    generator, found = keyed_generator(key, "cpu"), []
+    for points in several:
+        place = torch.randint(len(points), (STARTS,), device="cpu", generator=generator)
+        place[0] = 0
+        found.append(points[place.to(points.device)])
+    return found
+
+
 def climb(domain: Domain, points: Tensor, B: Tensor, centre: Tensor, steps: int = 30) -> Tensor:
     """Points (k, d) of the domain moved uphill on ||B (x - centre)||^2, each step to the best of the slope."""
     for _ in range(steps):
@@ -220,10 +238,3 @@ def climb(domain: Domain, points: Tensor, B: Tensor, centre: Tensor, steps: int 
         if settled:
             break
     return points
-
-
-def best_first(points: Tensor, B: Tensor, centre: Tensor, most: int) -> tuple[Tensor, float]:
-    """The ``most`` points with the largest ||B (x - centre)||^2, and the largest."""
-    values = ((points - centre) @ B.mT).square().sum(-1)
-    order = torch.argsort(values, descending=True)[:most]
-    return points[order], float(values[order[0]])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import EPS, FLAT, ROUNDED, Domain, Maximum, Proposal, best_first, slack
+from torchdp.domains.domain import EPS, FLAT, ROUNDED, Domain, Maximum, Proposal, slack
 from torchdp.domains.noise_shape import on_points
 from torchdp.memory import rows_at_once
 from torchdp.randomness import keyed_generator
@@ -45,8 +45,7 @@ class Vertices(Domain):
         return torch.where(mean.abs() <= room / 8, 0.0, mean)
 
     def maximise(self, B: Tensor, centre: Tensor) -> Maximum:
-        points, value = best_first(self.points, B, centre, most=max(64, self.dimension))
-        return Maximum(points, value, value)
+        return Maximum.among(self.points, B, centre)
 
     def extreme(self, directions: Tensor) -> Tensor:
         return self.points[(directions @ self.points.mT).argmax(-1)]

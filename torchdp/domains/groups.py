@@ -43,12 +43,8 @@ def corners(groups: Groups, most: int) -> Tensor | None:
         if len(z) * (2**size if signs else 2 * size) > most:
             return None
         basis = torch.eye(size, dtype=torch.float64)
-        block = (
-            torch.cartesian_prod(*torch.tensor([[1.0, -1.0]] * size, dtype=torch.float64))
-            if signs
-            else torch.cat([basis, -basis])
-        )
-        z = paired(z, block)
+        both = torch.tensor([[1.0, -1.0]] * size, dtype=torch.float64)
+        z = paired(z, torch.cartesian_prod(*both) if signs else torch.cat([basis, -basis]))
     return z
 
 

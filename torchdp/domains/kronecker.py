@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, slack
+from torchdp.domains.domain import Domain, Maximum, Proposal, beside, slack
 from torchdp.domains.noise_shape import searched
-from torchdp.randomness import keyed_generator
 from torchdp.root import between
 
 STEPS = 30  # of the local search
@@ -63,10 +62,13 @@ class KroneckerProduct(Domain):
             part.maximise(root, torch.zeros_like(root[0]))
             for part, root in zip((self.left, self.right), roots, strict=True)
         ]
-        points = self._climb(found[0].points, found[1].points, B, centre)
-        points, value = best_first(points, B, centre, most=max(64, self.dimension))
+        x, y = beside([each.points for each in found], b"torchdp.mean.kronecker.climb")
+        points = [_products(x, y)]
+        for _ in range(STEPS):  # each in turn to the best of the linearised form
+            x, y = self._turn((_products(x, y) - centre) @ B.mT @ B, y)
+        points.append(_products(x, y))
         reach = scale * math.sqrt(found[0].upper * found[1].upper) + float((B @ centre).norm())
-        return Maximum(points, value, max(value, reach**2))
+        return Maximum.among(torch.cat(points), B, centre, reach**2)
 
     def extreme(self, directions: Tensor) -> Tensor:
         """Large <x (x) y, direction>, by turns in x and y from the singular vectors: not always the largest."""
@@ -74,8 +76,7 @@ class KroneckerProduct(Domain):
         _, _, Vh = torch.linalg.svd(theta, full_matrices=False)
         y = self.right.extreme(Vh[:, 0])
         for _ in range(STEPS):
-            x = self.left.extreme((theta @ y[..., None])[..., 0])
-            y = self.right.extreme((x[..., None, :] @ theta)[..., 0, :])
+            x, y = self._turn(directions, y)
         return _products(x, y)
 
     def supports(self, directions: Tensor, centre: Tensor) -> Tensor:
@@ -119,19 +120,11 @@ class KroneckerProduct(Domain):
     def project(self, x: Tensor) -> Tensor:
         raise NotImplementedError("no projection on a Kronecker product is at hand; project its factors")
 
-    def _climb(self, x: Tensor, y: Tensor, B: Tensor, centre: Tensor) -> Tensor:
-        """From pairs of good x and y, each in turn to the best of the linearised form."""
-        generator = keyed_generator(b"torchdp.mean.kronecker.climb", "cpu")
-        pick = [torch.randint(len(z), (64,), device="cpu", generator=generator).to(z.device) for z in (x, y)]
-        pick[0][0] = pick[1][0] = 0
-        x, y = x[pick[0]], y[pick[1]]
-        start = _products(x, y)
-        for _ in range(STEPS):
-            theta = (_products(x, y) - centre) @ B.mT @ B
-            theta = theta.unflatten(-1, (self.left.dimension, self.right.dimension))
-            x = self.left.extreme((theta @ y[..., None])[..., 0])
-            y = self.right.extreme((x[..., None, :] @ theta)[..., 0, :])
-        return torch.cat([start, _products(x, y)])
+    def _turn(self, directions: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The best x for y, then the best y for x, of <x (x) y, direction>."""
+        theta = directions.unflatten(-1, (self.left.dimension, self.right.dimension))
+        x = self.left.extreme((theta @ y[..., None])[..., 0])
+        return x, self.right.extreme((x[..., None, :] @ theta)[..., 0, :])
 
     def _nearest(self, M: Tensor) -> tuple[Tensor, Tensor]:
         """Positive semidefinite matrices whose Kronecker product is nearest to M."""

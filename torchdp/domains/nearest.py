@@ -124,9 +124,8 @@ def _nearest(target: Tensor, extreme: Callable[[Tensor], Tensor], near: float | 
             break
         if int(going.sum()) <= KEPT * len(left):
             result[left[~going]] = y[~going]
-            left, target, size, corners, weights, active, new, more = (
-                z[going] for z in (left, target, size, corners, weights, active, new, more)
-            )
+            kept = (left, target, size, corners, weights, active, new, more)
+            left, target, size, corners, weights, active, new, more = (z[going] for z in kept)
         place = (~active).to(torch.uint8).argmax(-1)
         rows = torch.arange(len(left), device=target.device)
         more = more & ~active[rows, place]

@@ -98,18 +98,13 @@ class NoiseShape(Brief):
 
         Float64. Guarantees: ||u||_2 <= 1 for every x, in K or not, so that one user moves a sum of u by at most 2.
         """
-        x = checks.floating("x", x).to(self.root)
-        if x.ndim == 0 or x.shape[-1] != self.dimension:
-            raise ValueError(f"x must be of shape (..., {self.dimension}), not {tuple(x.shape)}")
+        x = checks.vectors("x", x, self.dimension).to(self.root)
         u = (x - self.centre) @ torch.linalg.pinv(self.root).mT
         return u / u.norm(dim=-1, keepdim=True).clamp_min(1.0)
 
     def points(self, u: Tensor) -> Tensor:
         """v + A u, (..., d) for u (..., r). Raises TypeError, ValueError."""
-        u, r = checks.floating("u", u).to(self.root), self.root.shape[1]
-        if u.ndim == 0 or u.shape[-1] != r:
-            raise ValueError(f"u must be of shape (..., {r}), not {tuple(u.shape)}")
-        return self.centre + u @ self.root.mT
+        return self.centre + checks.vectors("u", u, self.root.shape[1]).to(self.root) @ self.root.mT
 
 
 def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e-4) -> NoiseShape:

@@ -68,29 +68,24 @@ class NormError:
         (E ||Z||_p^p)^{1/p} = (E |g|^p)^{1/p} floor for finite p, or the largest deviation times
         (2 log(2 d) + 2)^{1/2}, or this at q > p through ||Z||_p <= ||Z||_q d^{1/p - 1/q}: whichever is smaller.
         """
-        widest = self._tail_bound()
-        return widest if self.p == math.inf else min(normal_moment(self.p) ** (1 / self.p) * self.floor, widest)
+        # P(max |Z_i| > t) <= min(1, 2 d e^{-t^2/(2 s^2)}), s the largest deviation; integrated against 2 t dt.
+        d = len(self.deviations)
+        largest = float(self.deviations.max()) * math.sqrt(2 * math.log(2 * d) + 2)
+        if self.p == math.inf:
+            return largest
+        return min(normal_moment(self.p) ** (1 / self.p) * self.floor, largest * d ** (1 / self.p))
 
     @cached_property
     def root_mean_square(self) -> Measured:
         """(E ||Z||_p^2)^{1/2}: exact at p = 2 and, for independent coordinates, at p = inf; else by Monte Carlo."""
         if self.p == 2 or self.floor == 0:
             return Measured(self.floor)
-        second = self._largest() if self._by_quadrature else self._monte_carlo()
-        value = math.sqrt(second.value)
-        return Measured(value, second.standard_error / (2 * value))
-
-    @property
-    def _by_quadrature(self) -> bool:
         covariance = self.root @ self.root.mT
         off = (covariance - covariance.diagonal().diag()).abs().max()
-        return self.p == math.inf and float(off) <= 1e-13 * float(covariance.abs().max())
-
-    def _tail_bound(self) -> float:
-        # P(max |Z_i| > t) <= min(1, 2 d e^{-t^2/(2 s^2)}), s the largest deviation; integrated against 2 t dt.
-        d = len(self.deviations)
-        of_largest = float(self.deviations.max()) * math.sqrt(2 * math.log(2 * d) + 2)
-        return of_largest * (1.0 if self.p == math.inf else d ** (1 / self.p))
+        independent = self.p == math.inf and float(off) <= 1e-13 * float(covariance.abs().max())
+        second = self._largest() if independent else self._monte_carlo()
+        value = math.sqrt(second.value)
+        return Measured(value, second.standard_error / (2 * value))
 
     def _largest(self) -> Measured:
         """E max_i Z_i^2 of independent coordinates: the integral of 2 t P(max > t)."""

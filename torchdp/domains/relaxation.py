@@ -37,7 +37,8 @@ def maximise_image(G: Tensor, g: Tensor, groups: Groups) -> tuple[Tensor, float]
     groups = (*groups, (1, math.inf)) if lifted else groups
     signs = all(q == math.inf or size == 1 for size, q in groups)
     if signs and H.shape[1] <= ENUMERATED:
-        z = _corners(H.shape[1]).to(H)
+        n = H.shape[1]  # all sign vectors with last entry +1
+        z = 1 - 2 * ((torch.arange(1 << (n - 1))[:, None] >> torch.arange(n)) & 1).to(H)
         values = (z @ H.mT).square().sum(-1)
         order = torch.argsort(values, descending=True)[:STARTS]
         z, upper = z[order], float(values[order[0]])
@@ -169,12 +170,6 @@ def _climb(H: Tensor, z: Tensor, groups: Groups, signs: bool) -> Tensor:
             z = torch.where(flips[:, None] & (torch.arange(z.shape[1], device=z.device) == place[:, None]), -z, z)
     order = torch.argsort((z @ H.mT).square().sum(-1), descending=True)
     return z[order]
-
-
-def _corners(n: int) -> Tensor:
-    """All sign vectors with last entry +1, (2^{n-1}, n)."""
-    bits = (torch.arange(1 << (n - 1))[:, None] >> torch.arange(n)) & 1
-    return 1.0 - 2.0 * bits.double()
 
 
 def _normal(rows: int, columns: int) -> Tensor:

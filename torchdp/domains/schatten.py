@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.balls import check_order
-from torchdp.domains.domain import Domain, Maximum, Proposal, best_first, climb, slack
+from torchdp.domains.domain import Domain, Maximum, Proposal, climb, slack
 from torchdp.domains.groups import longest
 from torchdp.domains.nearest import nearest_in_ball
 from torchdp.domains.relaxation import hadamard_signs
@@ -66,9 +66,8 @@ class SchattenBall(Domain):
         _, S, Vh = torch.linalg.svd(B, full_matrices=False)
         leading = self.radius * Vh[:16]
         X = climb(self, torch.cat([leading, -leading, self._patterns()[:16].to(B)]), B, centre)
-        points, value = best_first(torch.cat([X, self._patterns().to(B)]), B, centre, most=max(64, self.dimension))
         upper = (float(S[0]) * self.longest + float((B @ centre).norm())) ** 2
-        return Maximum(points, value, max(value, upper))
+        return Maximum.among(torch.cat([X, self._patterns().to(B)]), B, centre, upper)
 
     def spanning(self) -> Tensor:
         points = self._patterns()

@@ -44,10 +44,6 @@ class Error(ABC):
     def total(self) -> Tensor:
         """Estimate of the error's variance, (*batch)."""
 
-    def negated(self) -> "Error":
-        """Of the estimate's negative."""
-        return self.scaled(-1.0)
-
 
 @dataclass(frozen=True)
 class ErrorParts(Error):
@@ -119,7 +115,8 @@ class ErrorParts(Error):
         if not isinstance(other, ErrorParts):  # the others know how to join this
             return other.joined(self)
         both = []
-        for one, two in zip(self._tensors, other._tensors, strict=True):
+        for name in ("variance", "slope", "curvature"):
+            one, two = getattr(self, name), getattr(other, name)
             batch = torch.broadcast_shapes(one.shape[:-1], two.shape[:-1])
             both.append(torch.cat([one.expand(*batch, -1), two.to(one).expand(*batch, -1)], -1))
         return ErrorParts(*both)
@@ -127,10 +124,6 @@ class ErrorParts(Error):
     @property
     def total(self) -> Tensor:
         return self.variance.sum(-1)
-
-    @property
-    def _tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.variance, self.slope, self.curvature
 
 
 @dataclass(frozen=True)

@@ -146,9 +146,8 @@ class Protocol(Brief, ABC, Generic[S]):
     @final
     def sample_tally(self, summary: S, *, generator: torch.Generator, sample_shape: Sequence[int] = ()) -> Tally:
         """Distributed as ``collect``, no messages; of shape (*sample_shape, ...). Raises TypeError, ValueError."""
-        return self.sample_unchecked(
-            self.validate_summary(summary), Simulated(generator), checks.sample_shape(sample_shape)
-        )
+        shape = checks.sample_shape(sample_shape)
+        return self.sample_unchecked(self.validate_summary(summary), Simulated(generator), shape)
 
     @final
     def estimate(
@@ -323,10 +322,9 @@ class Relay(MessageProtocol[S, M], Generic[S, M, C]):
         if self.layout != self.client.layout:
             return super().collect_groups(x, groups, size, draws)
         rows = rows_at_once(sum(math.prod(shape) for shape, _ in self.layout.values()))
-        parts = zip(x.split(rows), groups.split(rows), strict=True)
-        return self.add(
-            *(self.client.collect_groups(self.client_input(some), own, size, draws) for some, own in parts)
-        )
+        inputs = map(self.client_input, x.split(rows))
+        parts = zip(inputs, groups.split(rows), strict=True)
+        return self.add(*(self.client.collect_groups(some, own, size, draws) for some, own in parts))
 
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         crowd = checks.instance("summary", summary, Crowd)

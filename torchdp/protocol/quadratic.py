@@ -176,16 +176,15 @@ def coordinates(slope: Tensor, J: Tensor, noise: Tensor) -> tuple[Tensor, Tensor
     Of another function: half its second derivatives, (*batch, r, r), and half its first. NaN where one of them is.
     """
     sound = slope.isfinite().all(-1) & (J + noise).isfinite().all(-1).all(-1)
-    slope, J, noise = (
-        x.where(sound.view(*sound.shape, *(1,) * (x.ndim - sound.ndim)), 0.0) for x in (slope, J, noise)
-    )
+    known = sound[..., None]
+    slope, J, noise = slope.where(known, 0.0), J.where(known[..., None], 0.0), noise.where(known[..., None], 0.0)
     values, vectors = torch.linalg.eigh(noise)
     root = vectors * values.clamp_min(0).sqrt()[..., None, :]
     curved, turn = torch.linalg.eigh(root.mT @ J @ root)
     linear = (turn.mT @ (root.mT @ slope[..., None]))[..., 0]
     least = NOISELESS * torch.maximum(curved.abs(), linear.abs()).amax(-1, keepdim=True)
     curved, linear = (torch.where(each.abs() < least, 0.0, each) for each in (curved, linear))
-    return curved.where(sound[..., None], torch.nan), linear.where(sound[..., None], torch.nan)
+    return curved.where(known, torch.nan), linear.where(known, torch.nan)
 
 
 def _threshold(squares: Tensor, own: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -211,9 +212,8 @@ class Tally(Brief):
             )
         nobody = {name: Limits(0.0, 0.0) for name in layout}
         known: dict[str, Limits] = limits(n) if isinstance(n, Tensor) or n else nobody
-        judged = [
-            each for name, (shape, _) in layout.items() for each in known[name].of(name, self[name], len(shape))
-        ]
+        each = (known[name].of(name, self[name], len(shape)) for name, (shape, _) in layout.items())
+        judged = list(chain.from_iterable(each))
         ends = checks.finite(**{name: value for name, value, *_ in judged})
         for (name, value, low, high), (least_held, most_held) in zip(judged, ends, strict=True):
             if isinstance(low, Tensor) or isinstance(high, Tensor):

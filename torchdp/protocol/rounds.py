@@ -47,9 +47,7 @@ class InteractiveProtocol(Protocol[S]):
     @final
     def split(self, tally: Tally) -> tuple[Tally, ...]:
         """The rounds' tallies of one that was ``joined``."""
+        starts, parts = [f"{r}." for r in range(self.rounds)], tally.parts.items()
         return tuple(
-            Tally(
-                tally.n, {name[len(f"{r}.") :]: t for name, t in tally.parts.items() if name.startswith(f"{r}.")}
-            )
-            for r in range(self.rounds)
+            Tally(tally.n, {name[len(r) :]: t for name, t in parts if name.startswith(r)}) for r in starts
         )

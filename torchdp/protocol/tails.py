@@ -44,15 +44,13 @@ def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> T
     rows = torch.arange(len(x), device=x.device)
     for _ in range(FEW):
         s = p / (1 + 2 * torch.where(p > 0, up * p, -down * p))
-        d = 1 - 2 * w * s[..., None]
-        slope = (
-            2 * w.square() * s[..., None] / d + 4 * g * s[..., None] * (1 - w * s[..., None]) / d.square()
-        ).sum(-1)
+        ws, gs = w * s[..., None], g * s[..., None]
+        d = 1 - 2 * ws
+        slope = (2 * w * ws / d + 4 * gs * (1 - ws) / d.square()).sum(-1)
         bend = (2 * (w / d).square() + 4 * g / d**3).sum(-1)
         low, high = torch.where(slope > x, low, p), torch.where(slope > x, p, high)
-        step = p - (slope - x) / (bend * (s / torch.where(p == 0, 1.0, p)).where(p != 0, 1.0).square()).clamp_min(
-            TINY
-        )
+        inner = (s / torch.where(p == 0, 1.0, p)).where(p != 0, 1.0)
+        step = p - (slope - x) / (bend * inner.square()).clamp_min(TINY)
         half = torch.where(high.isinf(), 8 * low + 1, torch.where(low.isinf(), 8 * high - 1, (low + high) / 2))
         inside = (step >= low) & (step <= high) & (step.abs() <= 8 * p.abs() + 1)
         new = torch.where(inside, step, half)
@@ -60,9 +58,8 @@ def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> T
         p, left = new, int(going.sum())
         if len(p) > MANY and 2 * left < len(p):  # the others are done with
             found[rows] = p
-            w, g, x, up, down, low, high, p, rows = (
-                each[going] for each in (w, g, x, up, down, low, high, p, rows)
-            )
+            kept = (w, g, x, up, down, low, high, p, rows)
+            w, g, x, up, down, low, high, p, rows = (each[going] for each in kept)
         if not left:
             break
     found[rows] = p

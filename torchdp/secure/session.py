@@ -9,7 +9,7 @@ from typing import Any
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.collection.description import described, made
+from torchdp.description import described, made
 from torchdp.secure.frames import FrameError
 from torchdp.secure.keys import HEXADECIMAL, KeyFile, party_name
 from torchdp.secure.servers import Links, Server

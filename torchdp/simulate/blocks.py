@@ -16,6 +16,7 @@ from torchdp.simulate.streams import block_generator, canonical
 
 MANY = 10**15  # trials, where no number is set
 PLAIN = "value"  # the name of a number that has none
+NO_ROOM = "can't allocate memory"  # what torch says on a CPU
 TAIL = 10  # samples of a block that should lie on each side of a quantile
 Samples = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
 Sampler = Callable[[torch.Generator, int], Samples]
@@ -57,14 +58,20 @@ def run_block(trial: Sampler, block: Block, device: torch.device, quantiles: Seq
     Raises TypeError, ValueError, MemoryError that name the block.
     """
     start = time.perf_counter()
-    try:
-        samples = trial(block.generator(device), block.size)
-    except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
-            raise
-        samples = None
-    if samples is None:  # outside the handler, whose traceback keeps the trial's tensors
-        samples = _again(trial, block, device)
+    samples: Samples | None = None
+    for again in (False, True):
+        try:
+            samples = trial(block.generator(device), block.size)
+            break
+        except (MemoryError, RuntimeError) as error:
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError) and NO_ROOM not in str(error):
+                raise
+            if again:
+                hint = "take a smaller block_size (with a store of its own) or fewer workers; finished blocks are kept"
+                raise MemoryError(f"{block} does not fit into the memory of {device}: {error}; {hint}") from None
+        gc.collect()  # outside the handler, whose traceback keeps the trial's tensors
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
     metrics: dict[str, Moments] = {}
     for name, values in _named(samples, block).items():
         try:
@@ -112,23 +119,6 @@ def ranks(quantiles: Sequence[float], block_size: int) -> tuple[float, ...]:
 def _least(rank: float) -> int:
     """Samples in a block that say something about this quantile."""
     return math.ceil(TAIL / min(rank, 1 - rank) - 1e-6)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _again(trial: Sampler, block: Block, device: torch.device) -> Samples:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    try:
-        return trial(block.generator(device), block.size)
-    except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
-            raise
-        hint = "take a smaller block_size (with a store of its own) or fewer workers; finished blocks are kept"
-        raise MemoryError(f"{block} does not fit into the memory of {device}: {error}; {hint}") from None
 
 
 def block_sizes(trials: int, block_size: int) -> Iterator[tuple[int, int]]:

@@ -172,11 +172,7 @@ class Work(Jobs[Job]):
         self._claims = Claims(self._store)
         self._claims.take(self._begun.start)
         total = None if trials is None else trials * len(self._runs)
-        with (
-            progress_bar(total, progress) as bar,
-            closing(self._claims),
-            closing(records),
-        ):
+        with progress_bar(total, progress) as bar, closing(self._claims), closing(records):
             self._bar = bar
             bar.update(sum(run.blocks.moments.count for run in self._runs))
             for job, record in records:

@@ -63,16 +63,12 @@ class Experiment(Generic[C]):
         """The command line: a field of the configuration is an option."""
         module = sys.modules[self.measure.__module__]
         path = Path(module.__file__ or "")
-        parser = argparse.ArgumentParser(
-            description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        as_it_is = argparse.RawDescriptionHelpFormatter
+        parser = argparse.ArgumentParser(description=module.__doc__, formatter_class=as_it_is)
         parser.add_argument("--smoke", action="store_true", help="small sizes: seconds on a CPU, a minute at most")
-        parser.add_argument(
-            "--out", type=Path, default=Path("results", path.parent.name, path.stem), help="default: %(default)s"
-        )
-        parser.add_argument(
-            "--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)"
-        )
+        out = Path("results", path.parent.name, path.stem)
+        parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
+        parser.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, or the CPU)")
         parser.add_argument("--draw-only", action="store_true", help="draw from what an earlier run wrote")
         add_options(parser, self.full)
         given = vars(parser.parse_args(arguments))

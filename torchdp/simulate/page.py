@@ -88,9 +88,8 @@ class Page:
         if page == text:
             raise ValueError(f"{page} is where the Markdown goes; name the HTML page, such as {page.stem}.html")
         head = f'<meta charset="utf-8"><title>{_safe(self.title)}</title><style>{_STYLE}</style>'
-        page.write_text(
-            f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(self._html)}</body></html>\n'
-        )
+        body = "".join(self._html)
+        page.write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n')
         text.write_text("\n\n".join(self._text) + "\n")
         return [page, text]
 
@@ -132,9 +131,8 @@ def _figures(page: Page, rows: Sequence[Row]) -> None:
                 page.figure(drawn, f"{word(name)} against {word(names['x'])}. Bars: exact 95 % intervals.")
     if any(row.facts.get("predicted_mse", 0) > 0 for row in rows):
         page.heading("Measured over predicted squared error")
-        page.figure(
-            ratio_strip(rows, ""), "Each configuration of the table below, in its order. Bars: 95 % intervals."
-        )
+        caption = "Each configuration of the table below, in its order. Bars: 95 % intervals."
+        page.figure(ratio_strip(rows, ""), caption)
 
 
 def _summary(page: Page, stand: Status) -> None:
@@ -219,10 +217,8 @@ def _made(page: Page, stand: Status) -> None:
         row[0] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(start.facts["at"]))
     for name, *seen in zip(columns[3:], *(row[3:] for row in rows), strict=True):
         if len(set(seen)) > 1:
-            page.say(
-                f"Its sweeps ran with several values of {name}: {', '.join(map(repr, sorted(set(seen))))}.",
-                bad=True,
-            )
+            values = ", ".join(map(repr, sorted(set(seen))))
+            page.say(f"Its sweeps ran with several values of {name}: {values}.", bad=True)
     page.table(columns, rows)
 
 

@@ -51,15 +51,13 @@ def error_curves(
     x: str,
     lines: str | None,
     title: str,
-    ylabel: str = "RMSE",
-    predicted: str = "predicted_mse",
     panels: str | None = None,
     word: Callable[[str], str] = str,
 ) -> "Figure":
     """Root mean squared error against ``config[x]`` on log-log axes: a figure to show or to save.
 
     One line per distinct ``config[lines]``. Bars are the square roots of the 95 % interval of the mean
-    squared error; the dashed line is the square root of ``facts[predicted]`` where there is one; the legend
+    squared error; the dashed line is the square root of ``facts["predicted_mse"]`` where there is one; the legend
     holds the least-squares slope of log RMSE on log x.
 
     Args:
@@ -67,8 +65,6 @@ def error_curves(
         x: configuration key with numbers > 0.
         lines: configuration key whose values name the lines; None: one line.
         title: say the privacy unit and the model here.
-        ylabel: with the unit of the error.
-        predicted: key of the predicted mean squared error in the facts.
         panels: configuration key whose values get a panel each (default: one panel).
         word: what a person calls a key.
 
@@ -78,9 +74,8 @@ def error_curves(
             point of one line.
     """
     rows, lines = checks.each_of("rows", rows, Row), checks.instance("lines", lines, (str, type(None)))
-    for name, value in {"x": x, "title": title, "ylabel": ylabel, "predicted": predicted}.items():
-        checks.instance(name, value, str)
-    points = _points(rows, x, lines, predicted, panels)  # refuses before it draws
+    checks.instance("x", x, str), checks.instance("title", title, str)
+    points = _points(rows, x, lines, panels)  # refuses before it draws
     figure, all_axes = subplots(points["panel"].nunique(), size=(7, 4.5))
     for axes, (name, panel) in zip(all_axes, points.groupby("panel", sort=False), strict=True):
         for place, (line, group) in enumerate(panel.groupby("line", sort=False)):
@@ -90,15 +85,13 @@ def error_curves(
         axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
         axes.legend(title=f"bars: 95 % CI of the mean{dashed}", fontsize="small", title_fontsize="small")
         head = _verbatim(title if panels is None else str(name))
-        axes.set(xscale="log", yscale="log", xlabel=_verbatim(word(x)), ylabel=ylabel, title=head)
+        axes.set(xscale="log", yscale="log", xlabel=_verbatim(word(x)), ylabel="RMSE", title=head)
     if panels is not None:
         figure.suptitle(_verbatim(title))
     return figure
 
 
-def _points(
-    rows: Sequence[Row], x: str, lines: str | None, predicted: str, panels: str | None
-) -> "pandas.DataFrame":
+def _points(rows: Sequence[Row], x: str, lines: str | None, panels: str | None) -> "pandas.DataFrame":
     """A point for each row: its panel, line, x, squared error with its interval's ends, and predicted one."""
     import pandas
 
@@ -120,7 +113,7 @@ def _points(
         "mse": [row.moments.mean for row in rows],
         "low": [max(0.0, row.moments.interval()[0]) for row in rows],
         "high": [row.moments.interval()[1] for row in rows],
-        "predicted": [row.facts.get(predicted, math.nan) for row in rows],
+        "predicted": [row.facts.get("predicted_mse", math.nan) for row in rows],
     })  # fmt: skip
     for twice in points[points.duplicated(["panel", "line", "x"])].itertuples():
         raise ValueError(f"two rows at {x}={twice.x:g} on the line {lines}={twice.line}; select the rows first")
@@ -152,9 +145,8 @@ def means(
     named = [str(row.config[lines]) if lines else "measured" for row in rows]
     for place, line in enumerate(dict.fromkeys(named)):
         group = [row for row, each in zip(rows, named, strict=True) if each == line]
-        at, mean, low, high = np.array(
-            sorted((r.config[x], r.metrics[name].mean, *r.metrics[name].interval()) for r in group)
-        ).T
+        ends = ((row.config[x], row.metrics[name].mean, *row.metrics[name].interval()) for row in group)
+        at, mean, low, high = np.array(sorted(ends)).T
         bars = np.abs(np.stack([low, high]) - mean)
         axes.errorbar(at, mean, yerr=bars, label=_verbatim(line), **_style(place))
     axes.grid(True, linewidth=0.3, alpha=0.5)

@@ -124,9 +124,8 @@ class ProcessPool(WorkerPool):
         if code == LATE:
             return TimeoutError()
         if code is None or code >= 0:
-            return ChildProcessError(
-                f"{who} ended with exit code {code}", *([] if self._answered else [UNGUARDED])
-            )
+            hint = [] if self._answered else [UNGUARDED]
+            return ChildProcessError(f"{who} ended with exit code {code}", *hint)
         name = {each.value: each.name for each in signal.Signals}.get(-code, f"signal {-code}")
         return ChildProcessError(f"{who} was killed by {name}", *([TOO_LARGE] if code == -signal.SIGKILL else []))
 
@@ -220,16 +219,13 @@ def _keep_memory() -> None:
     """Tells glibc to keep what a trial frees: by Dask's setting, often by its own, large arrays are mapped anew."""
     if os.environ.get("MALLOC_TRIM_THRESHOLD_", DASKS) == DASKS:
         with suppress(AttributeError, OSError):  # another library
-            for parameter, size in (
-                (-1, 2**26),
-                (-3, 2**25),
-            ):  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: glibc's own most
+            # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: glibc's own most
+            for parameter, size in ((-1, 2**26), (-3, 2**25)):
                 ctypes.CDLL(None).mallopt(parameter, size)
 
 
 def _told(error: Exception | SystemExit) -> tuple[type[Exception], str, str]:
-    kind = next(
-        (kind for kind in (TypeError, ValueError, OSError, MemoryError) if isinstance(error, kind)), RuntimeError
-    )
+    known = (TypeError, ValueError, OSError, MemoryError)
+    kind = next((kind for kind in known if isinstance(error, kind)), RuntimeError)
     text = str(error) if type(error) is kind else f"{type(error).__name__}: {error}"
     return kind, text, "".join(traceback.format_exception(error))

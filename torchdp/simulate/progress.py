@@ -11,11 +11,11 @@ from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from torchdp import checks
-from torchdp.simulate.blocks import Asked, Gathering
+from torchdp.simulate.blocks import Asked
 from torchdp.simulate.claims import Claims
 from torchdp.simulate.config_runs import ConfigRun, Row
 from torchdp.simulate.moments import Moments
-from torchdp.simulate.store import Reader, Record, Start, load
+from torchdp.simulate.store import Reader, Start, load
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,8 @@ def status(store: str | os.PathLike[str]) -> Status:
         raise ValueError(f"{os.fspath(store)} does not say which sweep it is of; run torchdp sweep on it")
     last = max(starts, key=lambda start: start.facts["at"])
     kin = [start for start in starts if _same(start, last, "grid_digest", "seed", "block_size", "code")]
-    grids = [
-        start.facts["grid"] for start in starts if _same(start, last, "grid_digest") and "grid" in start.facts
-    ]
-    progress = [_progress(reader, last, config) for config in (grids or [[]])[0]]
+    grids = (start.facts.get("grid") for start in starts if _same(start, last, "grid_digest"))
+    progress = [_progress(reader, last, config) for config in next(filter(None, grids), [])]
     with closing(Claims(store)) as claims:
         alive = [start for start in kin if not _taken(claims, start.start)]
     return Status(progress, last.facts, len(alive), _seconds_left(reader, alive, progress), starts)
@@ -79,17 +77,14 @@ def _progress(reader: Reader, last: Start, config: dict[str, Any]) -> Progress:
     row = run.row()
     if run.blocks.finished:
         return Progress(row, "done", 0.0)
-    left = _blocks_left(run.blocks, asked) * row.seconds / run.blocks.blocks if run.blocks.blocks else None
-    return (
-        Progress(replace(row, error=errors[-1].error), "failed", left) if errors else Progress(row, "open", left)
-    )
-
-
-def _blocks_left(blocks: Gathering[Record], asked: Asked) -> float:
-    if asked.target is None:
-        return blocks.left
-    needed = blocks.blocks * (blocks.moments.relative_half_width() / asked.target) ** 2
-    return min(blocks.left, max(0.0, needed - blocks.blocks))
+    done, left = run.blocks.blocks, float(run.blocks.left)
+    if asked.target is not None:
+        needed = done * (run.blocks.moments.relative_half_width() / asked.target) ** 2 if done else math.inf
+        left = min(left, max(0.0, needed - done))
+    seconds = left * row.seconds / done if done else None
+    if errors:
+        return Progress(replace(row, error=errors[-1].error), "failed", seconds)
+    return Progress(row, "open", seconds)
 
 
 def _seconds_left(reader: Reader, alive: Sequence[Start], progress: Sequence[Progress]) -> float | None:

@@ -29,9 +29,8 @@ class Report:
         self._last = ""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "runs.jsonl", "a", encoding="utf-8") as file:
-            file.write(
-                json.dumps({**facts(), "device": str(self.device), "device_name": _name(self.device)}) + "\n"
-            )
+            where = {"device": str(self.device), "device_name": _name(self.device)}
+            file.write(json.dumps({**facts(), **where}) + "\n")
 
     def say(self, text: object = "") -> None:
         """Prints a line."""
@@ -48,9 +47,8 @@ class Report:
     def write(self, table: str, rows: Rows) -> None:
         """A whole table, not printed. Raises TypeError, ValueError for none."""
         rows = checks.several("rows", rows, dict)
-        write_table(
-            self.folder / f"{table}.csv", list(rows[0]), [{k: _plain(v) for k, v in row.items()} for row in rows]
-        )
+        plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
+        write_table(self.folder / f"{table}.csv", list(rows[0]), plain)
 
     def once(
         self, table: str, key: Mapping[str, object], measure: Callable[[], Mapping[str, object]]

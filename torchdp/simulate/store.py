@@ -109,7 +109,8 @@ def append(path: str | os.PathLike[str], record: Line) -> None:
     """
     data = encode(record)
     try:
-        descriptor = _open(path)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
@@ -121,7 +122,8 @@ def append(path: str | os.PathLike[str], record: Line) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise _explained(error, path) from error
+        message = f"cannot append to the results store ({error.strerror}); blocks already in it are kept"
+        raise OSError(error.errno, message, os.fspath(path)) from error
 
 
 class Reader:
@@ -240,16 +242,6 @@ def decode(line: bytes) -> Line | None:
         return found if encode(found) == line + b"\n" else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-
-
-def _open(path: str | os.PathLike[str]) -> int:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-
-
-def _explained(error: OSError, path: str | os.PathLike[str]) -> OSError:
-    message = f"cannot append to the results store ({error.strerror}); blocks already in it are kept"
-    return OSError(error.errno, message, os.fspath(path))
 
 
 def _dumps(body: dict[str, Any]) -> bytes:

@@ -140,33 +140,34 @@ def _longest(run: Run) -> list[Record]:
     return list({record.block: record for _, record in sorted(run.items())}.values())
 
 
+@dataclass
 class _Runner:
     """Runs blocks; keeps the trial of the configuration at hand."""
 
-    def __init__(self, make_trial: MakeTrial, block_size: int, code: str) -> None:
-        self._make_trial = make_trial
-        self._block_size = block_size
-        self._code = code
-        self._made: tuple[int, Trial] | None = None
+    make_trial: MakeTrial
+    block_size: int
+    code: str
+    made: tuple[int, Trial] | None = None
 
     def __call__(self, job: Job, device: torch.device) -> Record:
         config = dict(job.block.config)
-        if self._made is None or self._made[0] != job.run:
-            self._made = None  # two at once might not fit into memory
-            self._made = job.run, _open(self._make_trial, config, self._block_size)
-        trial = self._made[1]
+        if self.made is None or self.made[0] != job.run:
+            self.made = None  # two at once might not fit into memory
+            self.made = job.run, _open(self.make_trial, config, self.block_size)
+        trial = self.made[1]
         same_facts(config, [*job.facts, trial.facts])
         part = run_block(trial.sample, job.block, device, trial.quantiles)
+        name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
         return Record(
             seed=job.block.seed,
             config=config,
             block=job.block.index,
-            block_size=self._block_size,
+            block_size=self.block_size,
             metrics=part.metrics,
             facts=dict(trial.facts),
             seconds=part.seconds,
-            device=_device_name(device),
-            code=self._code,
+            device=name,
+            code=self.code,
         )
 
 
@@ -185,7 +186,3 @@ def _row(records: Iterable[Record]) -> Row:
     metrics = reduce(merge_all, (record.metrics for record in records))
     seconds = sum(record.seconds for record in records)
     return Row(first.config, metrics, seconds, first.facts, first.seed, first.block_size, first.code)
-
-
-def _device_name(device: torch.device) -> str:
-    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

@@ -88,6 +88,6 @@ def examples(module: nn.Module, inputs: Inputs, targets: Tensor) -> Inputs:
             raise ValueError(f"{name} must have one entry for each example, not shape ()")
         if len(value) != len(targets):
             raise ValueError(f"{name} and targets must be equally many, not {len(value)} and {len(targets)}")
-    return (
-        inputs.detach() if isinstance(inputs, Tensor) else {name: value.detach() for name, value in inputs.items()}
-    )
+    if isinstance(inputs, Tensor):
+        return inputs.detach()
+    return {name: value.detach() for name, value in inputs.items()}

@@ -28,9 +28,8 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
 
     constants = {name: p.detach() for name, p in passes.leaves.items()}
     try:
-        rows, (lost, tensors) = vmap(grad(one, has_aux=True), (None, 0, 0), randomness=passes.randomness)(
-            constants, dict(x) if isinstance(x, Mapping) else x, y
-        )
+        each = vmap(grad(one, has_aux=True), (None, 0, 0), randomness=passes.randomness)
+        rows, (lost, tensors) = each(constants, dict(x) if isinstance(x, Mapping) else x, y)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise

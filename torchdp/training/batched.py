@@ -54,10 +54,11 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, found: Gradients, record: Rec
     if record.coarsest > torch.finfo(torch.float32).eps:
         raise Untaken("it computes in half precision, which is too coarse to be checked")
     tolerance = max(1e-9, 2.0**10 * record.coarsest)
+    cudnn = torch.backends.cudnn  # convolutions of a GPU without short products
     some = 11 if record.asked else 2  # steps: rows may answer otherwise than all batches do
     for i in sorted({places[k * (len(places) - 1) // some] for k in range(some + 1)}):
         part = slice(i, i + 1)
-        with _still(passes), _exact():
+        with _still(passes), cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
             total = alone.plain(pick(x, part), y[part])[0].sum()
             g = torch.autograd.grad(total, list(alone.leaves.values()), materialize_grads=True)
         want = {name: flat(each[None]) for name, each in zip(alone.leaves, g, strict=True)}
@@ -72,11 +73,6 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, found: Gradients, record: Rec
 
 def _still(passes: Passes) -> AbstractContextManager[object]:
     return Still() if passes.seeded else nullcontext()
-
-
-def _exact() -> AbstractContextManager[object]:
-    """Convolutions of a GPU without short products."""
-    return torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
 
 
 def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:

@@ -1,5 +1,6 @@
 """Enforced participation: batches in a fixed order, a check of external batches, and batches waiting to be used."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,8 +32,10 @@ class ParticipationLog:
     def check(self, indices: Tensor | Sequence[int]) -> Tensor:
         """The batch of the next step as int64 on the CPU: (n,), n >= 0; the step is over then. Raises ValueError."""
         checks.instance("indices", indices, (Tensor, Sequence))
-        batch = indices if isinstance(indices, Tensor) else _as_tensor(indices)
-        batch = checks.indices("indices", batch, self.users).cpu()
+        if not isinstance(indices, Tensor):
+            numbers = [checks.integer("indices", index, 0) for index in indices]
+            indices = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        batch = checks.indices("indices", indices, self.users).cpu()
         if batch.ndim != 1:
             raise ValueError(f"indices must have shape (n,), not {tuple(batch.shape)}")
         if len(batch.unique()) < len(batch):
@@ -57,7 +60,34 @@ class ParticipationLog:
         self.attendance, self.step = given.cpu().clone(), checks.integer("step", step, 0)
 
 
-class Batches(Sampler[list[int]]):
+class PlannedBatches(Sampler[list[int]], ABC):
+    """Batches of users' numbers for all steps, from step ``first`` on; ``step`` of them were handed out.
+
+    Iteration goes on where the last one ended; after the last step it raises RuntimeError.
+    """
+
+    def __init__(self, users: int, steps: int, first: int) -> None:
+        self.users, self.steps = checks.integer("users", users, 1), checks.integer("steps", steps, 1)
+        self.step = checks.integer("first", first, 0, self.steps)
+
+    def __len__(self) -> int:
+        return self.steps - self.step
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self.step == self.steps:
+            name = type(self).__name__
+            raise RuntimeError(f"all {self.steps} batches were handed out; make {name} for a new run")
+        while self.step < self.steps:
+            users = self._users(self.step)
+            self.step += 1
+            yield users
+
+    @abstractmethod
+    def _users(self, step: int) -> list[int]:
+        """Who is in this step."""
+
+
+class Batches(PlannedBatches):
     """Batches of ``size`` users for all steps, in one order that is drawn once and gone through again and again.
 
     ``DataLoader(data, batch_sampler=Batches(...))``: iteration goes on where the last one ended, so a loop over epochs
@@ -82,9 +112,8 @@ class Batches(Sampler[list[int]]):
         generator: torch.Generator,
         first: int = 0,
     ) -> None:
-        self.users, self.steps = checks.integer("users", users, 1), checks.integer("steps", steps, 1)
+        super().__init__(users, steps, first)
         self.size = checks.integer("size", size, 1, self.users)
-        self.step = checks.integer("first", first, 0, self.steps)
         self.period = self.users // self.size
         checks.fits("users and steps", self.users + self.steps)
         # passes after the first, for a user of its first batch
@@ -98,16 +127,9 @@ class Batches(Sampler[list[int]]):
         checks.random_source(generator, torch.device("cpu"))
         self._order = torch.randperm(self.users, generator=generator, device="cpu")
 
-    def __len__(self) -> int:
-        return self.steps - self.step
-
-    def __iter__(self) -> Iterator[list[int]]:
-        if self.step == self.steps:
-            raise RuntimeError(f"all {self.steps} batches were handed out; make Batches for a new run")
-        while self.step < self.steps:
-            place = self.step % self.period * self.size
-            self.step += 1
-            yield self._order[place : place + self.size].tolist()
+    def _users(self, step: int) -> list[int]:
+        place = step % self.period * self.size
+        return self._order[place : place + self.size].tolist()
 
 
 @dataclass(frozen=True)
@@ -137,8 +159,3 @@ class Waiting:
     def with_part(self, total: Tensor, count: int, more: bool) -> "Waiting":
         """After a part that is not the last."""
         return Waiting(self.step, self.rows, self.used + count, self.parts - (not more), total)
-
-
-def _as_tensor(indices: Sequence[int]) -> Tensor:
-    numbers = [checks.integer("indices", index, 0) for index in indices]
-    return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -116,9 +116,8 @@ class BallsInBins:
         samples = checks.integer("samples", samples, 100)
         found = [divergence(gram, epsilon, samples, doubt / 2, generator, added)[1] for added in (False, True)]
         delta = min(max(found) + doubt, 1 - 2.0**-53)
-        source = (
-            f"{BINS}; {SAMPLED}; {samples} samples, right with confidence 1 - {doubt:.2g}, the rest is in delta"
-        )
+        right = f"{samples} samples, right with confidence 1 - {doubt:.2g}, the rest is in delta"
+        source = f"{BINS}; {SAMPLED}; {right}"
         return Guarantee(epsilon, delta, Model.CENTRAL, Neighbours.ADD_REMOVE, False, source)
 
     def likely_sigma(

@@ -199,8 +199,12 @@ class _Task:
         """One fixed order, gone through again and again."""
         order = Epochs(self.users // self.batch)
         C, errors = _correlated(self.W, order.period, self.p, self.judged is None)
-        sigma = gaussian_sigma(self.epsilon, self.delta, self.bound * sensitivity(C, order).value)
-        return self.plan(C, order, sigma, noise_guarantee(C, sigma, self.bound, self.delta, order), errors)
+        return self.kept(C, order, order, errors)
+
+    def kept(self, C: StreamStrategy, rule: Participation, sampling: Any, errors: Tensor) -> Plan:
+        """Of batches that keep to this rule."""
+        sigma = gaussian_sigma(self.epsilon, self.delta, self.bound * sensitivity(C, rule).value)
+        return self.plan(C, sampling, sigma, noise_guarantee(C, sigma, self.bound, self.delta, rule), errors)
 
     def attended(self, rule: Participation) -> dict[str, Plan]:
         """Batches that are made elsewhere and keep to a rule, by name."""
@@ -211,12 +215,8 @@ class _Task:
         if isinstance(W, Tensor) and steps <= DENSE:
             best = factorize_separated(W, rule.apart(steps), rule.most(steps), self.p)
             found["certified"] = BandedStrategy.of(best.strategy)
-        plans = {}
-        for name, C in found.items():
-            sigma = gaussian_sigma(self.epsilon, self.delta, self.bound * sensitivity(C, rule).value)
-            guarantee = noise_guarantee(C, sigma, self.bound, self.delta, rule)
-            plans[name] = self.plan(C, OwnBatches(rule), sigma, guarantee, standard_errors(W, C))
-        return plans
+        own = OwnBatches(rule)
+        return {name: self.kept(C, rule, own, standard_errors(W, C)) for name, C in found.items()}
 
     def compared(self) -> dict[str, Plan]:
         """Balls in bins by comparison, with bands and with buffers: the first ones after which the error rises."""

@@ -104,9 +104,8 @@ class Clipper:
                 with _masks(seed or 0, targets.device):
                     after = passes.value(*first)[0]
                 other = (after - before).abs() > 1e-4 * (after.abs() + before.abs())
-                wrong.insert(
-                    0, (other, f"{REMEMBERS}the first one alone had another loss after the call than before")
-                )
+                changed = f"{REMEMBERS}the first one alone had another loss after the call than before"
+                wrong.insert(0, (other, changed))
             if fresh and self._last is None:
                 refuse_unreached([name for name in parameters if name not in {*reached, *self._unused}])
         total = _unless(sums.flat(parameters), wrong)

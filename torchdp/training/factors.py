@@ -170,9 +170,8 @@ def joined(forms: Sequence[Form]) -> Form:
     if len(words) == len(forms) and words[0].count * words[0].rows.shape[2] > SMALL:
         if len(words) == 1:
             return words[0]
-        return Words.of(
-            torch.cat([x.indices for x in words], 1), torch.cat([x.rows for x in words], 1), words[0].count
-        )
+        indices, rows = torch.cat([x.indices for x in words], 1), torch.cat([x.rows for x in words], 1)
+        return Words.of(indices, rows, words[0].count)
     return Rows(torch.stack([form.whole() for form in forms]).sum(0) if len(forms) > 1 else forms[0].whole())
 
 

@@ -84,10 +84,8 @@ class PrivateAdam(torch.optim.Optimizer):
                     state = self.state[p]
                     if not state:
                         wide = torch.promote_types(p.dtype, torch.float32)
-                        state |= {name: torch.zeros_like(p, dtype=wide) for name in ("m", "v")} | {
-                            "steps": 0,
-                            "u": 0.0,
-                        }
+                        state |= {name: torch.zeros_like(p, dtype=wide) for name in ("m", "v")}
+                        state |= {"steps": 0, "u": 0.0}
                     alike.setdefault((state["steps"], state["u"]), []).append(p)
             for (steps, u), moved in alike.items():
                 self._step(group, steps + 1, u, moved)

@@ -193,7 +193,8 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
     # a gram's entry has error rows x eps x the columns' norms, a set's sum at most (rows x its steps) eps of itself
     rounding = (rows * participation.most(steps) + steps + 16) * EPS
     value = size * math.sqrt(bound) * (1 + rounding) + slack
-    attained = size * max(_moved(C[:, chosen] / size, gram[chosen][:, chosen]) for chosen in sets)
+    # ||columns s|| for signs s that turn the largest entries of the set's gram positive
+    attained = size * max(float((C[:, chosen] / size @ signs(gram[chosen][:, chosen])).norm()) for chosen in sets)
     return Sensitivity(value, min(max(attained - slack, 0.0), value))
 
 
@@ -203,8 +204,3 @@ def _known(C: StreamStrategy, participation: Participation) -> Sensitivity | Non
         found = math.sqrt(participation.largest(columns[0].square()))
         return Sensitivity.rounded(found, found, columns[1] + (C.steps + 8) * EPS)
     return participation.asks(C)
-
-
-def _moved(columns: Tensor, gram: Tensor) -> float:
-    """||columns s|| for signs s that turn the largest entries of ``gram`` positive."""
-    return float((columns @ signs(gram)).norm())

@@ -132,9 +132,8 @@ class Passes:
     def halves(self, x: Inputs) -> bool:
         """Whether anything is of half precision, or autocast makes it so."""
         given = [*self.leaves.values(), *(x.values() if isinstance(x, Mapping) else [x])]
-        return any(t.is_floating_point() and t.element_size() < 4 for t in given) or torch.is_autocast_enabled(
-            given[0].device.type
-        )
+        halves = any(t.is_floating_point() and t.element_size() < 4 for t in given)
+        return halves or torch.is_autocast_enabled(given[0].device.type)
 
     def widened(self, x: Inputs, y: Tensor) -> tuple["Passes", Inputs, Tensor]:
         """The same on float32 copies of what has half precision."""
@@ -224,10 +223,8 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
         yield
         return
     cuda = [partial(each, device=device) for each in (torch.cuda.get_rng_state, torch.cuda.set_rng_state)]
-    states: list[list[Any]] = [
-        [torch.get_rng_state, torch.set_rng_state],
-        *([cuda] if device.type == "cuda" else []),
-    ]
+    states: list[list[Any]] = [[torch.get_rng_state, torch.set_rng_state]]
+    states += [cuda] if device.type == "cuda" else []
     before = [get() for get, _ in states]
     drawn = False
     try:

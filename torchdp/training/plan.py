@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import checks
+from torchdp.description import described, made
 from torchdp.noise import Noise, source
 from torchdp.training.adaptive import AdaptiveBound
 from torchdp.training.binned import BallsInBins
 from torchdp.training.clipping import ROUTES
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.run import Run
-from torchdp.training.stored import packed, unpacked
+
+ROOMS = ("torchdp.training", "torchdp.factorization", "torchdp.privacy")  # whose classes a file may make
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,13 @@ class Plan(Mechanism):
 
     def save(self, path: str | Path) -> None:
         """Into a file that :meth:`load` reads, to the last digit. Raises TypeError for a custom strategy."""
-        torch.save({each.name: packed(getattr(self, each.name)) for each in fields(self)}, path)
+        for kind in map(type, (self.strategy, getattr(self.sampling, "rule", self.sampling))):
+            if kind.__module__.partition(".")[0] != "torchdp":
+                raise TypeError(
+                    f"a file can not hold a {kind.__name__}, whose code is one's own; make the plan again from what "
+                    "made it, or take Tabulated(strategy.recurrence) for its strategy"
+                )
+        torch.save({each.name: described(getattr(self, each.name), name=each.name) for each in fields(self)}, path)
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
@@ -101,7 +109,7 @@ class Plan(Mechanism):
         """
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-            plan = Plan(**{name: unpacked(value) for name, value in found.items()})
+            plan = Plan(**{name: made(value, {}, rooms=ROOMS) for name, value in found.items()})
             checks.positive("sigma", plan.sigma)
             checks.integer("batch", plan.batch, 1, checks.integer("users", plan.users, 1))
             checks.floating("standard_errors", plan.standard_errors)

@@ -157,9 +157,9 @@ class Record(TorchFunctionMode):
 
     def fits(self, x: Any, rows: bool = False) -> bool:
         """Whether dimension 0 has each example's part in order; rows: one row for each."""
-        return (
-            self.of_data(x) and x.ndim > 0 and len(x) > 0 and (len(x) == self.n if rows else len(x) % self.n == 0)
-        )
+        if not self.of_data(x) or x.ndim == 0 or len(x) == 0:
+            return False
+        return len(x) == self.n if rows else len(x) % self.n == 0
 
     def alias(self, source: Any) -> Any:
         """A leaf in place of a tensor of parameters; anything else as it is."""
@@ -217,8 +217,12 @@ class Record(TorchFunctionMode):
         return out
 
     def _called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], meet: bool) -> Any:
-        if self._reduces(func, args, kwargs):
-            return self._own_means(named(ENTROPY, args, kwargs))
+        if self._reduces(func, args, kwargs):  # the sum of the losses of each example alone
+            call = named(ENTROPY, args, kwargs)
+            if call.get("weight") is not None:
+                raise ValueError(MEANS)
+            self.reduced += 1
+            return own_means(self.n, call).sum()
         rule = self.rules.get(func) if meet else None
         out = None if rule is None else rule(self, func, args, kwargs)
         return func(*args, **kwargs) if out is None else out
@@ -230,13 +234,6 @@ class Record(TorchFunctionMode):
         call = named(ENTROPY, args, kwargs)
         return call.get("reduction", "mean") == "mean" and self.fits(call["input"])
 
-    def _own_means(self, call: dict[str, Any]) -> Tensor:
-        """The sum of each example's mean over what it has itself, as the loss of that example alone is."""
-        if call.get("weight") is not None:
-            raise ValueError(MEANS)
-        self.reduced += 1
-        return own_means(self.n, call).sum()
-
     def _refuse(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """What reads data for Python, or mixes examples by its name."""
         name = getattr(func, "__name__", str(func))
@@ -246,9 +243,8 @@ class Record(TorchFunctionMode):
             raise Untaken("the module takes gradients itself")
         if func is Tensor.__getitem__ and any(t.dtype == torch.bool and self.of_data(t) for t in tensors(args[1])):
             raise Untaken("rows are picked by a mask of the data")
-        if func is F.batch_norm and named(("x", "mean", "var", "w", "b", "training"), args, kwargs).get(
-            "training"
-        ):
+        names = ("x", "mean", "var", "w", "b", "training")
+        if func is F.batch_norm and named(names, args, kwargs).get("training"):
             raise ValueError(MIXES)
 
     def _foreign(self, func: Any, given: list[Tensor], kinds: list[Any]) -> None:

@@ -19,8 +19,8 @@ def from_first(key: bytes) -> bytes:
 
 
 def place() -> tuple[int, int]:
-    """This process's number, and how many there are."""
-    return distributed.get_rank(), distributed.get_world_size()
+    """This process's number, and how many train one model."""
+    return (distributed.get_rank(), distributed.get_world_size()) if several() else (0, 1)
 
 
 def most(at: tuple[int, tuple[int, float]]) -> tuple[int, tuple[int, float]]:

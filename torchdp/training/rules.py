@@ -103,10 +103,8 @@ def norm(r: Record, func: Any, args: Any, kwargs: Any) -> Any:
     second = func in (F.group_norm, F.batch_norm)  # channels are dimension 1
     if not r.fits(x, rows=second) or r.of_data(w) or r.of_data(b):
         return None
-    out, kept = (
-        func(**call | {name: r.alias(call[name]) for name in ("weight", "bias") if name in call}),
-        r.keep(x),
-    )
+    own = {name: r.alias(call[name]) for name in ("weight", "bias") if name in call}
+    out, kept = func(**call | own), r.keep(x)
     plain = {name: value for name, value in call.items() if name not in ("input", "weight", "bias")}
     if w is not None:
 

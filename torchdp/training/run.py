@@ -13,7 +13,7 @@ from torchdp.noise import Noise
 from torchdp.privacy import Guarantee
 from torchdp.training import replicas
 from torchdp.training.batches import ParticipationLog
-from torchdp.training.clipping import ROUTES, Clipper, Inputs
+from torchdp.training.clipping import Clipper, Inputs
 from torchdp.training.ledger import Ledger
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise
@@ -37,7 +37,7 @@ class Run(Steps):
     released. An interrupt leaves the step spent and its batch used, or neither; a part of a batch counts, or not;
     threads take turns; copies and pickles are refused.
 
-    module, loss: as in :func:`clip_and_sum`, one example for each user.
+    module, loss: as in :func:`clip_and_sum`, one example for each user; clipping: its routes, unused and groups.
 
     After a kill: ``secret_state``, kept once at the start or at any step, and the ``state_dict`` of a checkpoint or the
     ledger go on with the noise and the batches of the run that was not killed. Whoever knows the secret state can
@@ -66,13 +66,11 @@ class Run(Steps):
         step: int | Mapping[str, Any] = 0,
         ledger: str | Path | None = None,
         at_once: int | None = None,
-        routes: Sequence[str] = ROUTES,
-        unused: Sequence[str] = (),
-        groups: Mapping[str, float] | None = None,
+        **clipping: Any,
     ) -> None:
         self.module, self.loss = module, loss
         reshard(checks.instance("module", module, nn.Module))
-        self._clipper = Clipper(module, loss, routes=routes, unused=unused, groups=groups)
+        self._clipper = Clipper(module, loss, **clipping)
         self._options = {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
         parameters = [p for p in module.parameters() if p.requires_grad]
         if not parameters:
@@ -80,7 +78,7 @@ class Run(Steps):
         self._dtype, self._device = torch.promote_types(parameters[0].dtype, torch.float32), parameters[0].device
         self._whole = sum(p.numel() for p in parameters) + (plan.adaptive is not None)
         self._group, self._deviations = replicas.several(), list[float]()
-        rank, ranks = replicas.place() if self._group else (0, 1)
+        rank, ranks = replicas.place()
         self._chunk = -(-self._whole // ranks)
         first = min(rank * self._chunk, self._whole - 1)
         size = max(1, min(self._chunk, self._whole - first))
@@ -105,13 +103,9 @@ class Run(Steps):
         self._ledger = Ledger(None if ledger is None else Path(ledger), name, past is None)
         given: dict[str, Any] = {"step": None, **(step if isinstance(step, Mapping) else {"step": step})}
         step = checks.integer("step", given["step"], 0, plan.strategy.steps)
-        told = [
-            (one["step"], checks.positive("bound", one["bound"])) for one in (given, past or {}) if "bound" in one
-        ]
-        at = (
-            max(step, self.noise.step, self._ledger.step),
-            max([*told, *self._ledger.bounds], default=(0, plan.bound)),
-        )
+        bounded = [one for one in (given, past or {}) if "bound" in one]
+        told = [(one["step"], checks.positive("bound", one["bound"])) for one in bounded] + self._ledger.bounds
+        at = max(step, self.noise.step, self._ledger.step), max(told, default=(0, plan.bound))
         step, (_, latest) = replicas.most(at) if self._group else at
         self.noise.skip(step)
         self._bound = latest if plan.adaptive else plan.bound
@@ -160,9 +154,7 @@ class Run(Steps):
         process's; NaN for an empty batch), which is **not private**: for logs that stay where the data are.
         """
         step = self._expect("targets", len(targets), more)
-        with (
-            self._turn
-        ):  # the module is one for all threads, and its parameters are swapped for the time of the call
+        with self._turn:  # the module is one for all threads; the call swaps its parameters
             bound = self.bound
             total, mean = self._clipper(inputs, targets, bound, dropout=self._masks, **self._options)
             if self.plan.adaptive:

@@ -1,16 +1,15 @@
 """Users sampled at random: which of them are in a step, and the amplification by subsampling."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import Tensor
-from torch.utils.data import Sampler
 
 from torchdp import checks
 from torchdp.factorization import StreamStrategy
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee, sampled_guarantee, sampled_multiplier
+from torchdp.training.batches import PlannedBatches
 from torchdp.training.binned import BallsInBins
 from torchdp.training.participation import Once, sensitivity
 from torchdp.training.strategy import Strategy, as_strategy
@@ -81,7 +80,7 @@ class CyclicPoisson:
         return sensitivity(C, Once()).value
 
 
-class SampledBatches(Sampler[list[int]]):
+class SampledBatches(PlannedBatches):
     """The batches of :class:`CyclicPoisson` or :class:`BallsInBins` for all steps: users' numbers, of any size.
 
     A user's group is drawn once; each step draws its group's members by one word for each, so that the chance is at
@@ -106,26 +105,17 @@ class SampledBatches(Sampler[list[int]]):
     ) -> None:
         checks.instance("sampling", sampling, (CyclicPoisson, BallsInBins))
         self.sampling = sampling
-        self.users, self.steps = checks.integer("users", users, 1), checks.integer("steps", steps, 1)
+        super().__init__(users, steps, first)
         checks.fits("users", self.users)
-        self.step = checks.integer("first", first, 0, self.steps)
         self._key = source(noise).words((4,)).cpu().numpy().tobytes()
         self._group = self.sampling.drawn(self.users, self._draws(self.steps))
 
-    def __len__(self) -> int:
-        return self.steps - self.step
-
-    def __iter__(self) -> Iterator[list[int]]:
-        if self.step == self.steps:
-            raise RuntimeError(f"all {self.steps} batches were handed out; make SampledBatches for a new run")
-        while self.step < self.steps:
-            members = (self._group == self.step % self.sampling.groups).nonzero()[:, 0]
-            draws = self._draws(self.step)
-            self.step += 1
-            taken = members
-            if self.sampling.chance < 1:
-                taken = members[draws.integers((len(members),)) < math.floor(self.sampling.chance * 2**63)]
-            yield taken.tolist()
+    def _users(self, step: int) -> list[int]:
+        members = (self._group == step % self.sampling.groups).nonzero()[:, 0]
+        if self.sampling.chance < 1:
+            words = self._draws(step).integers((len(members),))
+            members = members[words < math.floor(self.sampling.chance * 2**63)]
+        return members.tolist()
 
     def _draws(self, step: int) -> Noise:
         """Of one step, ``steps`` for the groups: steps that are passed over need no draws."""

@@ -63,7 +63,7 @@ class Steps(ABC):
         return self.plan.strategy.steps - self.step
 
     def __iter__(self) -> Iterator[Tensor]:
-        (rank, ranks), batches = self._place(), self._drawn()
+        (rank, ranks), batches = replicas.place(), self._drawn()
         while self.step < self.plan.strategy.steps:
             with self._turn:
                 self._refuse_unused()
@@ -96,7 +96,7 @@ class Steps(ABC):
         with self._turn:
             batches = self._drawn()
             first = batches.step = self.step
-            ahead = PrefetchSampler(batches, *self._place(), max_rows)
+            ahead = PrefetchSampler(batches, *replicas.place(), max_rows)
         rows = loader(data, ahead, self.plan.users, self._secret.generator(b"loader", urandom(16)), options)
         return self._handing(rows, ahead, first)
 
@@ -140,7 +140,7 @@ class Steps(ABC):
 
         Guarantees: a user's steps are a set that the rule permits, also after ``resume``.
         """
-        rank, ranks = self._place()
+        rank, ranks = replicas.place()
         with self._turn:
             self._refuse_unused()
             if not isinstance(self.batches, ParticipationLog):
@@ -167,10 +167,6 @@ class Steps(ABC):
                 f"the last batch was not used, {self._waiting.used} of {self._waiting.rows} rows used: call backward "
                 "once for each batch, or for each of its parts, or the steps would not fit"
             )
-
-    def _place(self) -> tuple[int, int]:
-        """This process's number, and how many there are."""
-        return replicas.place() if replicas.several() else (0, 1)
 
     def _expect(self, name: str, count: int, more: bool) -> int:
         """The step of the batch that waits, where these rows belong to it. Raises RuntimeError, ValueError."""

@@ -105,9 +105,8 @@ class Iterates:
         """W^{-1} as its three diagonals, (steps, 3): entry [t, m] is that of row t, column t - m."""
         rates = self.rates
         before = torch.cat([rates[:1], rates[:-1]])
-        return torch.stack(
-            [1 / rates, self.weight_decay - 1 / rates - self.momentum / before, self.momentum / before], 1
-        )
+        swing = self.momentum / before
+        return torch.stack([1 / rates, self.weight_decay - 1 / rates - swing, swing], 1)
 
     def dense(self) -> Tensor:
         """W itself, (steps, steps), lower triangular, float64."""

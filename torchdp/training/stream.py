@@ -195,9 +195,8 @@ class Stream:
             if key == self._key and step < self.step:
                 raise ValueError(f"state is at step {step}, this stream at {self.step}: its noise would repeat")
             new = {"_past": past.to(self._past, copy=True), "_key": key, "_at": (step, 0, True), "_awaited": None}
-            vars(self).update(
-                new | {"_process": process()}
-            )  # all at once: an interrupt leaves one state or the other
+            # all at once: an interrupt leaves one state or the other
+            vars(self).update(new | {"_process": process()})
 
     def _advance(self, t: int, total: Tensor | None = None) -> Tensor:
         """Step t from where it is begun on: ``total`` with its noise, (size,); for None the noise is never released."""

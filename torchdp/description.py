@@ -1,4 +1,4 @@
-"""A protocol written down as plain data: made again from it to the bit, and compared with another up to rounding."""
+"""A value written down as plain data: made again from it to the bit, and compared with another up to rounding."""
 
 import base64
 import importlib
@@ -49,13 +49,18 @@ def described(value: object, classes: dict[str, type] | None = None, name: str =
     raise TypeError(f"{name} cannot be written down: it is a {type(value).__name__}")
 
 
-def made(tree: Any, classes: Mapping[str, type], device: torch.device | str = "cpu") -> Any:
+def made(
+    tree: Any,
+    classes: Mapping[str, type],
+    device: torch.device | str = "cpu",
+    rooms: tuple[str, ...] = ("torchdp",),
+) -> Any:
     """The value that ``described`` wrote down, its tensors on ``device``.
 
-    classes: those that may be used beside torchdp's own. Raises ValueError for any other class.
+    classes: those that may be used beside torchdp's own, of these rooms. Raises ValueError for any other class.
     """
     if isinstance(tree, list):
-        return tuple(made(item, classes, device) for item in tree)
+        return tuple(made(item, classes, device, rooms) for item in tree)
     if not isinstance(tree, dict):
         return tree
     if "tensor" in tree:
@@ -65,13 +70,13 @@ def made(tree: Any, classes: Mapping[str, type], device: torch.device | str = "c
     if "float" in tree:
         return float.fromhex(tree["float"])
     if "enum" in tree:
-        return _class(tree["enum"], classes)[tree["name"]]
+        return _class(tree["enum"], classes, rooms)[tree["name"]]
     if "class" in tree:
-        return _class(tree["class"], classes)
-    kind = _class(tree["made"], classes)
+        return _class(tree["class"], classes, rooms)
+    kind = _class(tree["made"], classes, rooms)
     if "__dataclass_fields__" not in vars(kind):  # others may do more than hold what they are made from
         raise ValueError(f"{tree['made']} is no dataclass")
-    return kind(**{key: made(item, classes, device) for key, item in tree["of"].items()})
+    return kind(**{key: made(item, classes, device, rooms) for key, item in tree["of"].items()})
 
 
 def difference(one: Any, other: Any, name: str = "protocol") -> str | None:
@@ -116,12 +121,12 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str |
     return None if share <= ROUNDING else f"{name} (by {share:.1e} of its largest entry)"
 
 
-def _class(full: str, classes: Mapping[str, type]) -> Any:
+def _class(full: str, classes: Mapping[str, type], rooms: tuple[str, ...]) -> Any:
     module, _, path = full.partition(":")
     if full in classes:
         return classes[full]
     try:
-        if module.split(".")[0] != "torchdp":
+        if not f"{module}.".startswith(tuple(f"{room}." for room in rooms)):
             raise ImportError
         found = reduce(getattr, path.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
