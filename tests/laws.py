@@ -52,6 +52,11 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(*shape, dtype=torch.float64, generator=generator(seed))
 
 
+def ball(n: int, d: int, seed: int = 1) -> Tensor:
+    """Points in the unit ball."""
+    return torch.nn.functional.normalize(normal(n, d, seed=seed), dim=1) * uniform(n, 1, seed=seed + 1)
+
+
 def hockey_stick(p: np.ndarray, q: np.ndarray, epsilon: float) -> float:
     """The hockey-stick divergence of p from q at epsilon: sum max(0, p - e^epsilon q)."""
     return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())

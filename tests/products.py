@@ -4,7 +4,7 @@ import itertools
 import math
 
 import torch
-from laws import generator
+from laws import generator, normal
 from torch import Tensor
 
 from torchdp.sketching import Sketch
@@ -14,6 +14,10 @@ def rows(n: int, d: int, seed: int = 0, bound: float = 1.5) -> Tensor:
     """Rows of norm at most ``bound``."""
     A = torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
     return A * (bound / torch.linalg.vector_norm(A, dim=1, keepdim=True)).clamp_max(1)
+
+
+def sphere(n: int, d: int, radius: float, seed: int = 0) -> Tensor:
+    return radius * torch.nn.functional.normalize(normal(n, d, seed=seed), dim=1)
 
 
 def written_out(sketch: Sketch) -> Tensor:

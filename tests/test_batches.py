@@ -7,21 +7,9 @@ import pytest
 import torch
 from laws import generator, normal
 
-from torchdp import privacy
+from torchdp import privacy, regression
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
-from torchdp.regression import (
-    SecondMoments,
-    adaptive_ridge,
-    cautious_ridge,
-    loss,
-    phi,
-    psi,
-    solve_ridge,
-    top_directions,
-)
-from torchdp.regression.errors import least_squares
-from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch, random_psi
-from torchdp.regression.ridge import predicted_phi_of_sketch
+from torchdp.regression import errors, low_rank, ridge
 from torchdp.regression.second_moment_noise import NoisyMoments, moment_vector
 from torchdp.shuffle import RandomizedResponseSum, least_flip
 from torchdp.sketching import entry_variance
@@ -143,25 +131,22 @@ def test_sampled_multipliers_of_a_batch_are_those_of_its_loop():
 # Second moments of 2 x 3 sets of rows, the label last; solutions, spaces and regularizations for each.
 ROWS = normal(2, 3, 40, 4)
 MATRIX, N = ROWS.mT @ ROWS, torch.tensor([[40, 50, 60], [70, 80, 90]])
-X, SPACE, RIDGES = (
-    normal(2, 3, 3, seed=1),
-    torch.linalg.qr(normal(2, 3, 4, 2, seed=2)).Q,
-    normal(2, 3, seed=3).abs(),
-)
+X, RIDGES = normal(2, 3, 3, seed=1), normal(2, 3, seed=3).abs()
+SPACE = torch.linalg.qr(normal(2, 3, 4, 2, seed=2)).Q
 RELEASED = moment_vector(MATRIX + 5 * normal(2, 3, 4, 4, seed=4), True)
 OBJECTS = {
-    "loss": lambda at, m, noisy: loss(m, X[at], 0.5),
-    "phi": lambda at, m, noisy: phi(m, X[at], 0.5),
-    "least_squares": lambda at, m, noisy: least_squares(m, 0.5),
-    "psi": lambda at, m, noisy: psi(m, SPACE[at]),
-    "random_psi": lambda at, m, noisy: random_psi(m, 2),
-    "predicted_psi": lambda at, m, noisy: predicted_psi(m, 2, 3.0),
-    "predicted_psi_of_sketch": lambda at, m, noisy: predicted_psi_of_sketch(m, 2, 9, 0.1),
-    "predicted_phi_of_sketch": lambda at, m, noisy: predicted_phi_of_sketch(m, 0.5, 30, 0.1),
-    "solve_ridge": lambda at, m, noisy: solve_ridge(m.gram, m.cross, RIDGES[at]),
-    "adaptive_ridge": lambda at, m, noisy: adaptive_ridge(noisy, 0.5),
-    "cautious_ridge": lambda at, m, noisy: cautious_ridge(noisy, 0.5),
-    "top_directions": lambda at, m, noisy: top_directions(m.matrix, 2).abs(),  # of either sign
+    "loss": lambda at, m, noisy: regression.loss(m, X[at], 0.5),
+    "phi": lambda at, m, noisy: regression.phi(m, X[at], 0.5),
+    "least_squares": lambda at, m, noisy: errors.least_squares(m, 0.5),
+    "psi": lambda at, m, noisy: regression.psi(m, SPACE[at]),
+    "random_psi": lambda at, m, noisy: low_rank.random_psi(m, 2),
+    "predicted_psi": lambda at, m, noisy: low_rank.predicted_psi(m, 2, 3.0),
+    "predicted_psi_of_sketch": lambda at, m, noisy: low_rank.predicted_psi_of_sketch(m, 2, 9, 0.1),
+    "predicted_phi_of_sketch": lambda at, m, noisy: ridge.predicted_phi_of_sketch(m, 0.5, 30, 0.1),
+    "solve_ridge": lambda at, m, noisy: ridge.solve_ridge(m.gram, m.cross, RIDGES[at]),
+    "adaptive_ridge": lambda at, m, noisy: ridge.adaptive_ridge(noisy, 0.5),
+    "cautious_ridge": lambda at, m, noisy: ridge.cautious_ridge(noisy, 0.5),
+    "top_directions": lambda at, m, noisy: low_rank.top_directions(m.matrix, 2).abs(),  # of either sign
 }
 
 
@@ -169,7 +154,7 @@ OBJECTS = {
 def test_a_batch_of_objects_is_its_loop(name):
     def of(at, n):
         noisy = NoisyMoments(RELEASED[at], torch.full_like(RELEASED[at], 5.0), n, columns=3)
-        return OBJECTS[name](at, SecondMoments(n, MATRIX[at]), noisy)
+        return OBJECTS[name](at, regression.SecondMoments(n, MATRIX[at]), noisy)
 
     found = of(slice(None), N)
     for at in np.ndindex(2, 3):
@@ -180,6 +165,6 @@ def test_a_fit_without_loss_in_a_batch_is_named():
     matrix = MATRIX.clone()
     matrix[0, 1] = 0
     with pytest.raises(ValueError, match=r"undefined at batch index \(0, 1\)"):
-        phi(SecondMoments(N, matrix), X, 0.5)
+        regression.phi(regression.SecondMoments(N, matrix), X, 0.5)
     with pytest.raises(ValueError, match=r"singular at batch index \(0, 1\)"):
-        solve_ridge(matrix[..., :-1, :-1], matrix[..., :-1, -1], 0.0)
+        ridge.solve_ridge(matrix[..., :-1, :-1], matrix[..., :-1, -1], 0.0)

@@ -53,7 +53,8 @@ def between(
     excess: Callable[[Tensor], Tensor], low: Tensor, high: Tensor | float, tolerance: float = TOLERANCE
 ) -> Tensor:
     """Where a function that falls is 0 between two ends, or the end that is nearest to that."""
-    found = root(excess, low, torch.as_tensor(high).to(low), tolerance, (False, False))
+    high = torch.as_tensor(high, dtype=low.dtype, device=low.device)
+    found = root(excess, low, high, tolerance, (False, False))
     return torch.where(found.isnan(), high, found)
 
 

@@ -7,8 +7,8 @@ Prints: (1) for each call the largest relative difference between a batch and it
     operations of torch other than views: of one number, and of the batch over those of one. (2) ten thousand
     mechanisms in one call: PrivUnit at 100 epsilons times 100 dimensions, shuffled randomized response at 1,000
     epsilons times ten numbers of users, and Gaussian noise, beside scipy's brentq in a loop of a few of them.
-Expected: (1) no difference, but for ``least_flip``, below 1e-4; ratios below .02, of flips .2, which are bound by
-    memory; launches 1 to 2. (2) the answers of scipy within 1e-4; a tenth of its time, for PrivUnit about the same.
+Expected: (1) no difference, but for ``least_flip``, below 1e-4; ratios below .02, of flips .2, bound by memory;
+    launches 1 to 4: one's root is in floats. (2) scipy's answers within 1e-4; a tenth of its time, PrivUnit as much.
 Artifact: - | a batch is its loop
 Status: agrees
 Time: four minutes on one core; --smoke in seconds. On the CPU, whatever --device says.

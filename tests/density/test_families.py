@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from buckets import LaplacianBuckets
-from laws import generator
+from laws import ball, generator
 
 from torchdp.density import (
     Exponential,
@@ -38,12 +38,6 @@ EVERY = [
     Projected(40, GaussianSquareWave(D, 1.3)),
     Projected(40, GaussianFourier(D, 1.3)),
 ]
-
-
-def ball(n, d, seed):
-    points = torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
-    radii = torch.rand(n, 1, dtype=torch.float64, generator=generator(seed + 1))
-    return points / points.norm(dim=1, keepdim=True) * radii
 
 
 def products(family, x, y, trials=TRIALS, seed=3):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from buckets import LaplacianBuckets
 from contract import Contract, MessageContract, Unbiased
-from laws import generator, z_scores
+from laws import ball, generator, z_scores
 from scipy import stats
 
 from torchdp.density import (
@@ -56,12 +56,6 @@ FAMILIES = [*OFFERED, LaplacianBuckets(D, 2.0, 4)]
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
 
 
-def ball(n, d=D, seed=1):
-    points = torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
-    radii = torch.rand(n, 1, dtype=torch.float64, generator=generator(seed + 1))
-    return points / points.norm(dim=1, keepdim=True) * radii
-
-
 def laws(n):
     return [
         RandomizedResponseSum(n, 0.2),
@@ -88,7 +82,7 @@ class KDEContract:
     less: ClassVar  # a law of less noise
     x = ball(N, 2).float().double()
     bad: ClassVar = [
-        ball(N),
+        ball(N, D),
         ball(N, 2)[0],
         3 + ball(N, 2),
         ball(N, 2) * math.nan,
@@ -143,7 +137,7 @@ class TestSquareWave(KDEContract, Unbiased, MessageContract):
         GaussianSquareWave(2, 0.5).draw(3, generator=generator(4)), RandomizedResponseSum(N, 0.25), 1e-2
     )
     less = RandomizedResponseSum(N, 0.15)
-    bad: ClassVar = [ball(N), ball(N, 2)[0], ball(N, 2) * math.nan, ball(N, 2).half(), ball(N + 1, 2)]
+    bad: ClassVar = [ball(N, D), ball(N, 2)[0], ball(N, 2) * math.nan, ball(N, 2).half(), ball(N + 1, 2)]
 
     def signs(self, features, vectors):
         angles = vectors.numpy() @ features.frequencies.numpy() + features.phases.numpy()
@@ -200,7 +194,7 @@ class TestSecure(Unbiased, MessageContract):
 
 
 def test_crowds_of_equal_vectors_have_the_law_of_their_members():
-    values, counts = ball(4), torch.tensor([3, 1, 9, 2])
+    values, counts = ball(4, D), torch.tensor([3, 1, 9, 2])
     members = values.repeat_interleave(counts, 0)
     for family in FAMILIES:
         features = family.draw(2, generator=generator(2))
@@ -213,13 +207,13 @@ def test_crowds_of_equal_vectors_have_the_law_of_their_members():
         torch.testing.assert_close(kde.exact(crowd), kde.exact(Crowd.of(members)))
         released = kde.sample_estimate(crowd, generator=generator(4))
         torch.testing.assert_close(released.value, kde.exact(crowd))
-        y = ball(3, seed=5)
+        y = ball(3, D, seed=5)
         torch.testing.assert_close(kde.density_mse(crowd, y).total, kde.density_mse(Crowd.of(members), y).total)
 
 
 @EACH
 def test_predicted_error_of_given_features_is_the_measured_one(family):
-    x, y = ball(7), ball(4, seed=5)
+    x, y = ball(7, D), ball(4, D, seed=5)
     kde = shuffled(family.draw(3, generator=generator(2)), RandomizedResponseSum(7, 0.2))
     crowd = kde.summary(x)
     predicted = kde.density_mse(crowd, y)
@@ -236,7 +230,7 @@ def test_predicted_error_of_given_features_is_the_measured_one(family):
 
 @pytest.mark.parametrize("law", [*laws(6), CentralGaussianSum(6, 2.0)], ids=lambda law: type(law).__name__)
 def test_predicted_error_under_every_law_is_the_measured_one(law):
-    x, y = ball(6), ball(3, seed=5)
+    x, y = ball(6, D), ball(3, D, seed=5)
     kde = shuffled(GaussianFourier(D).draw(4, generator=generator(2)), law)
     predicted = kde.density_mse(kde.summary(x), y).total
     density = kde.sample_estimate(kde.summary(x), generator=generator(3), sample_shape=(20_000,))
@@ -252,7 +246,7 @@ def test_memory_does_not_grow_with_the_users():
 
 @pytest.mark.parametrize("family", OFFERED, ids=lambda family: type(family).__name__)
 def test_guarantee_a_saved_release_answers_the_same_and_holds_nothing_else(family, tmp_path):
-    x, y = ball(8), ball(4, seed=5)
+    x, y = ball(8, D), ball(4, D, seed=5)
     kde = shuffled(family.draw(3, generator=generator()), PoissonSum(8, 30.0))
     density = kde.sample_estimate(kde.summary(x), generator=generator(1), sample_shape=(2,))
     density.save(tmp_path / "density.pt")
@@ -263,7 +257,7 @@ def test_guarantee_a_saved_release_answers_the_same_and_holds_nothing_else(famil
     fields = "features value n standard_error bias error limits stretch guarantee"
     assert set(vars(loaded)) == set(fields.split())
     # nothing but the means depends on the data
-    other = kde.sample_estimate(kde.summary(ball(8, seed=77)), generator=generator(1))
+    other = kde.sample_estimate(kde.summary(ball(8, D, seed=77)), generator=generator(1))
     assert torch.equal(other.standard_error, density.standard_error[0]) and other.n == density.n
 
 
@@ -288,7 +282,7 @@ class Planted:
 
 
 def test_single_precision_gives_the_same_answers():
-    x, y = ball(200), ball(4, seed=5)
+    x, y = ball(200, D), ball(4, D, seed=5)
     for family in FAMILIES:
         kde = CentralKDE(family.draw(50, generator=generator()), ExactSum(200), DELTA)
         wide = kde.density_mse(kde.summary(x), y).total
@@ -306,10 +300,10 @@ class Silent(SeededNoise):
 
 def test_what_is_wrong_is_refused_before_anything_is_drawn():
     kde = shuffled(InnerProductRotated(D).draw(3, generator=generator()), PoissonSum(8, 30.0))
-    x, source = ball(8), generator(1)
+    x, source = ball(8, D), generator(1)
     before = source.get_state()
     with pytest.raises(ValueError, match="1 to 8, not 9"):
-        kde.collect(ball(9), noise=Silent(1))
+        kde.collect(ball(9, D), noise=Silent(1))
     with pytest.raises(ValueError, match="tally must be of 8 users"):
         kde.estimate(x[:7])
     for wrong, kind, match in [
@@ -328,7 +322,7 @@ def test_what_is_wrong_is_refused_before_anything_is_drawn():
 
 def test_one_user_and_no_queries():
     kde = shuffled(GaussianSquareWave(D).draw(2, generator=generator()), RandomizedResponseSum(1, 0.3))
-    density = kde.estimate(ball(1), noise=SeededNoise(0))
-    assert density.evaluate(ball(3, seed=3)).shape == (3,)
-    assert density.evaluate(ball(1)[:0]).shape == (0,)
+    density = kde.estimate(ball(1, D), noise=SeededNoise(0))
+    assert density.evaluate(ball(3, D, seed=3)).shape == (3,)
+    assert density.evaluate(ball(1, D)[:0]).shape == (0,)
     assert kde.messages_per_user == 2 and kde.bits_per_user == 2 * 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 from contract import Contract
 from laws import generator
-from products import gaussian_delta, products, regression_rows, rows
+from products import gaussian_delta, products, regression_rows, rows, sphere
 from scripts import loaded
 
 from torchdp.privacy import Model, gaussian_log_delta
@@ -20,11 +20,6 @@ with loaded("regression/baselines.py") as module:
 EPSILON, DELTA = 0.5, 1e-5
 B, C = 1.5, 0.7
 LABELLED = torch.cat([rows(40, 2, bound=B), rows(40, 1, seed=1, bound=C)], 1)
-
-
-def sphere(n, d, radius, seed=0):
-    A = torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
-    return radius * torch.nn.functional.normalize(A, dim=1)
 
 
 class TestModSulq(Contract):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from laws import ball as in_ball
 from laws import generator, normal
 
 from torchdp.domains import Box, Ellipsoid, lp_ball, noise_shape
@@ -16,12 +17,6 @@ from torchdp.mean import (
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.privacy import gaussian_log_delta
 from torchdp.protocol import Crowd, Objective
-
-
-def in_ball(n, d, radius=1.0, seed=0):
-    x = normal(n, d, seed=seed)
-    lengths = torch.rand(n, 1, dtype=torch.float64, generator=generator(seed))
-    return radius * x / x.norm(dim=1, keepdim=True) * lengths
 
 
 def ellipsoid(d, seed=1):

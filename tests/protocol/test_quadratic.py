@@ -89,11 +89,9 @@ def test_a_value_below_all_that_the_form_can_be_lies_outside_of_its_interval_whi
 def test_a_batch_equals_its_loop_and_shapes_broadcast():
     curved, linear = normal(3, 4, 5, seed=1), normal(3, 4, 5, seed=2)
     whole = error_of(curved, linear).margins(Z)
-    for i in range(3):
-        for j in range(4):
-            alone = error_of(curved[i, j], linear[i, j]).margins(Z)
-            for one, all_ in zip(alone, whole, strict=True):
-                torch.testing.assert_close(one, all_[i, j], rtol=1e-5, atol=1e-7)
+    for at in np.ndindex(3, 4):
+        alone = error_of(curved[at], linear[at]).margins(Z)
+        torch.testing.assert_close(alone, tuple(each[at] for each in whole), rtol=1e-5, atol=1e-7)
     levels = torch.tensor([1.0, Z, 3.0]).double()[:, None]  # (3, 1) of z against (3, 4)
     both = error_of(curved, linear).margins(levels)
     torch.testing.assert_close(both[0][1], error_of(curved[1], linear[1]).margins(Z)[0], rtol=1e-5, atol=1e-7)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from contract import LocalContract
 from laws import generator, one_law
-from products import gaussian_delta, products, rows
+from products import gaussian_delta, products, rows, sphere
 from scipy import stats
 
 from torchdp.noise import SeededNoise
@@ -42,11 +42,6 @@ class TestLocalRows(LocalContract):
         for wrong in (gram.triu(), own - gram, own + (own[0, 0] * own[1, 1]).sqrt() * 1.01 * (1 - torch.eye(3))):
             with pytest.raises(ValueError, match="gram holds no products of rows"):
                 self.protocol.analyse(Tally(len(self.x), {"gram": wrong}))
-
-
-def sphere(n, d, radius, seed=0):
-    A = torch.randn(n, d, dtype=torch.float64, generator=generator(seed))
-    return radius * torch.nn.functional.normalize(A, dim=1)
 
 
 @pytest.mark.parametrize("label_bound", [None, C])

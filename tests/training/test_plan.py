@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from frameworks import squares
 from torch import nn
 
 from torchdp.factorization import BandedStrategy
@@ -174,10 +175,6 @@ def test_long_runs_have_strategies_of_one_row():
         choose(torch.eye(4097, dtype=torch.float64), 10, 1, epsilon=1.0, delta=1e-5)
 
 
-def mean_squares(output, target):
-    return nn.functional.mse_loss(output, target, reduction="none").mean(1)
-
-
 @pytest.fixture
 def task():
     x = torch.linspace(-1, 1, 60)[:, None]
@@ -189,10 +186,10 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(task, place):
     model, x, y = task
     choice = choose(Iterates(6), 60, 20, epsilon=1.0, delta=1e-4)
     plan = sorted(choice.candidates, key=lambda one: one.name)[place].protocol
-    run, steps, changes = plan.start(model, mean_squares, noise=SeededNoise(3)), 0, []
+    run, steps, changes = plan.start(model, squares, noise=SeededNoise(3)), 0, []
     assert str(plan).startswith("central differential privacy") and len(run) == 6
     for users in run:
-        total = clip_and_sum(model, mean_squares, x[users], y[users], plan.bound)
+        total = clip_and_sum(model, squares, x[users], y[users], plan.bound)
         run.backward(x[users], y[users])
         private = torch.cat([p.grad.flatten() for p in model.parameters()])
         changes.append(private * plan.batch - total)
@@ -209,7 +206,7 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(task, place):
 def test_a_run_refuses_what_does_not_fit(task):
     model, x, y = task
     plan = choose(Iterates(6), 60, 20, epsilon=1.0, delta=1e-4).best
-    run = plan.start(model, mean_squares)
+    run = plan.start(model, squares)
     batches = iter(run)
     users = next(batches)
     with pytest.raises(ValueError, match="batch's"):
@@ -217,13 +214,13 @@ def test_a_run_refuses_what_does_not_fit(task):
     assert run.step == 0
     with pytest.raises(RuntimeError, match="was not used"):
         next(batches)
-    run = plan.start(model, mean_squares)
+    run = plan.start(model, squares)
     users = next(iter(run))
     run.backward(x[users], y[users])
     with pytest.raises(RuntimeError, match="no batch waits"):
         run.backward(x[users], y[users])
     with pytest.raises(RuntimeError, match="was not used"):
-        for _ in plan.start(model, mean_squares):
+        for _ in plan.start(model, squares):
             pass
 
 

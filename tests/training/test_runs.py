@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from frameworks import squares
 from laws import stored
 from torch import nn
 from torch.func import functional_call, grad, vmap
@@ -23,10 +24,6 @@ from torchdp.training.batches import Waiting
 from torchdp.training.sums import clipped_rows
 
 STEPS = 8
-
-
-def squares(output, target):
-    return nn.functional.mse_loss(output, target, reduction="none").mean(1)
 
 
 @pytest.fixture(scope="module")
