@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from torchdp import workloads
-from torchdp.factorization import Certificate, certify, train
+from torchdp.factorization import Certificate, Relaxation, certify, smooth_log_norm, train
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
@@ -72,6 +72,21 @@ def fixed_point(W: Tensor, tol: float, memory: int = MEMORY, p: float = math.inf
 def relaxation(W: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
     found = train(W, tol=tol, progress=False)
     return found.left, found.right, found.row_weights, found.column_weights, found.iterations
+
+
+def by_adam(W: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    """The relaxation in an ordinary loop of Adam, the sharpness rising; the smoothed maxima's slopes for weights."""
+    module = Relaxation(W)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.03, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step in range(steps):
+        optimizer.zero_grad()
+        smooth_log_norm(*module(), sharpness=4 * 1000 ** (step / steps)).sum().backward()
+        optimizer.step()
+        schedule.step()
+    left, right = (factor.detach() for factor in module())
+    slopes = ((1000 * x.square().sum(dim).log()).softmax(0) for x, dim in ((left, 1), (right, 0)))
+    return left, right, *slopes, steps
 
 
 def by_cvxpy(W: Tensor, solver: str, **settings: float) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:

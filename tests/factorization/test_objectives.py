@@ -16,6 +16,7 @@ from torchdp.factorization import (
     Product,
     Relaxation,
     factorize,
+    factorize_epochs,
     strategy,
     train,
 )
@@ -191,3 +192,15 @@ def test_a_product_of_relaxations():
     assert free.upper <= found.certificate.upper * (1 + 1e-5)
     worst = train(torch.kron(A, B), structure=lambda W: Product(Relaxation(A), Relaxation(B)))
     assert worst.certificate.gap <= 1e-4  # gamma_2 is multiplicative: the structure costs nothing
+
+
+@pytest.mark.parametrize("p", [2.0, math.inf])
+def test_bands_for_users_who_come_back(p):
+    """Two passes of three steps, three bands: against what users move by any signs, and the bound of epochs."""
+    W, groups = workloads.prefix(6).dense(), torch.eye(3).repeat(1, 2)
+    found = train(W, Groups(groups, p, apart=True), strategy(bands=3), tol=1e-4)
+    C, rows = found.right, torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)
+    moved = [float((C[:, i] + s * C[:, i + 3]).norm()) for i in range(3) for s in (-1, 0.5, 1)]
+    assert float(rows) * max(moved) == pytest.approx(float(found.certificate.upper), rel=1e-9)
+    best = factorize_epochs(W, 3, p, tol=1e-4).certificate
+    assert found.certificate.lower <= best.upper and best.lower <= found.certificate.upper <= 1.02 * best.upper

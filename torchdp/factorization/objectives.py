@@ -112,15 +112,17 @@ class Limited(Objective):
 class Groups(Objective):
     """gamma_(p) where a user holds every column of a group: sensitivity max over groups of sum_j ||R_j||.
 
-    groups: (g, n), 1 where group and column belong together and 0 elsewhere; a column in each group. The lower
-    bound takes sum_j ||R_j||^2 for (sum_j ||R_j||)^2, whose convex envelope in b >= 0 it is (a concave function of
-    degree 1 is equal to its envelope on the axes alone): nothing convex in b is a better bound. So the gap stays open,
-    at most the root of a group's size, and descent ends at the least error by the proof above. Raises TypeError,
-    ValueError.
+    groups: (g, n), 1 where group and column belong together and 0 elsewhere; a column in each group. apart: whether
+    columns of a group share no row, as steps of one user that are as far apart as ``strategy`` has bands: then the root
+    of their squares' sum counts, exactly. The lower bound is of that sum, the convex envelope in b >= 0 of the other
+    one's square (concave of degree 1, it is its envelope on the axes): nothing convex in b is a better bound. Without
+    ``apart`` the gap stays open, at most the root of a group's size, and descent ends at the least error by the proof
+    above. Raises TypeError, ValueError.
     """
 
     groups: Tensor
     p: float = math.inf
+    apart: bool = False
     tight: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -134,7 +136,8 @@ class Groups(Objective):
         return Norm(self.p).rows(a)
 
     def columns(self, b: Tensor) -> Tensor:
-        return (b.clamp_min(torch.finfo(b.dtype).tiny).sqrt() @ self.groups.to(b).T).square()
+        sums = (b.clamp_min(torch.finfo(b.dtype).tiny).sqrt() @ self.groups.to(b).T).square()
+        return self.least_columns(b) if self.apart else sums
 
     def least_columns(self, b: Tensor) -> Tensor:
         return b @ self.groups.to(b).T

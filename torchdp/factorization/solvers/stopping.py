@@ -44,7 +44,7 @@ def closed(certificate: Bounds, tol: float, size: Tensor, dtype: torch.dtype) ->
 
     size: largest absolute entry of each problem. A norm of 0 (a single point and a free shift) has no relative gap.
     """
-    nothing = torch.as_tensor(certificate.upper) <= 16 * torch.finfo(dtype).eps * size
+    nothing = torch.as_tensor(certificate.upper, dtype=torch.float64) <= 16 * torch.finfo(dtype).eps * size
     return bool((certificate.closed(tol) | nothing).all())
 
 
