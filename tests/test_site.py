@@ -46,7 +46,8 @@ def public(room):
                 for inner, held in vars(thing).items():
                     kinds = property | classmethod | staticmethod | functools.cached_property
                     field = inner in getattr(thing, "__dataclass_fields__", {})
-                    if not (inner.startswith("_") or field) and (
+                    others = type(held).__module__.startswith("sklearn")  # what its metadata routing adds
+                    if not (inner.startswith("_") or field or others) and (
                         inspect.isroutine(held) or isinstance(held, kinds)
                     ):
                         yield f"{name}.{inner}"
