@@ -15,8 +15,8 @@ from test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(path.stem for path in (ROOT / "docs/reference").glob("*.md"))
-INNER = {"__main__"} | set(
-    "batch brief checks cli descent description draws grid kernels memory randomness root rounded text threads wire".split()
+INNER = {"__main__", "wire"} | set(
+    "batch brief checks cli descent description draws grid kernels memory randomness root rounded text threads".split()
 )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.solvers.pivoting import nearest_histogram
+from torchdp.root import root
 
 FREEDOMS = (2.5, 4, 6, 9, 14, 22, 40)  # of the penalised fits
 LARGEST = 1024  # types up to which roughness is penalised
@@ -48,9 +49,9 @@ def _held(gram: Tensor, stiff: Tensor, h: Tensor, rounding: float) -> Tensor:
 def _strengths(gram: Tensor, rough: Tensor) -> list[float]:
     """Those at which the unconstrained fit has ``FREEDOMS`` degrees of freedom, from the public distribution alone."""
     scale = float(gram.trace() / rough.trace())
-    root = torch.linalg.cholesky(gram + scale * (rough + ROUNDING * torch.eye(len(gram)).to(gram)))
-    half = torch.linalg.solve_triangular(root, gram, upper=False)
-    kept = torch.linalg.eigvalsh(torch.linalg.solve_triangular(root, half.mT, upper=False)).clamp(0, 1)
+    lower = torch.linalg.cholesky(gram + scale * (rough + ROUNDING * torch.eye(len(gram)).to(gram)))
+    half = torch.linalg.solve_triangular(lower, gram, upper=False)
+    kept = torch.linalg.eigvalsh(torch.linalg.solve_triangular(lower, half.mT, upper=False)).clamp(0, 1)
     kept = kept[kept > ROUNDING]  # of A in A + scale R
     found = []
     for wanted in FREEDOMS:
