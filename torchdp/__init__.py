@@ -18,7 +18,7 @@ The packages (each a module; loaded on first use, so ``import torchdp`` costs no
 - :mod:`torchdp.sketching`: public sketches and noise that clients divide among them
 - :mod:`torchdp.secure`: secure aggregation by servers that see secret shares only
 - :mod:`torchdp.regression`: ridge, low rank and moments of secure sums
-- :mod:`torchdp.training`: correlated noise in a training loop
+- :mod:`torchdp.training`: correlated noise and public features in a training loop
 - :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume
 - :mod:`torchdp.kernels`: the inner operations, each with its specification
 """

@@ -217,10 +217,3 @@ def test_parts_of_any_size_give_the_same_features(family, monkeypatch):
     assert len(parts) == 5
     torch.testing.assert_close(torch.cat([features.left(part) for part in parts]), left, rtol=1e-12, atol=1e-12)
     assert features.ones(x, Simulated(generator()), (2,)).shape == (2, features.instances)
-
-
-@pytest.mark.parametrize("family", [GaussianFourier(D, 1.3), InnerProduct(D), InnerProductRotated(D)])
-def test_smooth_features_have_gradients(family):
-    """They are public, and may stand in a network."""
-    features, x = family.draw(2, generator=generator()), ball(3, D, 5).requires_grad_()
-    assert torch.autograd.gradcheck(features.left, x) and torch.autograd.gradcheck(features.right, x)

@@ -75,7 +75,9 @@ def test_mutations(smoke, tmp_path):
     assert [(row["faults"], row["killed"]) for row in rooms] == [(2, 2)]
     with loaded("bench/mutations.py") as module:
         copy = module.Copy(tmp_path)
-        fault = module.Fault("torchdp/wire.py", "none", ("test_wire.py",), "torch.arange(8, ", "torch.arange(2 * 4, ")
+        fault = module.Fault(
+            "torchdp/wire.py", "none", ("test_wire.py",), "torch.arange(8, ", "torch.arange(2 * 4, "
+        )
         with module.planted(fault, copy.root):
             assert copy.failed(fault.tests) == ""
         assert (copy.root / fault.file).read_text() == (module.ROOT / fault.file).read_text()

@@ -8,12 +8,13 @@ import torch
 from torch import distributed, nn
 from torch.nn.functional import mse_loss
 
-from torchdp import factorization, workloads
+from torchdp import density, factorization, workloads
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.training import (
     AdaptiveBound,
     CorrelatedNoise,
+    FeatureLayer,
     Iterates,
     causal_strategy,
     choose,
@@ -23,7 +24,8 @@ from torchdp.training import (
 
 
 def model():
-    net = nn.Sequential(nn.ConstantPad1d((0, 1), 0.5), nn.Linear(4, 1)).double()
+    layer = FeatureLayer(density.GaussianFourier(3).draw(4, generator=keyed_generator(b"layer")))
+    net = nn.Sequential(layer, nn.Linear(4, 1)).double()
     with torch.no_grad():
         for p in net.parameters():
             p.fill_(0.3)

@@ -1,4 +1,4 @@
-"""Differentially private training: plans of least error and correlated noise.
+"""Differentially private training: plans of least error, correlated noise, public features as layers.
 
     >>> import torch
     >>> from torchdp import training
@@ -40,6 +40,7 @@ from torchdp.training.batches import Batches, ParticipationLog
 from torchdp.training.binned import BallsInBins
 from torchdp.training.choose import choose
 from torchdp.training.clipping import clip_and_sum
+from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.optimizers import PrivateAdam
@@ -68,6 +69,7 @@ __all__ = [
     "CyclicPoisson",
     "Descent",
     "Epochs",
+    "FeatureLayer",
     "Iterates",
     "Mechanism",
     "Once",
@@ -81,6 +83,7 @@ __all__ = [
     "SampledBatches",
     "Sensitivity",
     "Separated",
+    "SketchLayer",
     "calibrated_noise",
     "causal_strategy",
     "choose",

@@ -1,0 +1,90 @@
+"""Public random features and sketches as layers: buffers, no parameters, gradients in the input."""
+
+import copy
+import dataclasses
+import math
+
+import torch
+from torch import Tensor, nn
+
+from torchdp import checks
+from torchdp.density import Family, Features
+from torchdp.density.family import SignFeatures
+from torchdp.sketching import Sketch
+
+
+class FeatureLayer(nn.Module):
+    """f(x) / sqrt(repetitions) of a kernel's random features: <layer(x), layer.queries(y)> estimates k(x, y).
+
+    features: drawn by a family whose f has a gradient (``GaussianFourier``, ``GaussianOrthogonal``, ``InnerProduct``,
+    ``InnerProductSigns``, ``InnerProductRotated``); where f is clipped the gradient there is 0. Its tensors become
+    buffers. The layer is public computation: the vectors' domain is not checked here, and nothing is private before
+    bits are collected or noise is added. Autocast is off inside: a phase has no digits to lose. vmap, torch.compile,
+    DDP: as any layer of plain operations. Raises TypeError.
+    """
+
+    def __init__(self, features: Features) -> None:
+        super().__init__()
+        if not isinstance(features, Features):
+            raise TypeError(f"features must be density.Features, not {type(features).__name__}; call family.draw")
+        if isinstance(features, SignFeatures):
+            raise TypeError("features must have a gradient, and signs have none: use GaussianFourier or another")
+        parts = {field.name: getattr(features, field.name) for field in dataclasses.fields(features)}
+        self.names = tuple(name for name, part in parts.items() if isinstance(part, Tensor))
+        if any(not isinstance(part, Tensor | Family | int) for part in parts.values()):
+            raise TypeError(f"{type(features).__name__} is made of other features; draw them by a plain family")
+        for name in self.names:
+            self.register_buffer(name, parts[name].detach().clone())
+        self.features = copy.copy(features)
+        for name in self.names:
+            object.__setattr__(self.features, name, None)  # the buffers are the only copy
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d) -> (..., instances), in x's dtype."""
+        _check_rows(x, self.features.family.dimension)
+        with torch.autocast(x.device.type, enabled=False):
+            return self._scaled(self._with_buffers().f(x.reshape(-1, x.shape[-1])), x)
+
+    def queries(self, y: Tensor) -> Tensor:
+        """g(y) / sqrt(repetitions): (..., d) -> (..., instances)."""
+        _check_rows(y, self.features.family.dimension)
+        with torch.autocast(y.device.type, enabled=False):
+            return self._scaled(self._with_buffers().g(y.reshape(-1, y.shape[-1])), y)
+
+    def _with_buffers(self) -> Features:
+        return dataclasses.replace(self.features, **{name: getattr(self, name) for name in self.names})
+
+    def _scaled(self, values: Tensor, x: Tensor) -> Tensor:
+        return values.reshape(*x.shape[:-1], values.shape[-1]) / math.sqrt(self.features.repetitions)
+
+
+class SketchLayer(nn.Module):
+    """S x of a public sketch S, m x n, with s nonzeros a column: (..., n) -> (..., m), linear, at a cost of s n.
+
+    sketch: drawn without sight of the data (``sketching.osnap`` and others); its rows and signs become buffers. The
+    Jacobian is S. vmap, torch.compile, DDP: as any layer of plain operations. Raises TypeError, ValueError.
+    """
+
+    rows: Tensor
+    signs: Tensor
+
+    def __init__(self, sketch: Sketch) -> None:
+        super().__init__()
+        if not isinstance(sketch, Sketch):
+            raise TypeError(f"sketch must be a sketching.Sketch, not {type(sketch).__name__}")
+        self.height = sketch.height
+        self.register_buffer("rows", sketch.rows.clone())
+        self.register_buffer("signs", sketch.signs.clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., n) -> (..., m), in x's dtype."""
+        _check_rows(x, self.rows.shape[1])
+        signed = (x[..., None, :] * (self.signs / math.sqrt(len(self.signs))).to(x)).flatten(-2)
+        return x.new_zeros(*x.shape[:-1], self.height).index_add(-1, self.rows.flatten(), signed)
+
+
+def _check_rows(x: Tensor, width: int) -> None:
+    if not checks.dense("x", x).is_floating_point():
+        raise TypeError("x must be a floating tensor; call .float()")
+    if not x.ndim or x.shape[-1] != width:
+        raise ValueError(f"x must have shape (..., {width}), not {tuple(x.shape)}")
