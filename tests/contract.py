@@ -87,7 +87,7 @@ class Contract:
     weaker: ClassVar[dict] = {"epsilon": 1.1}  # fields times what makes the guarantee wrong: the negative control
     repeats, runs = 10_000, 200  # draws of sample_estimate; of collect
     slack = 0.0  # relative, of predicted_mse where it is to first order or from draws
-    units, ends = 32.0, 128.0  # in the last place, of answers of a batch and of intervals, which are searched for
+    units, ends = 32.0, 1024.0  # in the last place, of answers of a batch and of intervals, which are searched for
     alike = False  # whether all that it takes are of one number of users
     grouped = 30  # runs of groups of users
     stacked = True  # whether a summary's draws are as many whatever is drawn, and each of its own words

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from laws import generator
+from scipy import stats
 from scipy.optimize import linprog
 
 from torchdp.domains import Box, FiniteSet, difference_shape, lp_ball, noise_shape
@@ -21,6 +22,7 @@ from torchdp.mean import (
     paper,
     pure_lower_bound,
 )
+from torchdp.mean.lower_bounds import distributional_approximate_lower_bound
 from torchdp.randomizers import PrivUnitG
 
 BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))
@@ -198,6 +200,23 @@ def test_samples_in_l_p_cost_the_larger_of_both_in_the_limit():
     assert distributional_lower_bound(0.1, covariance, 4, math.inf) == pytest.approx(1.0)
     assert distributional_lower_bound(5.0, covariance, 4, math.inf) == pytest.approx(5.0)
     assert distributional_lower_bound(3.0, covariance, 4) == pytest.approx(math.sqrt(9 + 5 / 4))
+
+
+@pytest.mark.parametrize("n", [1, 4, 30])
+@pytest.mark.parametrize("delta", [1e-6, 0.01])
+def test_guarantee_for_samples_a_nearby_law_pays_too(n, delta):
+    # M knows the data set of zeros: no error under the law that is always 0. Under Q({1}) = 1/n, exactly:
+    k = np.arange(n + 1)
+    share = stats.binom.pmf(k, n, 1 / n)
+    noise = share @ (k / n) ** 2 * (1 - delta) / delta
+    error = math.sqrt(noise + (1 - 1 / n) / n**2)
+    bound = distributional_approximate_lower_bound(0.5, n, 1e-9, delta, 1)
+    assert error / 10 < bound <= error
+
+
+def test_for_samples_the_neighbours_cost_a_constant_more():
+    empirical = approximate_lower_bound(1.0, 5, 0.5, 1e-3, 9)
+    assert empirical / math.sqrt(math.e) < distributional_approximate_lower_bound(1.0, 5, 0.5, 1e-3, 9) < empirical
 
 
 def icosahedron():

@@ -29,12 +29,12 @@ def below(kind):
     return {kind}.union(*map(below, kind.__subclasses__()))
 
 
-def test_what_is_sampled_message_by_message_is_what_the_readme_names():
+def test_what_is_sampled_message_by_message_is_what_the_page_names():
     """Where a protocol is sampled from its messages, the cost of sampling grows with the number of users."""
     own = [each for each in below(Protocol) if each.__name__ in set(concrete(Protocol))]
     grows = {each.__name__ for each in own if re.search("from_messages", inspect.getsource(each.sample_unchecked))}
-    text = " ".join((ROOT / "README.md").read_text().split())
-    said = re.search(r"does not grow with the number of users \(exceptions: ([^)]*)\)", text)
+    text = " ".join((ROOT / "docs" / "design.md").read_text().split())
+    said = re.search(r"a billion users take a second \(([^)]*) are sampled", text)
     assert grows == set(re.findall(r"`(\w+)`", said[1])) == {"SubsetPairs", "OneMessagePairs"}
 
 

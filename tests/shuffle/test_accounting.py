@@ -84,7 +84,7 @@ def test_guarantee_epsilon_and_delta_agree(protocol, instances):
     assert delta_of(protocol, 0.97 * epsilon, instances) > 1e-4
     if isinstance(protocol, CentralGaussianSum):
         return
-    promised = promise(protocol, 1e-4, 0, None, (instances, None, None, 1.0))
+    promised = promise(protocol, 1e-4, instances)
     assert promised.epsilon == pytest.approx(epsilon, rel=1e-9)
     assert (promised.delta, promised.model, promised.neighbours) == (1e-4, Model.SHUFFLE, Neighbours.REPLACE_ONE)
 
@@ -105,16 +105,13 @@ def test_guarantee_absent_users_leave_the_protocol_of_the_others():
 
 def test_guarantee_without_delta():
     pure, response = PureSum(100, 0.1, 0.2, 0.1), RandomizedResponseSum(100, 0.2)
-    assert (
-        promise(pure, 0, 0, None, (8, None, None, 1.0)).epsilon == pytest.approx(0.8)
-        and 0 < promise(pure, 0, 0, None, (8, None, None, 1.0)).delta < 1e-28
-    )
+    assert promise(pure, 0, 8).epsilon == pytest.approx(0.8) and 0 < promise(pure, 0, 8).delta < 1e-28
     assert epsilon_of(pure, 0, 8, absent=50) == pytest.approx(8 * (0.1 + math.log(2)))
     assert epsilon_of(response, 0, 3) == pytest.approx(3 * math.log(4))
     assert delta_of(response, 3 * math.log(4) + 1e-9, 3) == 0 < delta_of(response, 3 * math.log(4) - 0.1, 3)
     assert PoissonSum(5, 1.0).pure_epsilon() == math.inf
     with pytest.raises(ValueError, match="no epsilon"):
-        promise(PoissonSum(5, 1.0), 0, 0, None, (1, None, None, 1.0))
+        promise(PoissonSum(5, 1.0), 0, 1)
     assert epsilon_of(CentralGaussianSum(5, 1.0), 0, 1) == math.inf
 
 
@@ -125,5 +122,5 @@ def test_small_instances_compose_better_than_basic_composition():
 
 
 def test_too_much_and_too_little_noise_are_named():
-    hidden = promise(PoissonSum(10, 1e6), 0.1, 0, None, (1, None, None, 1.0))
+    hidden = promise(PoissonSum(10, 1e6), 0.1, 1)
     assert (hidden.epsilon, hidden.delta, hidden.exact) == (0.0, 0.1, False)

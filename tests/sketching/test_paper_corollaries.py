@@ -159,6 +159,17 @@ def test_the_noise_of_the_experiments_is_far_from_its_nominal_epsilon(columns, t
         assert found == pytest.approx(epsilon, rel=0.03) and found > 10 * nominal
 
 
+def test_the_laplace_noise_of_the_experiments_is_not_that_of_corollary_4_10():
+    m, d, epsilon = 10, 3, 0.05
+    sketch = balanced_count_sketch(5000, m, generator=generator())
+    noise = paper.experiment_laplace_noise(sketch, epsilon=epsilon)
+    assert float(noise.variance(sketch)[0]) == pytest.approx(m * 2 / epsilon**2)
+    assert noise.guarantee(sketch, d).epsilon == pytest.approx(2 * d * epsilon)
+    dense = rademacher(5000, m, generator=generator())
+    theorem = paper.laplace_noise(dense, d, 1.0, epsilon=epsilon).variance(dense)
+    assert float(theorem[0] / noise.variance(sketch)[0]) == pytest.approx((2 * m**2 * d) ** 2 / m)
+
+
 def test_the_plain_sum_needs_no_more_than_central_noise():
     noise = GaussianNoise.calibrated(ones(400), 1.0, epsilon=0.5, delta=DELTA, rows=False)
     assert float(noise.sigma) * 20 == pytest.approx(gaussian_sigma(0.5, DELTA, 2.0))

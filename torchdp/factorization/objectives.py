@@ -99,7 +99,7 @@ class Limited(Objective):
     limits: Tensor
 
     def __post_init__(self) -> None:
-        limits = checks.floating("limits", self.limits).detach().double()
+        limits = checks.floating("limits", self.limits).detach().double().clone()
         if limits.ndim != 1 or not bool((limits > 0).all()):
             raise ValueError("limits must be a vector of positive numbers, one for each query")
         object.__setattr__(self, "limits", limits)

@@ -16,7 +16,7 @@ No width of K enters, which saves a factor 2 over the proof of Theorem 43.
 Gaussian noise shaped to K - K has, at p = 2, the error Gamma_2(K - K) / (n sqrt(2 rho)): among unbiased rho-zCDP
 mechanisms it is optimal on its worst data up to ((e^{2 rho} - 1)/(2 rho))^{1/2}, which tends to 1.
 
-Source: Nikolov, Tang (2023), Theorems 42, 43, 52 and 55, whose constants are not stated; proved here as said above
+Source: Nikolov, Tang (2023), Theorems 42, 43, 52, 55 and 59, whose constants are not stated; proved here as said above
 and at each function.
 """
 
@@ -93,9 +93,7 @@ def approximate_lower_bound(gamma: float, n: int, epsilon: float, delta: float, 
     this or more.
     Source: Nikolov, Tang (2023), Theorems 4 and 52; here with constants, and without their condition delta <= c/n.
     """
-    delta, widest = checks.fraction("delta", delta), math.sqrt(checks.integer("dimension", dimension, 1))
-    beta = math.sqrt(delta) / (1 - delta)
-    return _ratio(gamma, checks.integer("n", n, 1) * (_sinh(epsilon) / math.sqrt(1 - delta) + beta * (1 + widest)))
+    return _approximate(gamma, n, epsilon, delta, math.sqrt(checks.integer("dimension", dimension, 1)))
 
 
 def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: float = 2.0) -> float:
@@ -128,6 +126,26 @@ def distributional_lower_bound(floor: float, covariance: Tensor, n: int, p: floa
     variances = matrix.diagonal().clamp_min(0)
     sampling = float(torch.linalg.vector_norm((variances / checks.integer("n", n, 1)).sqrt(), ord=p))
     return float(torch.linalg.vector_norm(torch.tensor([floor, sampling], dtype=torch.float64), ord=p))
+
+
+def distributional_approximate_lower_bound(
+    gamma: float, n: int, epsilon: float, delta: float, dimension: int
+) -> float:
+    """As :func:`approximate_lower_bound` for samples: the error under P, or under some Q within 1/n of it.
+
+    gamma / (n (alpha + beta (e d)^{1/2})). Q = (1 - 1/n) P + y/n, y in K: with probability (1 - 1/n)^{n-1} >= 1/e
+    exactly one sample is the y added, so the private noise of X' counts for at least 1/e of Q's.
+
+    Guarantees: for every P on K the errors under P and under such Q have a supremum of this or more.
+    Source: Nikolov, Tang (2023), Theorem 59, here with constants, and at epsilon, not 6 epsilon.
+    """
+    return _approximate(gamma, n, epsilon, delta, math.sqrt(math.e * checks.integer("dimension", dimension, 1)))
+
+
+def _approximate(gamma: float, n: int, epsilon: float, delta: float, widest: float) -> float:
+    delta = checks.fraction("delta", delta)
+    beta = math.sqrt(delta) / (1 - delta)
+    return _ratio(gamma, checks.integer("n", n, 1) * (_sinh(epsilon) / math.sqrt(1 - delta) + beta * (1 + widest)))
 
 
 def _ratio(gamma: float, scale: float) -> float:

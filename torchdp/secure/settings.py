@@ -17,7 +17,7 @@ from torchdp.sketching.coalition import Coalition
 from torchdp.sketching.noise import EVERYBODY
 from torchdp.sketching.sketch import Sketch
 
-WASTE, SWALLOWED = 1.1, 1e4  # times the least variance: from here on a warning, and a refusal
+WASTE = 1.1  # times the least variance: from here on a warning
 LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
 WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
 
@@ -62,13 +62,11 @@ class Settings(Brief, ABC):
                     f"rounding and its noise swallow the data; {self._finer}"
                 )
         if self.grid_factor > WASTE:
-            words = (
+            warnings.warn(
                 f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the variance of the "
-                f"noise {self.grid_factor:.3g} times the least; {self._finer}"
+                f"noise {self.grid_factor:.3g} times the least; {self._finer}",
+                stacklevel=4,
             )
-            if self.grid_factor > SWALLOWED:
-                raise ValueError(f"{words}, or take fewer clients or a smaller epsilon")
-            warnings.warn(words, stacklevel=4)
 
     @property
     def _finer(self) -> str:

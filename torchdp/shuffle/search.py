@@ -42,7 +42,7 @@ class Sensitivity:
     largest: float = 1.0
 
     def __post_init__(self) -> None:
-        instances = checks.integer("instances", self.instances, 1)
+        instances = checks.integer("instances", self.instances, 1, MOST_FLIPS)
         change = checks.within("change", self.change, 0.0, math.inf)
         flips = min(checks.integer("flips", self.flips, 1), instances)
         largest = float(checks.positive("largest", self.largest))
