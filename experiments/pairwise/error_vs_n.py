@@ -38,7 +38,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(types=8, side=3, users=(10**4, 10**6), epsilons=(1.0,), trials=100, block_size=50)
+SMOKE = Config(types=8, side=3, users=(10**4, 10**6), epsilons=(1.0,), trials=50, block_size=25)
 PROTOCOLS = {
     "one-message": pairwise.OneMessage,
     "two-message": pairwise.TwoMessage,

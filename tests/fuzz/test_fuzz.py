@@ -3,6 +3,7 @@
 import ast
 import copy
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +18,13 @@ from torchdp.protocol import Protocol
 
 HERE = Path(__file__).parent
 slow = pytest.mark.slow
+LONG = re.compile(r"fresh\.at|choose_trusted\(W, 100")
 CALLS = [(room, recipe) for room, lines in recipes.ALL.items() for recipe in lines]
 
 
 @pytest.mark.parametrize(
     "recipe",
-    [pytest.param(recipe, marks=slow if "fresh.at" in recipe else ()) for _, recipe in CALLS],
+    [pytest.param(recipe, marks=slow if LONG.search(recipe) else ()) for _, recipe in CALLS],
     ids=[f"{r}-{i}" for i, (r, _) in enumerate(CALLS)],
 )
 def test_bad_input_gets_a_clear_error(recipe, tmp_path, monkeypatch):
