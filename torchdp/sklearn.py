@@ -84,7 +84,7 @@ class PrivateRidge(RegressorMixin, Curated):
     label_bound: labels are cut to it in size. alpha: the least weight of |w|^2. fit_intercept: a column of the constant
     ``bound`` is added. After ``fit``: ``coef_``, ``intercept_``, ``moments_``, ``guarantee_``. Raises ValueError.
 
-    Guarantees: exactly (epsilon, delta)-DP for replacing one row and label, their number public: that of
+    Guarantees: (epsilon, delta)-DP for replacing one row and label, their number public: that of
         :class:`torchdp.regression.GramRelease`, for rows of norm bound, or with a constant sqrt 2 bound.
     Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8.
     """
@@ -116,7 +116,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Curated):
     After ``fit``: ``components_`` (n_components, d), orthonormal, the largest first; ``moments_``, ``guarantee_``.
     Raises ValueError.
 
-    Guarantees: exactly (epsilon, delta)-DP for replacing one row, their number public: that of ``GramRelease``.
+    Guarantees: (epsilon, delta)-DP for replacing one row, their number public: that of ``GramRelease``.
     Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1.
     """
 

@@ -220,7 +220,7 @@ def rounding(x: Tensor, coordinates: Tensor) -> Tensor:
 
 
 def beside(several: Sequence[Tensor], key: bytes) -> list[Tensor]:
-    """STARTS points of each of these lists: the first of all, then others at random, always the same ones."""
+    """STARTS points of each of these lists: the first of all, then others drawn under a fixed key."""
     generator, found = keyed_generator(key, "cpu"), []
     for points in several:
         place = torch.randint(len(points), (STARTS,), device="cpu", generator=generator)

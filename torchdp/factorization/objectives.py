@@ -114,7 +114,7 @@ class Groups(Objective):
 
     groups: (g, n), 1 where group and column belong together and 0 elsewhere; a column in each group. apart: whether
     columns of a group share no row, as steps of one user that are as far apart as ``strategy`` has bands: then the root
-    of their squares' sum counts, exactly. The lower bound is of that sum, the convex envelope in b >= 0 of the other
+    of their squares' sum counts. The lower bound is of that sum, the convex envelope in b >= 0 of the other
     one's square (concave of degree 1, it is its envelope on the axes): nothing convex in b is a better bound. Without
     ``apart`` the gap stays open, at most the root of a group's size, and descent ends at the least error by the proof
     above. Raises TypeError, ValueError.

@@ -92,7 +92,7 @@ def _write_frames(
     for path in paths:
         path.write_bytes(b"")
     for words in sums.spoken(rows.split(sums.at_once), draws, first):
-        shares = share(words.values, sums.servers)  # masks, which add up to nothing, are the system's always
+        shares = share(words.values, sums.servers)  # masks add up to nothing; they are never seeded
         frames = client_frames(sums, name, shares, words.first, keys)
         for path, frame, digest in zip(paths, frames, digests, strict=True):
             with path.open("ab") as file:
