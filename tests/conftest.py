@@ -51,8 +51,10 @@ def repeated_draws(request, monkeypatch):
 
 
 @pytest.fixture
-def brief(monkeypatch):
-    """Searches of strategies stop early, where what is asked is not how good they are."""
+def brief(request, monkeypatch):
+    """Searches of strategies stop early, where what is asked is not how good they are: not in slow tests."""
+    if request.node.get_closest_marker("slow"):
+        return
     usual = Effort.of
 
     def of(k, outputs, steps, exchanges):
