@@ -85,9 +85,8 @@ def test_guarantee_calibrated_noise_keeps_its_delta_on_every_grid():
 
 def test_the_calibration_of_the_reals_fails_on_a_coarse_grid():
     epsilon, delta, h = 1.0, 1e-3, 400
-    sigma = gaussian_sigma(epsilon, delta) / math.sqrt(
-        h
-    )  # distance 1, grid of whole numbers: below a fifth of a unit
+    # distance 1, grid of whole numbers: below a fifth of a unit
+    sigma = gaussian_sigma(epsilon, delta) / math.sqrt(h)
     assert hockey_stick(sum_of(rounded_normal(sigma), h), (1,), epsilon) > 10 * delta
 
 

@@ -35,10 +35,8 @@ def drawn(sigma, numbers):
     """What a curator adds for these 128-bit numbers W: words of the first bits, of the others, of the lowest 64."""
     bits = 16 if len(thresholds(sigma)[0]) <= rounded.MANY else 32
     curator = IntegerSums(1, 2**12, sigma, 1e-6)
-    zero, unused = (
-        curator.validate_summary(Crowd.of(torch.zeros(1, 1, dtype=torch.int64))),
-        2**bits - 1 & 0x55555555,
-    )
+    zero = curator.validate_summary(Crowd.of(torch.zeros(1, 1, dtype=torch.int64)))
+    unused = 2**bits - 1 & 0x55555555
     words = [(n >> 128 - bits, (n >> 64 - bits & MASK << bits) & MASK | unused, n & MASK) for n in numbers]
     return [int(curator.release(zero, Given(each), ())["sum"]) for each in words]
 

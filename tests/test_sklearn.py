@@ -64,9 +64,8 @@ def test_digits_are_told_apart_by_their_private_means():
 def test_labels_are_hidden_where_they_are_private():
     X = np.repeat([[1.0], [-1.0]], 300, 0)
     model = PrivateClassMeans(epsilon=50.0, random_state=1).fit(X, X[:, 0])
-    assert (
-        np.allclose(model.densities_.value[:, 0], [-1, 1], atol=0.05) and 0 <= 50 - model.guarantee_.epsilon < 1e-6
-    )
+    assert np.allclose(model.densities_.value[:, 0], [-1, 1], atol=0.05)
+    assert 0 <= 50 - model.guarantee_.epsilon < 1e-6
     model.set_params(label_epsilon=0.01).fit(X, X[:, 0])  # each class is a mixture of both
     assert (model.densities_.value.abs() < 0.3).all() and 0 <= 50.01 - model.guarantee_.epsilon < 1e-6
 

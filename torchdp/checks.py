@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,11 +41,6 @@ def squarable(name: str, value: float, power: int = 2) -> float:
     return number
 
 
-def order(name: str, value: float, least: float) -> float:
-    """``value``, the order of a norm, as a float in [least, inf]. Raises ValueError."""
-    return _that(name, value, lambda number: number >= least, f"lie in [{least:g}, inf]")
-
-
 def within(name: str, value: float, low: float, high: float, remedy: str = "") -> float:
     """``value`` as a float in [low, high]. Raises ValueError."""
     return _that(name, value, lambda number: low <= number <= high, f"lie in [{low:g}, {high:g}]", remedy)
@@ -74,12 +70,34 @@ def integer(name: str, value: int | Tensor, least: int, most: int = MOST) -> int
     return number
 
 
+def count(name: str, value: int) -> int:
+    """``value`` as an int of at least 1. Raises ValueError."""
+    return integer(name, value, 1)
+
+
 def fits(name: str, *sizes: int, most: int = 2**34) -> None:
     """Refuses a tensor of more than ``most`` numbers before it is asked for. Raises ValueError."""
     if math.prod(sizes) > most:
-        raise ValueError(
-            f"{name} would hold {' x '.join(map(str, sizes))} numbers, more than {most}; ask for less"
-        )
+        raise ValueError(f"{name} would hold {' x '.join(map(str, sizes))} numbers, over {most}; ask for less")
+
+
+def shaped(
+    name: str, value: Tensor, *sizes: int | str | EllipsisType, note: str = "", empty: bool = False
+) -> Tensor:
+    """``value``, if it has these sizes; after ``...``, if its last ones are these. Raises ValueError.
+
+    A word stands for a size, one and the same wherever it is, of at least 1 unless ``empty``. note: on the message.
+    """
+    known: dict[str, int] = {}
+    last, found = [size for size in sizes if size is not ...], tuple(value.shape)
+    fits = len(found) == len(last) or (len(last) < len(sizes) and len(found) > len(last))
+    for want, size in zip(reversed(last), reversed(found), strict=False):
+        own = size == (known.setdefault(want, size) if isinstance(want, str) else want)
+        fits = fits and own and (size > 0 or empty or not isinstance(want, str))
+    if not fits:
+        shown = ", ".join("..." if size is ... else str(size) for size in sizes) + "," * (len(sizes) == 1)
+        raise ValueError(f"{name} must have shape ({shown}){note}, not {found}")
+    return value
 
 
 T = TypeVar("T")
@@ -174,14 +192,6 @@ def as_tensor(name: str, value: Any) -> Tensor:
         ) from error
 
 
-def vectors(name: str, value: Tensor, d: int) -> Tensor:
-    """``floating``, as vectors (..., d). Raises TypeError, ValueError."""
-    value = floating(name, value)
-    if value.ndim == 0 or value.shape[-1] != d:
-        raise ValueError(f"{name} must be of shape (..., {d}), not {tuple(value.shape)}")
-    return value
-
-
 def one_matrix(name: str, value: Tensor) -> Tensor:
     """``value`` as one finite matrix (m, n) of float64, without its history. Raises TypeError, ValueError."""
     value = matrix(name, value)
@@ -239,6 +249,15 @@ def precise(name: str, value: Tensor) -> Tensor:
     return value
 
 
+def typed(name: str, value: object, *dtypes: torch.dtype, note: str = "") -> Tensor:
+    """``value``, if it is a dense tensor of one of these types. note: on the message. Raises TypeError."""
+    if not isinstance(value, Tensor) or value.dtype not in dtypes:
+        kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a tensor of {kinds}{note}, not {found}")
+    return dense(name, value)
+
+
 def validated(made: object, *names: str) -> None:
     """Computes these properties of an object, such as "a" or "a.b", so that what they refuse is refused here."""
     for name in names:
@@ -268,9 +287,7 @@ def dense(name: str, value: Tensor) -> Tensor:
     if value.layout != torch.strided or value.device.type == "meta" or value.is_nested:
         raise TypeError(f"{name} must be a dense tensor with data; call .to_dense() or materialise it first")
     if value.dtype not in FLOATS + INTEGERS + (torch.bool, torch.complex64, torch.complex128):
-        raise TypeError(
-            f"{name} must be of a type that torch computes with, not {value.dtype}; call .to(torch.float64)"
-        )
+        raise TypeError(f"{name} must be of a type that torch computes with, not {value.dtype}; call .double()")
     return value
 
 
@@ -282,11 +299,7 @@ def indices(name: str, value: Tensor, k: int) -> Tensor:
 def types(name: str, value: Tensor, k: int, widen: bool = True) -> Tensor:
     """``value``, (n,) types below k, n >= 1; int64, or of any width. Raises TypeError, ValueError."""
     value = indices(name, value, k) if widen else whole_below(name, value, k)
-    if value.ndim != 1 or len(value) == 0:
-        raise ValueError(
-            f"{name} must have shape (n,) with n >= 1, one type for each user, not {tuple(value.shape)}"
-        )
-    return value
+    return shaped(name, value, "n", note=" with n >= 1, one type for each user")
 
 
 def whole_below(name: str, value: Tensor, k: int) -> Tensor:
@@ -303,9 +316,7 @@ def integers(name: str, value: Tensor) -> Tensor:
     """``value``, if it is a dense tensor of integers. Raises TypeError."""
     value = instance(name, value, Tensor)
     if value.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch does not compare them
-        raise TypeError(
-            f"{name} must be a signed integer or uint8 tensor, not {value.dtype}; call .to(torch.int64)"
-        )
+        raise TypeError(f"{name} must be signed integers or uint8, not {value.dtype}; call .to(torch.int64)")
     if dense(name, value).dtype not in INTEGERS:
         remedy = "call .to(torch.int64) if it holds whole numbers, else torch.bucketize with public edges"
         raise TypeError(f"{name} must be an integer tensor, not {value.dtype}; {remedy}")
@@ -314,9 +325,7 @@ def integers(name: str, value: Tensor) -> Tensor:
 
 def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) -> Tensor:
     """``value`` as int64 counts (*batch, k), each >= 0, of fewest to most users. Raises TypeError, ValueError."""
-    value = dense(name, value)
-    if value.shape[-1:] != (k,):
-        raise ValueError(f"{name} must have shape (..., {k}), one count for each type, not {tuple(value.shape)}")
+    value = shaped(name, dense(name, value), ..., k, note=", one count for each type")
     if value.is_complex() or value.dtype == torch.bool:
         raise TypeError(f"{name} must hold whole numbers, not {value.dtype}")
     if not value.numel():
@@ -334,9 +343,7 @@ def counts(name: str, value: Tensor, k: int, most: int = MOST, fewest: int = 0) 
     if least < 0:
         raise ValueError(f"{name} must hold no negative counts{at((value < 0).any(-1))}")
     if total > most:
-        raise ValueError(
-            f"{name} must add up to at most {most} users{at(totals > most)}; draw larger sums in parts"
-        )
+        raise ValueError(f"{name} must add up to at most {most} users{at(totals > most)}; draw more in parts")
     if smallest < fewest:
         raise ValueError(f"{name} must count at least one user{at(totals < fewest)}")
     return value.to(torch.int64)
@@ -365,9 +372,7 @@ def users(name: str, value: Tensor, k: int, most: float = MOST) -> Tensor:
     """
     if dense(name, value).dtype == torch.bool:
         raise TypeError(f"{name} must hold numbers of users, not {value.dtype}")
-    value = real(name, value)
-    if value.shape[-1:] != (k,):
-        raise ValueError(f"{name} must have shape (..., {k}), not {tuple(value.shape)}")
+    value = shaped(name, real(name, value), ..., k)
     (low, high), (fullest, _) = finite(**{name: value, f"rows of {name}": value.amax(-1)})
     if low < 0 or high > most or not fullest:
         wrong = ((value < 0) | (value > most)).any(-1) | ~value.any(-1)
@@ -393,9 +398,7 @@ def random_source(generator: torch.Generator, device: torch.device) -> torch.Gen
             "make one with torch.Generator(device).manual_seed(seed)"
         )
     if generator.device.type != device.type:
-        raise ValueError(
-            f"generator is on {generator.device}, the data on {device}; make the generator on {device}"
-        )
+        raise ValueError(f"generator is on {generator.device}, the data on {device}; make it on {device}")
     return generator
 
 

@@ -29,6 +29,7 @@ from torchdp.simulate.plots import ratio_strip
 
 @dataclass(frozen=True)
 class Config:
+    statistics: tuple[str, ...] = ("gini-mean-difference", "gini-diversity", "kendall", "auc")
     types: int = 32
     side: int = 6  # Kendall's tau lives on a side x side grid
     users: tuple[int, ...] = (10**4, 10**5, 10**6, 10**7, 10**8)
@@ -38,7 +39,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(types=8, side=3, users=(10**4, 10**6), epsilons=(1.0,), trials=50, block_size=25)
+SMOKE = Config(("gini-diversity", "kendall", "auc"), 8, 3, (10**4, 10**6), (1.0,), trials=50, block_size=50)
 PROTOCOLS = {
     "one-message": pairwise.OneMessage,
     "two-message": pairwise.TwoMessage,
@@ -111,12 +112,8 @@ def experiment(smoke: bool) -> Sweep:
     config = SMOKE if smoke else FULL
     grid = [
         {"statistic": name, "types": types, "protocol": protocol, "epsilon": epsilon, "n": n}
-        for name, types in (
-            ("gini-mean-difference", config.types),
-            ("gini-diversity", config.types),
-            ("kendall", config.side),
-            ("auc", config.types),
-        )
+        for name in config.statistics
+        for types in [config.side if name == "kendall" else config.types]
         for epsilon in config.epsilons
         for protocol in PROTOCOLS
         for n in config.users

@@ -160,8 +160,8 @@ def test_bad_scripts(text, words, tmp_path, capsys):
     ("--shard 0/\uff14", "--shard must be I/N"), ("--shard env", "--shard env found none of SLURM_ARRAY_TASK_ID"),
     ("--cluster local:\uff14", "needs a number of workers, such as local:4"),
     ("--cluster local:0", "needs a number of workers, such as local:4"),
-    ("--cluster abacus://there", "--cluster must be local:N or"), ("--devices=", "devices must name"),
-    ("--devices abacus,cpu", "devices must name"), ("--devices cuda:0,cpu", "one kind"), ("--devices cuda:99", "here"),
+    ("--cluster abacus://there", "--cluster must be local:N or"), ("--devices=", "devices must be"),
+    ("--devices abacus,cpu", "devices must be"), ("--devices cuda:0,cpu", "one kind"), ("--devices cuda:99", "here"),
     ("--out toy.py", "toy.py"),
 ])  # fmt: skip
 def test_bad_options(toy, tmp_path, words, message, capsys, monkeypatch):

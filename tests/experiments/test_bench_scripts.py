@@ -17,10 +17,8 @@ def test_sketching(smoke):
         name: [row[name] == pytest.approx(row["paper_MB"]) for row in tables["captions"]]
         for name in ("MB", "MB_as_stated")
     }
-    assert agrees == {
-        "MB": [True] * 16,
-        "MB_as_stated": [True] * 10 + [False] * 6,
-    }  # the caption of Table 5 is wrong
+    # the caption of Table 5 is wrong
+    assert agrees == {"MB": [True] * 16, "MB_as_stated": [True] * 10 + [False] * 6}
 
 
 slow = pytest.mark.slow

@@ -78,9 +78,8 @@ def test_judges_see_what_is_wrong(league):
     row = rows["Gaussian calibration"]
     for scale, holds in ((1.0, True), (1 - 1e-6, False)):
         verdict = row.judge(4.224678889347357 * scale, None, **row.settings)
-        assert (verdict["seen"] <= 1 + row.slack) == holds and verdict["error"] == pytest.approx(
-            scale - 1, abs=1e-10
-        )
+        assert (verdict["seen"] <= 1 + row.slack) == holds
+        assert verdict["error"] == pytest.approx(scale - 1, abs=1e-10)
     row = rows["prefix sums, mean"]
     for C, holds in ((2 * np.eye(4), True), (np.diag([1.0, 1, 1, 0]), False)):
         verdict = row.judge(C.tolist(), None, n=4)

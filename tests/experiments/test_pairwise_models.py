@@ -13,10 +13,8 @@ STATISTIC = from_factors(
     torch.eye(3), torch.tensor([[1.0, 2, 0], [2, 0, -1], [0, -1, 3]]), pairs=pairwise.Pairs.ALL
 )
 COUNTS = torch.tensor([300, 0, 700])
-NEGATIVES, POSITIVES = (
-    torch.tensor([4000, 3000, 1000, 500, 200, 100, 0, 30]),
-    torch.tensor([0, 100, 500, 1500, 2500, 3000, 900, 10]),
-)
+NEGATIVES = torch.tensor([4000, 3000, 1000, 500, 200, 100, 0, 30])
+POSITIVES = torch.tensor([0, 100, 500, 1500, 2500, 3000, 900, 10])
 
 
 @pytest.mark.parametrize("kind", [pairwise.OneMessage, pairwise.TwoMessage])

@@ -11,9 +11,8 @@ def test_error_vs_n(command, tmp_path):
     assert str(tmp_path / "ratio.png") in printed.splitlines()
     with (tmp_path / "results.csv").open() as file:
         ratios = [float(row["ratio"]) for row in csv.DictReader(file) if row["statistic"] != "auc"]
-    assert len(ratios) == 18 and sum(ratios) / 18 == pytest.approx(
-        1, abs=0.15
-    )  # 50 trials: 0.06 in standard errors
+    # 50 trials: 0.07 in standard errors
+    assert len(ratios) == 12 and sum(ratios) / 12 == pytest.approx(1, abs=0.18)
 
 
 def test_demo(command, tmp_path):

@@ -118,12 +118,10 @@ def test_occupancy_is_what_each_limit_leaves(static):
     hopper, ampere = static.GPUS["90"], static.GPUS["80"]
     assert static.occupancy(hopper, 4, 32, 0) == 64  # 2048 threads
     assert static.occupancy(hopper, 1, 32, 0) == 32  # 32 blocks
-    assert (
-        static.occupancy(hopper, 8, 128, 0) == 16 and static.occupancy(hopper, 8, 129, 0) == 8
-    )  # 65536 registers
-    assert (
-        static.occupancy(hopper, 4, 32, 99 * 1024) == 8 and static.occupancy(ampere, 4, 32, 99 * 1024) == 4
-    )  # shared
+    # 65536 registers
+    assert static.occupancy(hopper, 8, 128, 0) == 16 and static.occupancy(hopper, 8, 129, 0) == 8
+    # shared
+    assert static.occupancy(hopper, 4, 32, 99 * 1024) == 8 and static.occupancy(ampere, 4, 32, 99 * 1024) == 4
 
 
 SASS = """

@@ -167,9 +167,8 @@ def test_all_shares_but_one_are_uniform_alone_and_together(dtype):
 
 def test_a_counter_that_is_used_twice_would_be_seen(monkeypatch):
     genuine = reference.integers
-    monkeypatch.setattr(
-        reference, "integers", lambda *a: genuine(*a[:4], min(a[4], 1), a[5])
-    )  # one for all servers
+    # one for all servers
+    monkeypatch.setattr(reference, "integers", lambda *a: genuine(*a[:4], min(a[4], 1), a[5]))
     drawn = shares(new_key(4), 4, torch.int64)
     assert byte_chi_square(drawn[0]) < LIMIT < byte_chi_square(drawn[0] - drawn[1])
 

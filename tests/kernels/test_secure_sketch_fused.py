@@ -52,9 +52,8 @@ def test_on_the_finest_grid_integers_differ_next_to_halves_alone(device):
     assert torch.equal(there[0].cpu(), sums[0])  # masks know no rounding
     moved = (there.cpu() - sums)[1]
     noise = reference.normals(key, 0, n * d).view(n, d) * units[:, None]
-    near = ((noise - noise.floor()) - 0.5).abs() <= 16 * 2.0**-53 * 10 * units[
-        :, None
-    ]  # some last digits of a normal
+    # some last digits of a normal
+    near = ((noise - noise.floor()) - 0.5).abs() <= 16 * 2.0**-53 * 10 * units[:, None]
     assert bool(((moved == 0) | near & (moved.abs() == 1)).all())
     assert float(near.double().mean()) < 0.1  # so that the line above says something
 

@@ -89,9 +89,8 @@ def test_a_form_holds_all_that_chooses_machine_code():
     forms += [form(call, told | {name: 64}) for name in told]
     forms += [form((*call, 512, bins), {}) for bins in (32, 64)]
     assert len(set(forms)) == len(forms)
-    assert (
-        form((x, x, 31, 5, 17, 2**61, 2**63, 2**64 - 1, 2**40, 16), told) == forms[0]
-    )  # numbers that do not choose it
+    # numbers that do not choose it
+    assert form((x, x, 31, 5, 17, 2**61, 2**63, 2**64 - 1, 2**40, 16), told) == forms[0]
     for package, fused in (("response_counts", True), ("secure_sketch", False)):
         (kernel,) = (each for name, each in vars(package_of(package)).items() if name.endswith("_kernel"))
         with launches.watched(refuse), pytest.raises(Untried) as launch:

@@ -14,10 +14,8 @@ def setting(dtype=torch.float64, dim=5, seed=0):
     generator = torch.Generator().manual_seed(seed)
     points = torch.randn(4, dim, dtype=torch.float64, generator=generator)
     points *= torch.tensor([[2.0], [1], [0.5], [1.9]]) / points.norm(dim=1, keepdim=True)
-    lift, t = (
-        torch.randn(8, dtype=torch.float64, generator=generator),
-        torch.rand(8, dtype=torch.float64, generator=generator),
-    )
+    lift = torch.randn(8, dtype=torch.float64, generator=generator)
+    t = torch.rand(8, dtype=torch.float64, generator=generator)
     return points.to(dtype), (lift, t, (1 - t * t).sqrt())
 
 
@@ -61,10 +59,8 @@ def test_the_message_is_linear_in_its_draws():
     """The identity that fused sums rest on: the formula of the sums is the sum of the formula."""
     points, _ = setting()
     generator = torch.Generator().manual_seed(1)
-    g, scalars = (
-        torch.randn(50, 4, 5, dtype=torch.float64, generator=generator),
-        torch.randn(2, 50, 4, dtype=torch.float64, generator=generator),
-    )
+    g = torch.randn(50, 4, 5, dtype=torch.float64, generator=generator)
+    scalars = torch.randn(2, 50, 4, dtype=torch.float64, generator=generator)
     one_by_one = privunitg.message(points.expand(50, 4, 5), g, *scalars, radius=2.0, threshold=0.7).sum(0)
     at_once = privunitg.message(points, g.sum(0), *scalars.sum(1), radius=2.0, threshold=0.7)
     torch.testing.assert_close(at_once, one_by_one, rtol=1e-12, atol=1e-12)

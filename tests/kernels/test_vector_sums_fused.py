@@ -30,10 +30,8 @@ def setting(counts, dim, dtype, device, seed=0):
         2 * torch.rand(len(counts), 1, dtype=torch.float64, generator=generator) / points.norm(dim=1, keepdim=True)
     )
     n = int(counts.sum())
-    lift, t = (
-        torch.randn(n, dtype=torch.float64, generator=generator),
-        torch.rand(n, dtype=torch.float64, generator=generator),
-    )
+    lift = torch.randn(n, dtype=torch.float64, generator=generator)
+    t = torch.rand(n, dtype=torch.float64, generator=generator)
     draws = tuple(each.to(device) for each in (lift, t, (1 - t * t).sqrt()))
     return points.to(dtype).to(device), counts.to(device), draws
 
@@ -152,9 +150,8 @@ def test_pieces_cover_every_user_once(counts):
     by_type = torch.zeros_like(counts).index_add_(0, found.type, lengths)
     assert torch.equal(by_type, counts)
     held = int((counts > 0).sum())
-    assert len(found.type) <= held + 2**13 and (
-        held == 0 or found.rows <= 2 * max(1, int(counts.sum()) // held + 1)
-    )
+    assert len(found.type) <= held + 2**13
+    assert held == 0 or found.rows <= 2 * max(1, int(counts.sum()) // held + 1)
 
 
 @pytest.mark.parametrize("kind", [PrivUnit, PrivUnitG])

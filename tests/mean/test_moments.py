@@ -8,12 +8,7 @@ from laws import ball as in_ball
 from laws import generator, normal
 
 from torchdp.domains import Box, Ellipsoid, lp_ball, noise_shape
-from torchdp.mean import (
-    GaussianCovariance,
-    GaussianMoments,
-    project_covariance,
-    project_second_moment,
-)
+from torchdp.mean import GaussianCovariance, GaussianMoments, project_covariance, project_second_moment
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.privacy import gaussian_log_delta
 from torchdp.protocol import Crowd, Objective

@@ -9,13 +9,7 @@ from scipy import stats
 
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.randomizers import (
-    DuchiJordanWainwright,
-    GaussianVector,
-    PointRelease,
-    PrivUnit,
-    PrivUnitG,
-)
+from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PointRelease, PrivUnit, PrivUnitG
 
 ALPHA, RADIUS = 1e-6, 2.5
 MAKE = {
@@ -137,9 +131,8 @@ def projections(randomizer, sums, center):
     across = torch.linalg.svd(along[None])[2][-1]
     sums, center = (part / math.sqrt(randomizer.moments.variance) for part in (sums, center))
     found = [sums @ along, sums @ across, sums.sum(-1), (sums - center).square().sum(-1)]
-    return [
-        part.mul(1e8).round() for part in found
-    ]  # on the line some laws are discrete: equal sums must be equal
+    # on the line some laws are discrete: equal sums must be equal
+    return [part.mul(1e8).round() for part in found]
 
 
 @every
@@ -245,10 +238,8 @@ def test_laws_on_a_gpu(make):
 
 @pytest.mark.parametrize("kind", [PrivUnit, DuchiJordanWainwright])
 def test_predicted_mse_is_the_mean_of_the_users_covariances(kind):
-    randomizer, points = (
-        kind(2, 1.0, 2.0),
-        torch.tensor([[2.0, 0.0], [0.6, -1.0], [0.0, 0.0]], dtype=torch.float64),
-    )
+    randomizer = kind(2, 1.0, 2.0)
+    points = torch.tensor([[2.0, 0.0], [0.6, -1.0], [0.0, 0.0]], dtype=torch.float64)
     counts = torch.tensor([3, 1, 6])
     each = torch.stack([randomizer.moments.covariance(point).diagonal() for point in points])
     predicted = randomizer.predicted_mse(Crowd(points, counts))

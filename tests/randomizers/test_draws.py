@@ -51,9 +51,8 @@ def test_bernoulli_bits_have_their_probability_in_every_lane(probability):
         keep = expected > 10
         counts = np.bincount(together, minlength=65)
         table = np.r_[counts[keep], counts[~keep].sum()], np.r_[expected[keep], expected[~keep].sum()]
-        assert (
-            stats.chisquare(table[0], table[1] / table[1].sum() * 30_000).pvalue > ALPHA
-        )  # lanes are independent
+        # lanes are independent
+        assert stats.chisquare(table[0], table[1] / table[1].sum() * 30_000).pvalue > ALPHA
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 64, 1000])
@@ -97,10 +96,8 @@ def test_halves_of_crowds_are_binomial():
         expected = 20_000 * stats.binom(n, 0.5).pmf(np.arange(n + 1))
         seen = np.bincount(drawn[:, i].numpy(), minlength=n + 1)
         often = expected > 8
-        seen, expected = (
-            np.append(seen[often], seen[~often].sum() + 9),
-            np.append(expected[often], expected[~often].sum() + 9),
-        )
+        seen = np.append(seen[often], seen[~often].sum() + 9)
+        expected = np.append(expected[often], expected[~often].sum() + 9)
         assert stats.chisquare(seen, expected * seen.sum() / expected.sum()).pvalue > ALPHA
     z = (drawn[:, 6:] - counts[6:].double() / 2) / (counts[6:].double() / 4).sqrt()
     assert float(z.mean(0).abs().max()) < 5.2 / math.sqrt(20_000)

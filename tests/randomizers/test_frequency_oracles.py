@@ -27,13 +27,7 @@ from torchdp.randomizers.draws import unpack
 
 ALPHA = 1e-6
 EPSILONS = [0.01, 1, 4, 8]
-ORACLES = [
-    RandomizedResponse,
-    OptimizedUnaryEncoding,
-    SymmetricUnaryEncoding,
-    SubsetSelection,
-    HadamardResponse,
-]
+ORACLES = [RandomizedResponse, OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection, HadamardResponse]
 
 
 def packed(sets, k):
@@ -158,10 +152,8 @@ def test_the_tally_that_is_sampled_has_the_joint_law_of_the_messages(kind, k, ep
     often = [tally for tally, chance in law.items() if chance * repeats > 8]
     expected = np.array([law[tally] * repeats for tally in often])
     observed = np.array([seen.get(tally, 0) for tally in often])
-    expected, observed = (
-        np.append(expected, repeats - expected.sum() + 5),
-        np.append(observed, repeats - observed.sum() + 5),
-    )
+    expected = np.append(expected, repeats - expected.sum() + 5)
+    observed = np.append(observed, repeats - observed.sum() + 5)
     assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > ALPHA
 
 

@@ -14,11 +14,7 @@ from torchdp.randomizers import GaussianVector, PrivUnit, PrivUnitG
 from torchdp.randomizers.ball.lattice import Words, on_lattice
 from torchdp.randomizers.ball.privunitg import TiltedNormal
 
-KINDS = {
-    "PrivUnitG": PrivUnitG,
-    "PrivUnit": PrivUnit,
-    "GaussianVector": functools.partial(GaussianVector, delta=1e-6),
-}
+KINDS = dict(PrivUnitG=PrivUnitG, PrivUnit=PrivUnit, GaussianVector=functools.partial(GaussianVector, delta=1e-6))
 every = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 SIZES = [(1, 1.0), (2, 0.1), (3, 30.0), (8, 20.0), (9, 8.0), (64, 4.0)]
 
@@ -237,10 +233,8 @@ def test_messages_are_whole_multiples_and_travel_in_few_bits(kind):
     x = nasty(5, 2.5, 30)
     for points in (x, x.float()):
         sent = protocol.randomize(points, noise=SeededNoise(1))
-        assert (
-            sent.dtype == points.dtype
-            and len(protocol.encode(sent)) == 30 * 10 == 30 * protocol.bits_per_user // 8
-        )
+        assert sent.dtype == points.dtype
+        assert len(protocol.encode(sent)) == 30 * 10 == 30 * protocol.bits_per_user // 8
         near = sent.double() / protocol.step
         torch.testing.assert_close(near, near.round(), rtol=0, atol=1e-3)
         torch.testing.assert_close(protocol.decode(protocol.encode(sent)), sent.double(), rtol=1e-7, atol=0)

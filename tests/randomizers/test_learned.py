@@ -115,10 +115,8 @@ def test_what_cannot_be_improved_is_returned():
 
 def test_an_ordinary_loop_learns_a_loss_of_its_own():
     """The mean absolute error of normal answers, on a histogram that is known."""
-    W, histogram = (
-        workloads.prefix(6).dense(),
-        torch.tensor([0.5, 0.3, 0.1, 0.05, 0.03, 0.02], dtype=torch.float64),
-    )
+    W = workloads.prefix(6).dense()
+    histogram = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.03, 0.02], dtype=torch.float64)
     learned = LearnedStrategy(response(6, 1.0).matrix, response(6, 1.0).epsilon)
     optimizer = torch.optim.Adam(learned.parameters(), lr=0.05)
     losses = []

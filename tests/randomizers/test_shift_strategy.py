@@ -167,7 +167,7 @@ def test_rows_start_a_better_matrix():
     polished = StrategyMatrix.tuned(W, 1.0, start=shifts.rows, **options)
     assert polished.epsilon <= 1.0
     assert worst(polished, W) < min(worst(shifts, W), worst(StrategyMatrix.tuned(W, 1.0, **options), W))
-    with pytest.raises(ValueError, match="start must be of type bool and shape"):
+    with pytest.raises(ValueError, match="start must have at least"):
         StrategyMatrix.tuned(W, 1.0, start=shifts.rows[:30], **options)
 
 

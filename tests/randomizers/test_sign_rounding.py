@@ -125,9 +125,8 @@ def test_messages_of_the_hemisphere_have_one_length_and_the_published_constant(d
     half = (
         math.lgamma((dim - 1) / 2 + 1) - math.lgamma(dim / 2 + 1) if dim > 1 else math.log(2 / math.sqrt(math.pi))
     )
-    length = (
-        2.0 / math.tanh(0.5) * math.sqrt(math.pi) / 2 * dim * math.exp(half)
-    )  # Duchi, Jordan, Wainwright (2018)
+    # Duchi, Jordan, Wainwright (2018)
+    length = 2.0 / math.tanh(0.5) * math.sqrt(math.pi) / 2 * dim * math.exp(half)
     torch.testing.assert_close(y.norm(dim=-1), torch.full((50,), length, dtype=torch.float64), rtol=1e-10, atol=0)
     assert dim * randomizer.moments.variance == pytest.approx(length**2, rel=1e-10)
     if dim == 1:  # a biased coin with two ends

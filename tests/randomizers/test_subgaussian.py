@@ -198,7 +198,6 @@ def test_constants_of_known_laws():
 @pytest.mark.parametrize("make", [PrivUnitG, PrivUnit, DuchiJordanWainwright, PointRelease])
 def test_constants_grow_with_the_radius(make, epsilon):
     one, two = make(6, epsilon).subgaussian, make(6, epsilon, 2.0).subgaussian
-    assert two.psi2 == pytest.approx(2 * one.psi2, rel=1e-9) and two.proxy == pytest.approx(
-        4 * one.proxy, rel=1e-9
-    )
+    assert two.psi2 == pytest.approx(2 * one.psi2, rel=1e-9)
+    assert two.proxy == pytest.approx(4 * one.proxy, rel=1e-9)
     assert one.proxy >= make(6, epsilon).moments.variance * (1 - 1e-12) or make is DuchiJordanWainwright

@@ -15,14 +15,7 @@ from torchdp.kernels import privunitg
 from torchdp.randomizers.ball.privunitg import TiltedNormal
 
 EPSILONS = [1e-6, 0.01, 0.1, 0.5, 1, 2, 4, 8, 15, 20, 50]
-TABLE = {
-    0.01: 0.00398942,
-    0.5: 0.199284448,
-    1: 0.397463010,
-    4: 1.515637659,
-    8: 2.742944791,
-    20: 5.289202385,
-}
+TABLE = {0.01: 0.00398942, 0.5: 0.199284448, 1: 0.397463010, 4: 1.515637659, 8: 2.742944791, 20: 5.289202385}
 
 
 def excess(epsilon, k):

@@ -87,9 +87,8 @@ def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
 
 def test_messages_are_signed_truncated_values_plus_rounded_noise():
     p, A, key = protocol(fraction_bits=20), rows(60, 3), SeededNoise(1).words((4,)).view(torch.int32)
-    noise = (
-        normals(key, 0, 360).view(60, 2, 3).transpose(0, 1) * p.sigma[p.sketch.rows][..., None]
-    )  # client by client
+    # client by client
+    noise = normals(key, 0, 360).view(60, 2, 3).transpose(0, 1) * p.sigma[p.sketch.rows][..., None]
     expected = p.sketch.signs[..., None] * ((A * 2**20).trunc() + (noise * 2**20).round()).long()
     words = p.randomize(A, noise=SeededNoise(1))
     assert words.first == 0 and torch.equal(words.values, expected)
@@ -115,10 +114,8 @@ def test_a_gpu_collects_the_same_integers(bits):
     there = replace(here, sketch=sketch)
     remote, local = there.collect(A.cuda(), noise=SeededNoise(3, "cuda")), here.collect(A, noise=SeededNoise(3))
     assert torch.equal(remote["words"].cpu(), local["words"])
-    remote, local = (
-        there.randomize(A.cuda(), noise=SeededNoise(3, "cuda")),
-        here.randomize(A, noise=SeededNoise(3)),
-    )
+    remote = there.randomize(A.cuda(), noise=SeededNoise(3, "cuda"))
+    local = here.randomize(A, noise=SeededNoise(3))
     assert torch.equal(remote.values.cpu(), local.values)
 
 
@@ -229,13 +226,13 @@ def test_bad_data_are_refused_before_any_noise_is_drawn(message):
 
 def test_rows_clipped_in_double_precision_pass():
     A = torch.nn.functional.normalize(torch.randn(60, 3, dtype=torch.float64, generator=generator()), dim=1)
-    assert protocol().within(A) is A
+    assert protocol().rows(A) is A
     short = shortened(A.float() * 3, 1.0)
-    assert short.dtype == torch.float64 and protocol().within(short) is short
+    assert short.dtype == torch.float64 and protocol().rows(short) is short
     with pytest.raises(ValueError, match="in float64"):  # float32's rounding makes a row longer than the bound
-        protocol().within(torch.nn.functional.normalize(A.float(), dim=1))
+        protocol().rows(torch.nn.functional.normalize(A.float(), dim=1))
     with pytest.raises(ValueError, match=r"entry = 0\.5"):
-        protocol(entry=0.5).within(A)
+        protocol(entry=0.5).rows(A)
 
 
 def test_a_known_smaller_sensitivity_means_less_noise():

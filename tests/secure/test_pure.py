@@ -152,10 +152,8 @@ def test_clusters_are_never_fewer_than_the_law_asks_for(rate):
 def assert_law(counts, law):
     """Pearson's statistic of the cells that expect 20 or more is not beyond five of its deviations."""
     kept = law * counts.sum() > 20
-    expected, seen = (
-        np.append(law[kept], law[~kept].sum()) * counts.sum(),
-        np.append(counts[kept], counts[~kept].sum()),
-    )
+    expected = np.append(law[kept], law[~kept].sum()) * counts.sum()
+    seen = np.append(counts[kept], counts[~kept].sum())
     statistic, cells = ((seen - expected) ** 2 / expected).sum(), len(expected) - 1
     assert abs(statistic - cells) < 5 * math.sqrt(2 * cells)
 
@@ -228,11 +226,9 @@ def test_a_fine_grid_costs_nothing_and_its_delta_is_that_of_tables():
 def test_integers_longer_than_the_noise_hides_are_refused():
     p = PureSecureSketch(ones(3), 2, 1.0, 1.0, fraction_bits=3)
     with pytest.raises(ValueError, match="l_1 norm above bound"):
-        p.within(torch.tensor([[0.75, 0.375]] * 3))
-    assert (
-        p.distance(p.ring) == 16
-        and PureSecureSketch(ones(3), 2, 0.99, 1.0, fraction_bits=3).distance(p.ring) == 14
-    )
+        p.rows(torch.tensor([[0.75, 0.375]] * 3))
+    assert p.distance(p.ring) == 16
+    assert PureSecureSketch(ones(3), 2, 0.99, 1.0, fraction_bits=3).distance(p.ring) == 14
     near = PureSecureSketch(ones(3), 2, 1.0, 1.0, fraction_bits=3, sensitivity=0.25)
     assert near.distance(near.ring) == 4 and "apart in l_1" in near.guarantee.source
     with pytest.raises(ValueError, match="more than sensitivity"):

@@ -235,7 +235,7 @@ def test_a_server_that_was_closed_counts_the_same_frames_or_none(parties):
     path = found.at / "north.server-0.frames"
     for spoil in (lambda: path.write_bytes(path.read_bytes()[:-1]), path.unlink):
         spoil()
-        with pytest.raises(FrameError, match="was sent before and is gone or changed; nothing is drawn twice"):
+        with pytest.raises(FrameError, match="was sent and is gone or changed; nothing is drawn twice"):
             found.submit("north")
     assert torch.equal(found.release().value, found.alone().value)
 

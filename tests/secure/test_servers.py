@@ -348,9 +348,8 @@ def test_a_server_opens_frames_of_the_clients_it_issued_a_key_to_and_of_nobody_e
     for first, count in ((8, 3), (15, 1), (11, 4)):  # one organisation in three frames
         server.receive(run.sent(first, keys[1], count)[0])
     assert server.seen.nonzero()[:, 0].tolist() == list(range(8, 16))
-    later = Server(
-        p, p.session(bytes(range(1, 33))), 0, run.links["server 0"]
-    )  # keys of one session open no other's
+    # keys of one session open no other's
+    later = Server(p, p.session(bytes(range(1, 33))), 0, run.links["server 0"])
     issued = [
         each.issue(first, 8)
         for each in (later, Server(p, run.session, 0, run.links["server 0"]))

@@ -110,7 +110,7 @@ def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_proce
 
 def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
     store, bad = tmp_path / "folder" / "store.jsonl", partial(trials.slow, threading.Lock())
-    with pytest.raises(TypeError, match=r"make_trial cannot be sent to workers.*functions and plain values"):
+    with pytest.raises(TypeError, match=r"make_trial cannot be sent to workers.*functions and values"):
         sweep(bad, GRID, store=store, devices=TWO, **SETTINGS)
     assert not store.parent.exists()
     with pytest.raises(TypeError, match="trial cannot be sent"):

@@ -148,10 +148,8 @@ def test_what_begins_to_mix_later_is_seen_at_the_next_check():
 
 
 def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_routes():
-    sums, (x, y) = (
-        Clipper(Mixes(lambda z, x: z if bool((x[:, 0] > 0).any()) else -z), cross_entropy),
-        batch(9, b"if"),
-    )
+    sums = Clipper(Mixes(lambda z, x: z if bool((x[:, 0] > 0).any()) else -z), cross_entropy)
+    (x, y) = batch(9, b"if")
     sums(x, y, BOUND)
     assert sums.route.startswith("loop") and "bool" not in sums.route.split(";")[0]
 

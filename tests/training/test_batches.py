@@ -60,10 +60,8 @@ def test_a_shuffled_loader_breaks_fixed_epochs_and_is_refused():
     with pytest.raises(ValueError, match=r"of the 5 users in the batch of step 30 .* Epochs\(period=30\)"):
         attendance.check(next(iter(shuffled))[0])
     assert attendance.step == 30
-    kept, attendance = (
-        Batches(Epochs(30), 150, 5, 60, generator=keyed_generator(b"kept")),
-        ParticipationLog(Epochs(30), 150),
-    )
+    kept = Batches(Epochs(30), 150, 5, 60, generator=keyed_generator(b"kept"))
+    attendance = ParticipationLog(Epochs(30), 150)
     loader = DataLoader(data, batch_sampler=kept)
     for (batch,) in loader:
         attendance.check(batch)

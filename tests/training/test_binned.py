@@ -217,10 +217,8 @@ def test_guarantee_bins_without_a_step_and_extremes_are_served():
     """Four steps of ten bins: most users are in none. Samples that can show nothing are refused by name."""
     sampling, generator = BallsInBins(10), keyed_generator(b"empty")
     _, bound = divergence(sampling.gram(torch.eye(4), 1.0), 1.0, 50_000, 1e-6, generator, False)
-    y, bins = (
-        np.random.default_rng(5).standard_normal((400_000, 4)),
-        np.random.default_rng(6).integers(10, size=400_000),
-    )
+    y = np.random.default_rng(5).standard_normal((400_000, 4))
+    bins = np.random.default_rng(6).integers(10, size=400_000)
     y[bins < 4, bins[bins < 4]] += 1
     part = np.maximum(0, 1 - math.e / ((6 + np.exp(y - 0.5).sum(1)) / 10))
     assert part.mean() - 4 * part.std() / len(y) ** 0.5 < bound < 1.5 * part.mean()

@@ -9,14 +9,13 @@ from torch import nn
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import AdaptiveBound, Iterates, Separated, choose, clip_and_sum
-from torchdp.training.groups import group_bounds
+from torchdp.training.sums import group_bounds
 
 USERS, LIMIT, SIZES = 12, 0.7, (3, 2)
 RAW = torch.randn(USERS, sum(SIZES), generator=keyed_generator(b"groups")).double()
 SCALES = torch.logspace(-3, 3, USERS, dtype=torch.float64)[:, None]
-OTHERS = torch.cat(
-    [SCALES[:-1].flip(0), SCALES[-1:]]
-)  # one part is short where the other is long; the last user's not
+# one part is short where the other is long; the last user's not
+OTHERS = torch.cat([SCALES[:-1].flip(0), SCALES[-1:]])
 X = torch.cat([RAW[:, :3] * SCALES, RAW[:, 3:] * OTHERS], 1)
 ALL = list(range(USERS))
 SHARES = {"body": 0.8, "head": 0.6}  # of which the squares add up to 1

@@ -20,11 +20,7 @@ from torchdp.training.ledger import Ledger
 from torchdp.training.sampled import CyclicPoisson
 
 X = torch.linspace(-1, 1, 60)[:, None]
-NAMES = {
-    "ordered": "fixed order",
-    "independent": "Poisson, independent noise",
-    "banded": "cyclic Poisson, 4 bands",
-}
+NAMES = dict(ordered="fixed order", independent="Poisson, independent noise", banded="cyclic Poisson, 4 bands")
 KINDS = pytest.mark.parametrize("kind", NAMES)
 
 

@@ -80,7 +80,7 @@ def test_guarantee_who_comes_too_soon_or_too_often_is_refused_also_after_a_kill(
         again.admit([9])
     with pytest.raises(ValueError, match="secret must be of step 8"):
         plan.resume(nn.Linear(1, 1), nn.functional.mse_loss, secret, ledger=path)
-    with pytest.raises(ValueError, match="attendance must be int64"):
+    with pytest.raises(TypeError, match="attendance must be a tensor of int64"):
         plan.resume(nn.Linear(1, 1), nn.functional.mse_loss, {**secret, "attendance": torch.ones(3, 2)}, step=5)
 
 

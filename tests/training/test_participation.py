@@ -114,9 +114,8 @@ def test_signs_that_fit_are_found_and_signs_that_do_not_are_a_bound_that_says_so
     found = sensitivity(C, Epochs(1))  # attained by (+1, -1)
     assert found.exact and math.isclose(found.value, math.sqrt(5), rel_tol=1e-11)
     angles = torch.tensor([0.0, 2.0, 4.0], dtype=torch.float64) * math.pi / 3
-    found = sensitivity(
-        torch.stack([angles.cos(), angles.sin()]), Epochs(1)
-    )  # three columns, each against the others
+    # three columns, each against the others
+    found = sensitivity(torch.stack([angles.cos(), angles.sin()]), Epochs(1))
     assert not found.exact and math.isclose(found.value, math.sqrt(6), rel_tol=1e-11)
     assert math.isclose(found.attained, 2.0, rel_tol=1e-11) and found.value > math.sqrt(4.5)  # sqrt 4.5 by vectors
 
@@ -141,7 +140,7 @@ def test_units_do_not_overflow(scale):
         (lambda: sensitivity(torch.eye(2), Once), TypeError, "participation must be"),
         (lambda: sensitivity(torch.ones(2), Once()), ValueError, "strategy must be"),
         (lambda: sensitivity(torch.full((2, 2), math.nan), Once()), ValueError, "strategy holds NaN"),
-        (lambda: sensitivity(torch.ones(2, 3, 3), Once()), ValueError, "strategy must be one"),
+        (lambda: sensitivity(torch.ones(2, 3, 3), Once()), ValueError, "strategy must have shape"),
         (lambda: Epochs(0), ValueError, "period must be"),
         (lambda: Separated(0, 1), ValueError, "gap must be"),
         (lambda: Separated(1, 0), ValueError, "times must be"),

@@ -60,9 +60,8 @@ def test_guarantee_an_attack_on_all_steps_attains_it_and_no_more():
     added = lost(found.epsilon, -losses(BANDED, 0.3, sigma, 2, False))
     worst = max(removed, added)
     assert worst[0] <= delta + 4 * worst[1] and worst[0] >= 0.97 * delta - 4 * worst[1]
-    half = CyclicPoisson(2, 0.3).guarantee(
-        torch.from_numpy(BANDED.copy()), sigma, 0.5, delta
-    )  # another's clipping
+    # another's clipping
+    half = CyclicPoisson(2, 0.3).guarantee(torch.from_numpy(BANDED.copy()), sigma, 0.5, delta)
     assert lost(half.epsilon, with_user)[0] > 1.5 * delta
 
 

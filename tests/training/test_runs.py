@@ -247,9 +247,8 @@ def test_guarantee_what_is_spent_rises_to_the_plan_s(plans):
 def test_a_secret_state_of_another_plan_is_refused(plans):
     plan = plans["banded"]
     secret = plan.start(model(), squares).secret_state()
-    once, diagonal = (
-        BandedStrategy(torch.ones(shape).double(), 8) for shape in ((1, 8), (8, 1))
-    )  # the same bytes
+    # the same bytes
+    once, diagonal = (BandedStrategy(torch.ones(shape).double(), 8) for shape in ((1, 8), (8, 1)))
     assert replace(plan, strategy=once).digest() != replace(plan, strategy=diagonal).digest()
     for other in (replace(plan, sigma=2 * plan.sigma), plans["ordered"], replace(plan, users=61)):
         with pytest.raises(ValueError, match="secret is of another plan"):
@@ -284,7 +283,7 @@ def test_gradients_made_elsewhere_are_released_as_one_s_own(plans, kind):
         if len(users) > 1:
             with pytest.raises(ValueError, match="gradients must be those of all the batch's"):
                 runs[1].release([g[1:] for g in gradients])
-            with pytest.raises(ValueError, match="one \\(n, \\*shape\\) tensor"):
+            with pytest.raises(ValueError, match="must be \\(n, \\*shape\\), for parameters"):
                 runs[1].release(gradients[::-1])
             with pytest.raises(ValueError, match=r"not lists.*zero_grad\(\) of its module"):
                 runs[1].release([[g, g] for g in gradients])

@@ -106,10 +106,7 @@ class Collection(Brief):
             raise ValueError(f"name must be a text that no other batch has, not {name!r}")
         self.protocol.check(tally)
         for part, (shape, _) in self.protocol.layout.items():
-            if tally[part].shape != shape:
-                raise ValueError(
-                    f"{part} must have shape {shape}, one batch of users, not {(*tally[part].shape,)}"
-                )
+            checks.shaped(part, tally[part], *shape, note=", one batch of users")
         kept = Tally(tally.n, {part: each.detach().clone() for part, each in tally.parts.items()})
         return Collection(self.protocol, Batches({name: digest(kept)}), kept)
 

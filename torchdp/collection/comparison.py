@@ -28,11 +28,8 @@ class Difference(Estimate):
     def p_value(self) -> Tensor:
         """Two-sided, of the hypothesis that the difference is 0: ``interval(1 - p)`` ends at 0."""
         z = self.parts.distance(self.value, self.bias).cpu()
-        p = (
-            torch.as_tensor(2 * ndtr(-z.numpy()), dtype=torch.float64)
-            if self.stretch is None
-            else _tails(z, self.stretch)
-        )
+        normal = torch.as_tensor(2 * ndtr(-z.numpy()), dtype=torch.float64)
+        p = normal if self.stretch is None else _tails(z, self.stretch)
         return p.to(self.value.device, torch.float64)
 
 

@@ -230,9 +230,7 @@ class Journal:
         except sqlite3.Error as error:
             code = CODES.get(getattr(error, "sqlite_errorcode", -1) & 0xFF)
             if code is None:
-                raise ValueError(
-                    f"{self.path} is not a journal, or damaged ({error}); it is left as it is"
-                ) from error
+                raise ValueError(f"{self.path} is not a journal, or damaged ({error}); left as it is") from error
             raise OSError(code, f"{error}; {KEPT}", str(self.path)) from error
         except OSError as error:
             if KEPT in str(error):

@@ -179,7 +179,7 @@ def lp_ball(d: int, q: float, radius: float = 1.0) -> LpBall:
 
 def check_order(name: str, value: float) -> float:
     """``value`` as a float in [1, inf]. Raises ValueError."""
-    return checks.order(name, value, 1)
+    return checks.within(name, value, 1, math.inf)
 
 
 def _vector(name: str, value: Tensor) -> Tensor:

@@ -98,13 +98,14 @@ class NoiseShape(Brief):
 
         Float64. Guarantees: ||u||_2 <= 1 for every x, in K or not, so that one user moves a sum of u by at most 2.
         """
-        x = checks.vectors("x", x, self.dimension).to(self.root)
+        x = checks.shaped("x", checks.floating("x", x), ..., self.dimension).to(self.root)
         u = (x - self.centre) @ torch.linalg.pinv(self.root).mT
         return u / u.norm(dim=-1, keepdim=True).clamp_min(1.0)
 
     def points(self, u: Tensor) -> Tensor:
         """v + A u, (..., d) for u (..., r). Raises TypeError, ValueError."""
-        return self.centre + checks.vectors("u", u, self.root.shape[1]).to(self.root) @ self.root.mT
+        u = checks.shaped("u", checks.floating("u", u), ..., self.root.shape[1])
+        return self.centre + u.to(self.root) @ self.root.mT
 
 
 def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e-4) -> NoiseShape:

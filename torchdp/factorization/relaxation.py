@@ -198,7 +198,7 @@ def smooth_log_norm(left: Tensor, right: Tensor, sharpness: float, p: float = ma
     ||.||_t is the log-sum-exp smoothing of the maximum on the scale of log b, at temperature 1/t.
     Guarantees: at least the logarithm of the l_p norm of left's row norms * the largest column norm of right.
     """
-    sharpness, p = checks.within("sharpness", sharpness, 1, checks.LARGEST), checks.order("p", p, 2)
+    sharpness, p = checks.within("sharpness", sharpness, 1, checks.LARGEST), checks.within("p", p, 2, math.inf)
     rows = log_norm(left.square().sum(-1), min(sharpness, p / 2))
     return (rows + log_norm(right.square().sum(-2), sharpness)) / 2
 

@@ -22,12 +22,8 @@ Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 fo
 """
 
 from torchdp.mean.adaptive import AdaptiveMean
-from torchdp.mean.central import GaussianMean
-from torchdp.mean.covariance import (
-    GaussianCovariance,
-    project_covariance,
-    project_second_moment,
-)
+from torchdp.mean.covariance import GaussianCovariance, project_covariance, project_second_moment
+from torchdp.mean.gaussian import GaussianMean
 from torchdp.mean.local import LocalMean
 from torchdp.mean.local_covariance import LocalCovariance
 from torchdp.mean.lower_bounds import (
@@ -35,9 +31,9 @@ from torchdp.mean.lower_bounds import (
     concentrated_lower_bound,
     distributional_lower_bound,
     local_lower_bound,
+    moment_norm,
     pure_lower_bound,
 )
-from torchdp.mean.moment_bounds import moment_norm
 from torchdp.mean.moments import GaussianMoments
 from torchdp.mean.pure import Block, PureMean
 from torchdp.mean.strategy_covariance import StrategyCovariance, choose_covariance

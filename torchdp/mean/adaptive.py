@@ -9,7 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains.balls import Box, Ellipsoid
 from torchdp.draws import Draws
-from torchdp.mean.central import GaussianMean
+from torchdp.mean.gaussian import GaussianMean
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Estimate
@@ -88,9 +88,7 @@ class AdaptiveMean:
             raise ValueError(f"rho must be at most {MOST_RHO:g}, not {self.rho:g}: it would protect nobody")
         largest = float(torch.maximum(self.box.low.abs(), self.box.high.abs()).max())
         if largest and not 1 / LARGEST <= largest <= LARGEST:
-            raise ValueError(
-                f"box must have coordinates up to 1e-80 to 1e80 in size, not {largest:.1g}; change their unit"
-            )
+            raise ValueError(f"box must have coordinates of 1e-80 to 1e80, not {largest:.1g}; change their unit")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -101,9 +99,7 @@ class AdaptiveMean:
 
     def estimate(self, x: Rows, *, noise: Noise | None = None) -> AdaptiveEstimate:
         """x: (n, d) in the box, n >= 1; noise: None is the system's cipher. Raises TypeError, ValueError."""
-        x = checks.precise("x", rows_of(x)).detach()
-        if x.ndim != 2 or len(x) == 0:
-            raise ValueError(f"x must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
+        x = checks.shaped("x", checks.precise("x", rows_of(x)).detach(), "n", "d", note=" with n >= 1")
         x, draws = self.box.project(self.box.validate(x).double()), source(noise, x.device)
         middle = self.box.middle.to(x)  # around it floats tell apart points of a narrow box far from 0
         x, low, high, left = x - middle, self.box.low.to(x) - middle, self.box.high.to(x) - middle, self.rho
@@ -124,13 +120,8 @@ class AdaptiveMean:
         domain = Ellipsoid(torch.diag(radius * spread.sqrt()), centre)
         last = GaussianMean.tuned(domain, rho=left, delta=self.delta)
         found = last.analyse(last.collect_unchecked(_inside(x, domain), draws))
-        return AdaptiveEstimate(
-            middle + found.value,
-            found.standard_error,
-            found.n,
-            domain=Ellipsoid(domain.root, middle + centre),
-            guarantee=self.guarantee,
-        )
+        own, value = Ellipsoid(domain.root, middle + centre), middle + found.value
+        return AdaptiveEstimate(value, found.standard_error, found.n, domain=own, guarantee=self.guarantee)
 
 
 def _histogram(x: Tensor, edges: Tensor, rho: float, draws: Draws) -> tuple[Tensor, float]:

@@ -132,16 +132,12 @@ class GaussianCovariance(GaussianRelease):
             values = torch.linalg.svdvals(self.root).square()
             top = values.max() if len(values) else values.sum()
             return (own + 2 * nu * top * (values.sum() + top) / own.shape[-1] ** 2).mean((-2, -1))
-        return (own + 4 * nu * self._rows[:, None] * self._rows).amax((-2, -1))  # |b_i| <= G_ii^{1/2}
-
-    @cached_property
-    def _rows(self) -> Tensor:
-        """G_ii, (d,)."""
-        return self.root.square().sum(1)
+        g = self.root.square().sum(1)
+        return (own + 4 * nu * g[:, None] * g).amax((-2, -1))  # |b_i| <= G_ii^{1/2}
 
     def _parts(self, n: Users, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of the variances, (*batch, d, d): the part free of the mean, that of ``off`` = mean - c, (tau/t)^4 Q."""
-        G, g = self.root @ self.root.mT, self._rows
+        G, g = self.root @ self.root.mT, self.root.square().sum(1)
         tau = self.moment_noise(n, 2)
         nu = (tau / self.mean_weight) ** 2
         Q = g[:, None] * g + G.square()
@@ -171,9 +167,7 @@ def project_covariance(matrix: Tensor) -> Tensor:
 
 def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors of the symmetric part, at least float32."""
-    matrix = checks.matrix("matrix", matrix, checks.LARGEST)
-    if matrix.shape[-1] != matrix.shape[-2]:
-        raise ValueError(f"matrix must have shape (..., d, d), not {tuple(matrix.shape)}")
+    matrix = checks.shaped("matrix", checks.matrix("matrix", matrix, checks.LARGEST), ..., "d", "d")
     matrix = matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     return values, vectors

@@ -42,9 +42,7 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     def __post_init__(self) -> None:
         client = check_client(self.client, self.shape.root.shape[1], self.encoding.radius)
         if client.moments.outer > 0:
-            raise ValueError(
-                "client must not have more noise along x than across it: its error is not bounded here"
-            )
+            raise ValueError("client must have no more noise along x than across it: its error has no bound here")
 
     @classmethod
     def calibrated(

@@ -37,9 +37,8 @@ class OfCovariance(Relay[Crowd, Tensor, C]):
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
         x = checks.precise("x", x)
-        if x.ndim != 2 or len(x) == 0:
-            raise ValueError(f"x must have shape (n, {self.domain.dimension}) with n >= 1, not {tuple(x.shape)}")
-        return self.domain.validate(x)
+        shape = "n", self.domain.dimension
+        return self.domain.validate(checks.shaped("x", x, *shape, note=" with n >= 1"))
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' own covariance, divisor n: (d, d)."""

@@ -41,7 +41,7 @@ class GaussianMoments(GaussianRelease):
 
     def __post_init__(self) -> None:
         encoding(self.domain, self.shape)  # refuses what does not fit
-        object.__setattr__(self, "order", checks.integer("order", self.order, 1))
+        checks.keep(self, order=checks.count)
         if self.order > MOST_ORDER or self.domain.dimension**self.order > MOST_ENTRIES:
             raise ValueError(
                 f"order {self.order} in dimension {self.domain.dimension} is too large: at most order {MOST_ORDER} "
@@ -86,10 +86,7 @@ class GaussianMoments(GaussianRelease):
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
-        each = (
-            tensor_sum(u, self.order, counts).reshape(*counts.shape[:-1], -1)
-            for u, counts in self.encoded(summary)
-        )
+        each = (tensor_sum(u, self.order, c).flatten(-self.order) for u, c in self.encoded(summary))
         noisy = self.sums.released(self.sums.blocks(each, summary.n), draws, shape)
         whole = noisy.unflatten(-1, self.layout["sum"][0])
         return Tally(summary.n, {"sum": symmetrised(whole, self.order)})

@@ -137,10 +137,8 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
     def scales(self) -> list[float]:
         """Of each block's noise: diameter / (share epsilon), the shares' sum at most 1."""
         whole = max(1.0, math.fsum(block.share for block in self.blocks))
-        return [
-            most * whole / (block.share * self.epsilon)
-            for block, most in zip(self.blocks, self.diameters, strict=True)
-        ]
+        each = zip(self.blocks, self.diameters, strict=True)
+        return [most * whole / (block.share * self.epsilon) for block, most in each]
 
     @cached_property
     def deviations(self) -> Tensor:
@@ -194,9 +192,7 @@ class PureMean(MeanProtocol, CuratorProtocol[Crowd]):
         several numbers make an answer, the widest distribution, the normal one, and for l_inf R times a normal number.
         """
         used = (self.shape.root != 0).cpu()
-        each, together = (
-            self._spread([_stretch(b, level, mixed) for b in self.blocks]) for mixed in (False, True)
-        )
+        each, together = (self._spread([_stretch(b, level, m) for b in self.blocks]) for m in (False, True))
         widest, mixed = (
             torch.where(used, law, 0.0).amax(1) if len(law) else torch.ones(len(used))
             for law in (each, torch.maximum(each, together))

@@ -88,9 +88,8 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         return self.client.randomize_unchecked(self._types(twice), draws)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.add(
-            *(self.tally(self.randomize_unchecked(part, draws)) for part in x.split(self.users_at_once))
-        )
+        sent = (self.randomize_unchecked(part, draws) for part in x.split(self.users_at_once))
+        return self.add(*map(self.tally, sent))
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         counts = summary.counts.expand(*shape, -1)

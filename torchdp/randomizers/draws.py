@@ -1,7 +1,6 @@
 """Exact draws from finite distributions, many at a time: packed bits, binomial splits, subsets of a crowd."""
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -117,14 +116,14 @@ def multinomial(counts: Tensor, laws: Tensor, draws: Draws) -> Tensor:
         levels.append(levels[-1].unflatten(-1, (-1, 2)).sum(-1))
     flat = counts.reshape(math.prod(counts.shape[:-1]), laws.shape[0])
     result = torch.zeros(len(flat), m, dtype=torch.int64, device=counts.device)
-    for rows in _parts(len(flat), levels[0].numel()):
-        crowds = flat[rows][..., None]  # (rows, k, 1)
+    at_once = max(1, DRAWS_AT_ONCE // max(1, levels[0].numel()))
+    for crowds, out in zip(flat[..., None].split(at_once), result.split(at_once), strict=True):  # (rows, k, 1)
         for level in reversed(levels[:-1]):
             left, right = level[..., 0::2], level[..., 1::2]
             share = torch.where(right > 0, left / (left + right), 1.0)
             first = draws.binomial(crowds, share)
             crowds = torch.stack([first, crowds - first], -1).flatten(-2)
-        result[rows] = crowds[..., :m].sum(-2)
+        torch.sum(crowds[..., :m], -2, out=out)
     return result.reshape(*counts.shape[:-1], m)
 
 
@@ -151,9 +150,3 @@ def without_replacement(crowds: Tensor, sizes: Tensor, draws: Draws) -> Tensor:
         single = torch.zeros_like(source).scatter_(-1, crowd, 1)
         some = torch.where(many[..., None], some, single * (missing != 0)[..., None])
         picked = picked + missing.sign()[..., None] * some
-
-
-def _parts(rows: int, numbers: int) -> Iterator[slice]:
-    step = max(1, DRAWS_AT_ONCE // max(1, numbers))
-    for start in range(0, rows, step):
-        yield slice(start, start + step)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Simulated
@@ -74,11 +73,11 @@ def choose_regression(
     if local is not None:
         alone = Candidate("local", local, 0.0, _local_note(local, n))
         drawn.append((local.size, alone, _released(local, moments, generator)))
-    candidates = [
-        (words, replace(one, name=f"{one.name}, {solve.__name__}", error=_measured(moments, noisy, solve, ridge)))
-        for words, one, noisy in drawn
-        for solve in (adaptive_ridge, cautious_ridge)
-    ]
+    candidates = []
+    for words, one, noisy in drawn:
+        for solve in (adaptive_ridge, cautious_ridge):
+            error = float(phi(moments, solve(noisy, ridge), ridge).mean())
+            candidates.append((words, replace(one, name=f"{one.name}, {solve.__name__}", error=error)))
     return _affordable(candidates, most_words)
 
 
@@ -97,12 +96,6 @@ def _normal_sketch(moments: SecondMoments, height: int, V: float, generator: tor
     Y = draws.normal((DRAWN, height, moments.columns)) @ root
     Y = Y + math.sqrt(V) * draws.normal(tuple(Y.shape))
     return debiased(Estimate(Y, torch.full_like(Y, math.sqrt(V)), moments.n))
-
-
-def _measured(
-    moments: SecondMoments, noisy: NoisyMoments, solve: Callable[[NoisyMoments, float], Tensor], ridge: float
-) -> float:
-    return float(phi(moments, solve(noisy, ridge), ridge).mean())
 
 
 @one_thread
@@ -136,11 +129,9 @@ def choose_low_rank(
     def sketched(height: int) -> float:
         return float(predicted_psi_of_sketch(moments, rank, height, V))
 
+    whole = Candidate("gram", gram, float(predicted_psi(moments, rank, gram.gram_sigma)), _gram_note(gram))
     candidates: list[tuple[int, Candidate[Release]]] = [
-        (
-            gram.words,
-            Candidate("gram", gram, float(predicted_psi(moments, rank, gram.gram_sigma)), _gram_note(gram)),
-        ),
+        (gram.words, whole),
         (d, _sketch(sketched, rank + 1, V, gram, bound, generator)),
     ]
     if local is not None:

@@ -27,9 +27,7 @@ class SecondMoments:
     def __post_init__(self) -> None:
         checks.keep(self, n=lambda name, n: checks.people(name, n, 1))
         matrix = checks.matrix("matrix", self.matrix, checks.LARGEST).double()
-        d = matrix.shape[-1]
-        if matrix.shape != (*tensor_of(self.n).shape, d, d):
-            raise ValueError(f"matrix must have shape (d, d), behind a batch of n, not {tuple(matrix.shape)}")
+        d = checks.shaped("matrix", matrix, *tensor_of(self.n).shape, "d", "d").shape[-1]
         scale = matrix.abs().amax((-2, -1))
         odd = (matrix - matrix.mT).abs().amax((-2, -1)) > 1e-9 * scale
         if bool(odd.any()):
@@ -89,9 +87,7 @@ def level(name: str, value: float) -> float:
 
 def joined(A: Tensor, labels: Tensor | None) -> Tensor:
     """[A b], (n, d) or (n, d + 1): finite. Raises TypeError, ValueError."""
-    A = checks.matrix("A", A)
-    if A.ndim != 2:
-        raise ValueError(f"A must have shape (n, d), one row for each client, not {tuple(A.shape)}")
+    A = checks.shaped("A", checks.matrix("A", A), "n", "d", note=", one row for each client")
     if labels is None:
         return A
     labels = checks.floating("labels", labels)
@@ -105,7 +101,8 @@ def loss(moments: SecondMoments, x: Tensor, ridge: float) -> Tensor:
 
     Raises TypeError, ValueError.
     """
-    x, ridge = _solutions(checked(moments), x), checks.non_negative("ridge", ridge)
+    x = checks.shaped("x", checks.floating("x", x), ..., checked(moments).columns - 1).to(moments.matrix)
+    ridge = checks.non_negative("ridge", ridge)
     bent = (moments.gram @ x[..., None])[..., 0] - 2 * moments.cross
     return (bent * x).sum(-1) + moments.label_square + ridge * x.square().sum(-1)
 
@@ -157,17 +154,8 @@ def psi(moments: SecondMoments, directions: Tensor) -> Tensor:
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.2.
     """
     X = checks.matrix("directions", directions).to(checked(moments).matrix)
-    d, k = X.shape[-2:]
-    if d != moments.columns or k > d:
-        raise ValueError(f"directions must have shape (..., {moments.columns}, k), not {tuple(X.shape)}")
+    k = checks.shaped("directions", X, ..., moments.columns, "k").shape[-1]
     if float((X.mT @ X - torch.eye(k).to(X)).abs().amax()) > 1e-5:
         raise ValueError("directions must have orthonormal columns; see torch.linalg.qr")
     best = torch.linalg.eigvalsh(moments.matrix)[..., -k:].sum(-1)
     return (best - ((moments.matrix @ X) * X).sum((-2, -1))) / beside(moments.n)
-
-
-def _solutions(moments: SecondMoments, x: Tensor) -> Tensor:
-    x = checks.floating("x", x).to(moments.matrix)
-    if x.ndim == 0 or x.shape[-1] != moments.columns - 1:
-        raise ValueError(f"x must have shape (..., {moments.columns - 1}), not {tuple(x.shape)}")
-    return x

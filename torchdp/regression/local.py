@@ -49,9 +49,8 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     @cached_property
     def client(self) -> GaussianVector:  # type: ignore[override]
         """What a client runs: two rows, labels included, lie in a ball of radius sqrt(B^2 + C^2)."""
-        return GaussianVector(
-            self.size, self.epsilon, math.hypot(self.bound, self.label_bound or 0.0), delta=self.delta
-        )
+        longest = math.hypot(self.bound, self.label_bound or 0.0)
+        return GaussianVector(self.size, self.epsilon, longest, delta=self.delta)
 
     @property
     def sigma(self) -> float:
@@ -82,8 +81,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
 
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages).double()
-        if messages.ndim != 2 or messages.shape[1] != self.size:
-            raise ValueError(f"messages must have shape (n, {self.size}), not {tuple(messages.shape)}")
+        checks.shaped("messages", messages, "n", self.size, empty=True)
         return Tally(len(messages), {"gram": messages.mT @ messages})
 
     def sample_unchecked(self, summary: SecondMoments, draws: Simulated, shape: tuple[int, ...]) -> Tally:
@@ -95,9 +93,8 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
         n, d = tensor_of(summary.n).to(summary.matrix.device), summary.columns
         values, vectors = torch.linalg.eigh(summary.matrix)
         root = values.clamp_min(0).sqrt()[..., :, None] * vectors.mT
-        some = (
-            torch.arange(d - 1, -1, -1, device=n.device) < n[..., None]
-        )  # of its rows, the largest of which is last
+        # some of its rows, the largest of which is last
+        some = torch.arange(d - 1, -1, -1, device=n.device) < n[..., None]
         rotated = (root + self.sigma * draws.normal((*shape, *root.shape))) * some[..., None]
         rest = wishart((n - d).clamp_min(0), d, (*shape, *n.shape), draws)
         return Tally(summary.n, {"gram": rotated.mT @ rotated + self.sigma**2 * rest})

@@ -17,10 +17,9 @@ def top_directions(gram: Tensor, rank: int) -> Tensor:
     Source: Dwork, Talwar, Thakurta, Zhang (2014), section 3; for sketches Burkhardt, Keller, Orlandi,
     Schwiegelshohn (2025), Theorem 5.4.
     """
-    gram = checks.matrix("gram", gram)
-    if gram.shape[-1] != gram.shape[-2]:
-        raise ValueError(f"gram must have shape (..., d, d), not {tuple(gram.shape)}; pass Y^T Y for a sketch Y")
-    rank, gram = _rank(rank, gram.shape[-1]), gram.to(torch.promote_types(gram.dtype, torch.float32))
+    gram = checks.shaped("gram", checks.matrix("gram", gram), ..., "d", "d", note=", Y^T Y of a sketch Y")
+    rank = checks.integer("rank", rank, 1, gram.shape[-1])
+    gram = gram.to(torch.promote_types(gram.dtype, torch.float32))
     return torch.linalg.eigh((gram + gram.mT) / 2).eigenvectors[..., -rank:].flip(-1)
 
 
@@ -49,21 +48,15 @@ def predicted_psi_of_sketch(moments: SecondMoments, rank: int, height: int, vari
 
 def random_psi(moments: SecondMoments, rank: int) -> Tensor:
     """E psi of a uniformly random space: (sum_{i <= k} lambda_i - (k/d) tr M)/n. Raises ValueError."""
-    rank = _rank(rank, checked(moments).columns)
+    rank = checks.integer("rank", rank, 1, checked(moments).columns)
     values = torch.linalg.eigvalsh(moments.matrix)
     return (values[..., -rank:].sum(-1) - rank / moments.columns * values.sum(-1)) / beside(moments.n)
 
 
 def _perturbed(moments: SecondMoments, rank: int, variances: Tensor) -> Tensor:
     """variances: (*batch, d, d), of the perturbation's entries in the eigenbasis, largest eigenvalue first."""
-    rank = _rank(rank, moments.columns)
+    rank = checks.integer("rank", rank, 1, moments.columns)
     values, own = torch.linalg.eigvalsh(moments.matrix).flip(-1), variances[..., :rank, rank:]
     gaps = values[..., :rank, None] - values[..., None, rank:]
     terms = torch.where(own > 0, own / gaps, 0.0).sum((-2, -1))
     return torch.minimum(terms / beside(moments.n), random_psi(moments, rank))
-
-
-def _rank(rank: int, d: int) -> int:
-    if checks.integer("rank", rank, 1) > d:
-        raise ValueError(f"rank must be at most the {d} columns, not {rank!r}")
-    return rank

@@ -67,14 +67,11 @@ class FrequencyMoments(SharedSum[Tally]):
     def validate(self, x: Tensor) -> Tensor:
         """x, (n,) numbers, of at most ``clients`` clients. Raises TypeError, ValueError."""
         x = checks.floating("x", checks.precise("x", x))
-        if x.ndim != 1 or len(x) == 0:
-            raise ValueError(f"x must have shape (n,), n >= 1, one value for each client, not {tuple(x.shape)}")
-        return self.few(x)
+        return self.few(checks.shaped("x", x, "n", note=", n >= 1, one value for each client"))
 
     def client_input(self, x: Tensor) -> Tensor:
-        return (x.detach().double().abs() / self.bound).clamp_max(1)[:, None] ** torch.tensor(
-            self.orders, dtype=torch.float64, device=x.device
-        )
+        orders = torch.tensor(self.orders, dtype=torch.float64, device=x.device)
+        return (x.detach().double().abs() / self.bound).clamp_max(1)[:, None] ** orders
 
     def summary(self, x: Tensor) -> Tally:
         parts = [self.client_input(part).sum(0) for part in x.split(rows_at_once(self.words))]
@@ -83,16 +80,12 @@ class FrequencyMoments(SharedSum[Tally]):
     def total(self, summary: Tally) -> tuple[Tensor, Users]:
         try:
             layout = {"sum": ((self.words,), torch.float64)}
-            tally = checks.instance("summary", summary, Tally).checked(layout, self.summed)
+            tally = checks.instance("summary", summary, Tally).checked(layout, lambda n: {"sum": Limits(0.0, n)})
         except (TypeError, ValueError) as error:
             raise type(error)(f"summary must be what this protocol's own verb makes: {error}") from None
         if tally["sum"].ndim != tensor_of(tally.n).ndim + 1:
             raise ValueError(f"summary must hold {self.words} sums, not {tuple(tally['sum'].shape)}")
         return tally["sum"], tally.n
-
-    def summed(self, n: Users) -> dict[str, Limits]:
-        """What n clients' encodings add up to."""
-        return {"sum": Limits(0.0, n)}
 
     def exact(self, summary: Tally) -> Tensor:
         return self.total(summary)[0] * self.scales.to(summary["sum"])

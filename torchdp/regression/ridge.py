@@ -24,9 +24,7 @@ def solve_ridge(gram: Tensor, cross: Tensor, ridge: Numbers) -> Tensor:
     """
     gram, cross = checks.matrix("gram", gram).double(), checks.floating("cross", cross).double()
     if gram.shape[-1] != gram.shape[-2] or cross.shape != gram.shape[:-1]:
-        raise ValueError(
-            f"gram (..., d, d) and cross (..., d) do not fit: {tuple(gram.shape)}, {tuple(cross.shape)}"
-        )
+        raise ValueError(f"gram (..., d, d), cross (..., d) do not fit: {tuple(gram.shape)}, {tuple(cross.shape)}")
     ridges = each(checks.non_negative, "ridge", ridge).to(gram)[..., None, None]
     shifted = gram + ridges * torch.eye(gram.shape[-1]).to(gram)
     solution, info = torch.linalg.solve_ex(shifted, cross[..., None])

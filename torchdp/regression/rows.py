@@ -32,11 +32,9 @@ class RowsProtocol(Protocol[SecondMoments]):
 
     def validate(self, x: Tensor) -> Tensor:
         """x, if it can hold such rows. Raises TypeError, ValueError."""
+        labels = "the label last" if self.labelled else "without labels, since label_bound is None"
         x, wanted = checks.floating("x", checks.precise("x", x)), self.columns + self.labelled
-        if x.ndim != 2 or x.shape[1] != wanted or len(x) == 0:
-            labels = "the label last" if self.labelled else "without labels, since label_bound is None"
-            raise ValueError(f"x must have shape (n, {wanted}), n >= 1, {labels}, not {tuple(x.shape)}")
-        return x
+        return checks.shaped("x", x, "n", wanted, note=f", n >= 1, {labels}")
 
     def clipped(self, x: Tensor) -> Tensor:
         """Rows and labels within their bounds: float64, in which no rounding leaves a row longer by much; unchecked."""
@@ -88,6 +86,4 @@ def within(
     if bool(wrong.any()):
         raise ValueError(f"{name} are of rows longer than bound = {bound}{checks.at(wrong)}; shorten them first")
     if label_bound is not None and bool((wrong := square[..., -1] > n * label_bound**2).any()):
-        raise ValueError(
-            f"{name} are of labels above label_bound = {label_bound}{checks.at(wrong)}; cut them first"
-        )
+        raise ValueError(f"{name} are of labels above label_bound = {label_bound}{checks.at(wrong)}; cut them")

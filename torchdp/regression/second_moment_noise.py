@@ -114,9 +114,7 @@ def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
     checks.instance("labelled", labelled, bool)
     Y, errors = checks.matrix("sketched", sketched.value).double(), sketched.standard_error
     if errors.shape != Y.shape or bool((errors < 0).any()) or bool((errors != errors[..., :1]).any()):
-        raise ValueError(
-            "sketched must have one standard error >= 0 for each row of its value, as SecureSketch's has"
-        )
+        raise ValueError("sketched must have one standard error >= 0 for each row of value, as SecureSketch's has")
     variances = errors[..., 0].double().square()  # (*batch, m)
     eye = torch.eye(Y.shape[-1]).to(Y)
     matrix = Y.mT @ Y - variances.sum(-1)[..., None, None] * eye

@@ -104,16 +104,12 @@ def header_of(frame: bytes) -> Header:
 def unseal(key: bytes, header: Header, frame: bytes) -> Tensor:
     """The words of a frame, which must be the one that ``seal`` made with this key and header. Raises FrameError."""
     if len(frame) != header.frame_bytes or frame[:HEADER_BYTES] != header.pack():
-        raise FrameError(
-            "a frame is not the one that is due here: another session, sender, receiver, shape or ring"
-        )
+        raise FrameError("a frame is not the one due here: another session, sender, receiver, shape or ring")
     body, nonce = memoryview(frame)[HEADER_BYTES:-NONCE_BYTES], frame[-NONCE_BYTES:]
     try:
         opened = _cipher(key).decrypt(nonce, body, frame[:HEADER_BYTES])
     except InvalidTag:
-        raise FrameError(
-            "a frame's tag does not fit: it was changed on its way, or made by somebody else"
-        ) from None
+        raise FrameError("a frame's tag does not fit: it was changed on its way, or made by others") from None
     words = np.frombuffer(opened, dtype=f"<i{header.bits // 8}")
     return torch.from_numpy(words.astype(f"=i{header.bits // 8}")).view(header.shape)
 

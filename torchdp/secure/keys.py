@@ -68,9 +68,7 @@ class KeyFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = checks.path("path", path).absolute()
         if os.name == "posix" and self.path.stat().st_mode & 0o077:
-            raise ValueError(
-                f"{self.path} may be read by others than its owner: make a new key, whose file has mode 600"
-            )
+            raise ValueError(f"{self.path} may be read by others: make a new key, whose file has mode 600")
         with self._transaction("DEFERRED") as db:
             rows = db.execute("SELECT name, secret FROM party").fetchall()
         if len(rows) != 1 or len(rows[0][1]) != KEY_BYTES:
@@ -104,9 +102,7 @@ class KeyFile:
         with self._transaction("IMMEDIATE") as db:
             served = db.execute("SELECT session FROM party").fetchone()[0]
             if served not in (None, session):
-                raise ValueError(
-                    f"{self.path} served another session; every session needs new keys of all parties"
-                )
+                raise ValueError(f"{self.path} served another session; each session needs new keys of all parties")
             if served is None:
                 db.execute("UPDATE party SET session = ?", (session,))
         return agreed_key(self._secret, bytes.fromhex(public), session, self.name, other)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,7 +13,7 @@ from torchdp.draws import Draws
 from torchdp.grid import grid_sigma, grid_variation
 from torchdp.kernels import secure_sketch
 from torchdp.kernels.secure_sketch import SURE, VARIATION
-from torchdp.privacy import Guarantee, gaussian_sigma
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.secure.ring import Ring, farthest_sum
@@ -56,8 +56,7 @@ class SecureSketch(SecureSums):
     delta: float
 
     def __post_init__(self) -> None:
-        checks.fraction("delta", self.delta)
-        self._set("delta", checks.positive("delta", self.delta))
+        checks.keep(self, delta=checks.fraction)
         super().__post_init__()
 
     @cached_property
@@ -86,10 +85,19 @@ class SecureSketch(SecureSums):
 
         Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats decide it.
         """
-        mu = None if self.coalition.slack(self.delta) else self._mu if self.variation == 0 else self._real_mu
+        mu = None
+        if not self.coalition.slack(self.delta):
+            mu = self._mu if self.variation == 0 else 1 / gaussian_sigma(self.epsilon, self.delta * ROUNDED)
         source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
-        words = self.sketch.clients * self.sketch.copies * self.columns * VARIATION
-        return self._on_wire(self.delta, mu, source, self.variation, words)
+        if self.sensitivity is not None:
+            source += f"; for rows of a client at most {self.sensitivity:g} apart"
+        kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source
+        # of the noise from Gaussian noise; below, of what is drawn from the noise
+        own = self.variation if mu else 0.0
+        smooth = Guarantee(self.epsilon, self.delta * LEFT, *kind, mu=mu, variation=own)
+        if self.sketch.device.type != "cpu":
+            return replace(smooth, delta=self.delta)
+        return smooth.leaving(self.sketch.clients * self.sketch.copies * self.columns * VARIATION, self.delta)
 
     @property
     def variance(self) -> Tensor:
@@ -111,15 +119,9 @@ class SecureSketch(SecureSums):
     @cached_property
     def _real(self) -> Tensor:
         """Of real numbers, for two rows at distance 1, 2^-40 of delta apart: (m,), on the CPU."""
-        delta = self.delta * ROUNDED
-        noise = GaussianNoise.calibrated(
-            self.sketch, 0.5, epsilon=self.epsilon, delta=delta, coalition=self.coalition
-        )
+        delta, coalition = self.delta * ROUNDED, self.coalition
+        noise = GaussianNoise.calibrated(self.sketch, 0.5, epsilon=self.epsilon, delta=delta, coalition=coalition)
         return torch.as_tensor(noise.sigma, dtype=torch.float64).cpu()
-
-    @property
-    def _real_mu(self) -> float:
-        return 1 / gaussian_sigma(self.epsilon, self.delta * ROUNDED)
 
     @cached_property
     def _surely(self) -> Tensor | None:

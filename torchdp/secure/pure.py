@@ -19,8 +19,6 @@ from torchdp.secure.sums import SLACK, SecureSums, Words
 from torchdp.sketching.coalition import AdaptiveCoalition
 
 EXPONENT = 52.7  # there is room for noise but for 2 e^-52.7 = 2.6e-23 of the mass
-
-
 MOST_EPSILON = 700.0
 
 
@@ -51,10 +49,7 @@ class PureSecureSketch(SecureSums):
 
     def __post_init__(self) -> None:
         checks.instance("coalition", self.coalition, AdaptiveCoalition)
-        if checks.positive("epsilon", self.epsilon) > MOST_EPSILON:
-            raise ValueError(
-                f"epsilon must be at most {MOST_EPSILON:g}, not {self.epsilon}: nothing would be hidden"
-            )
+        checks.within("epsilon", self.epsilon, 0, MOST_EPSILON, ": nothing would be hidden")
         super().__post_init__()
 
     @cached_property
@@ -74,7 +69,7 @@ class PureSecureSketch(SecureSums):
         return math.nextafter(1 / int(honest[counts > 0].min()), 1.0)
 
     def distance(self, ring: Ring) -> int:
-        """D, the largest l_1 distance of two rows that ``within`` lets pass, in units of this ring; at least 1."""
+        """D, the largest l_1 distance of two rows that ``rows`` lets pass, in units of this ring; at least 1."""
         full = 2 * self._longest(ring)
         if self.sensitivity is not None:
             apart = Fraction(self.sensitivity) * Fraction(1 + 2 * SLACK) * 2**ring.fraction_bits

@@ -28,8 +28,7 @@ class Ring:
     def __post_init__(self) -> None:
         if self.bits not in WORDS:
             raise ValueError(f"bits must be 32 or 64, not {self.bits!r}")
-        if checks.integer("fraction_bits", self.fraction_bits, 0) > self.bits - 2:
-            raise ValueError(f"fraction_bits must be at most {self.bits - 2}, not {self.fraction_bits}")
+        checks.integer("fraction_bits", self.fraction_bits, 0, self.bits - 2)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -61,10 +60,7 @@ class Ring:
 
     def checked(self, name: str, value: Tensor) -> Tensor:
         """``value`` if it is a tensor of this ring's integers. Raises TypeError."""
-        if not isinstance(value, Tensor) or value.dtype != self.dtype:
-            kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{name} must be a {self.dtype} tensor (the ring has {self.bits} bits), not {kind}")
-        return checks.dense(name, value)
+        return checks.typed(name, value, self.dtype, note=f" (the ring has {self.bits} bits)")
 
 
 def farthest_sum(counts: Tensor, entry: float, sigma: Tensor, unit: float = 0.0) -> float:
@@ -88,10 +84,7 @@ def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:
         masks), to anybody who can not tell ``Noise`` from random.
     Source: Shamir (1979) for the notion; Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 4.3.
     """
-    if not isinstance(words, Tensor) or words.dtype not in (torch.int32, torch.int64):
-        kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
-        raise TypeError(f"words must be an int32 or int64 tensor, as Ring.to_words returns it, not {kind}")
-    checks.dense("words", words)
+    checks.typed("words", words, *WORDS.values(), note=", as Ring.to_words returns it")
     checks.fits("the shares", checks.integer("servers", servers, 2), words.numel())
     shares = torch.empty((servers, *words.shape), dtype=words.dtype, device=words.device)
     shares[:-1] = masks(shares[:-1].shape, words.dtype, source(noise, words.device))
@@ -110,11 +103,6 @@ def masks(shape: tuple[int, ...], dtype: torch.dtype, draws: Draws) -> Tensor:
 
 def reconstruct(shares: Tensor) -> Tensor:
     """The sum of all servers' shares modulo 2^bits: (servers, *shape) -> (*shape). Raises ValueError, TypeError."""
-    if not isinstance(shares, Tensor) or shares.dtype not in (torch.int32, torch.int64):
-        kind = shares.dtype if isinstance(shares, Tensor) else type(shares).__name__
-        raise TypeError(f"shares must be an int32 or int64 tensor, not {kind}")
-    if checks.dense("shares", shares).ndim == 0 or len(shares) < 2:
-        raise ValueError(
-            f"shares must have shape (servers, ...) with 2 servers or more, not {tuple(shares.shape)}"
-        )
+    if checks.typed("shares", shares, *WORDS.values()).ndim == 0 or len(shares) < 2:
+        raise ValueError(f"shares must have shape (servers, ...) with servers >= 2, not {tuple(shares.shape)}")
     return shares.sum(0, dtype=shares.dtype)

@@ -69,7 +69,7 @@ def submit(folder: str | os.PathLike[str], key: KeyFile, x: Tensor, *, noise: No
     """
     folder, session = _joined(folder, key)
     own = session.party(key, session.organisations)
-    rows = session.sums.within(session.question.rows(x))
+    rows = session.sums.rows(session.question.rows(x))
     if len(rows) != own.clients:
         raise ValueError(f"x must hold the {own.clients} clients of {own.name}, a row each, not {len(rows)}")
     keys, names = session.client_keys(key), [f"{own.name}.{server.name}.frames" for server in session.servers]
@@ -110,9 +110,7 @@ def _deliver(path: Path, digest: str) -> None:
             os.replace(found, path)
             _to_disk(path.parent)
             return
-    raise FrameError(
-        f"{path.name} was sent before and is gone or changed; nothing is drawn twice: start a new session"
-    )
+    raise FrameError(f"{path.name} was sent and is gone or changed; nothing is drawn twice: start a new session")
 
 
 def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) -> Session:

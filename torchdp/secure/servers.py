@@ -65,8 +65,7 @@ class Server:
     def __init__(self, protocol: SecureSums, session: bytes, number: int, links: Links) -> None:
         checks.instance("protocol", protocol, SecureSums)
         checks.instance("links", links, Links)
-        if checks.integer("number", number, 0) >= protocol.servers:
-            raise ValueError(f"number must be below {protocol.servers}, the number of servers, not {number}")
+        checks.integer("number", number, 0, protocol.servers - 1)
         self.protocol, self.session, self.number, self._links = protocol, _session(session), number, links
         sketch, dtype = protocol.sketch, protocol.ring.dtype
         self._sums = torch.zeros(protocol.layout["words"][0], dtype=dtype)
@@ -154,10 +153,8 @@ class Server:
         """
         if self._published:
             raise FrameError("the sums were published already; two different sums would reveal their difference")
-        if len(self._rolls) < self.protocol.servers - 1:
-            raise FrameError(
-                f"{len(self._rolls)} of {self.protocol.servers - 1} roll calls are in; wait for the others"
-            )
+        if len(self._rolls) < (due := self.protocol.servers - 1):
+            raise FrameError(f"{len(self._rolls)} of {due} roll calls are in; wait for the others")
         if not self._closed:
             raise FrameError("this server has made no roll call yet; the others wait for it")
         agreed = torch.stack([self._seen, *self._rolls.values()]).all(0)
@@ -224,9 +221,8 @@ def sum_header(protocol: SecureSums, session: bytes, server: int, agreed: bytes,
 
 def roll_header(protocol: SecureSums, session: bytes, sender: int, receiver: int) -> Header:
     """The header of the roll call that one server sends another."""
-    return Header(
-        session, Kind.ROLL, sender, receiver, protocol.bits, 1, 1, 0, -(-protocol.sketch.clients // protocol.bits)
-    )
+    bits, words = protocol.bits, -(-protocol.sketch.clients // protocol.bits)
+    return Header(session, Kind.ROLL, sender, receiver, bits, 1, 1, 0, words)
 
 
 def client_frames(
@@ -238,10 +234,8 @@ def client_frames(
     range of clients that holds these. Raises ValueError, TypeError.
     """
     checks.instance("protocol", protocol, SecureSums)
-    shape = (protocol.servers, protocol.sketch.copies, protocol.columns)
-    if not isinstance(shares, Tensor) or shares.ndim != 4 or (*shares.shape[:2], shares.shape[3]) != shape:
-        raise ValueError(f"shares must be a tensor of shape {(*shape[:2], 'k', shape[2])}, as share returns it")
-    checks.dense("shares", shares)
+    shape = protocol.servers, protocol.sketch.copies, "k", protocol.columns
+    checks.shaped("shares", checks.dense("shares", shares), *shape, note=", as share returns it", empty=True)
     checks.integer("first", first, 0, protocol.sketch.clients - shares.shape[2])
     keys_given = isinstance(keys, list) and all(isinstance(key, bytes) for key in keys)
     if not keys_given or len(keys) != protocol.servers:

@@ -3,15 +3,14 @@
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import KW_ONLY, dataclass, fields, replace
-from functools import cached_property
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import cached_property, partial
 
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.grid import grid_sensitivity
-from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.secure.ring import Ring
 from torchdp.sketching.coalition import Coalition
 from torchdp.sketching.noise import EVERYBODY
@@ -41,12 +40,10 @@ class Settings(Brief, ABC):
     def __post_init__(self) -> None:
         checks.instance("sketch", self.sketch, Sketch)
         checks.instance("coalition", self.coalition, Coalition)
-        for name in ("bound", "epsilon", "sensitivity", "entry"):
-            if name not in ("sensitivity", "entry") or getattr(self, name) is not None:
-                self._set(name, checks.positive(name, getattr(self, name)))  # 1 and 1.0 are one session
-        self._set("bits", checks.integer("bits", self.bits, 32, 64))
-        self._set("columns", checks.integer("columns", self.columns, 1))
-        self._set("servers", checks.integer("servers", self.servers, 2, 2**15 - 1))
+        given = [name for name in ("sensitivity", "entry") if getattr(self, name) is not None]
+        checks.keep(self, **dict.fromkeys(("bound", "epsilon", *given), checks.positive))  # 1 and 1.0: one session
+        servers = partial(checks.integer, least=2, most=2**15 - 1)
+        checks.keep(self, bits=partial(checks.integer, least=32, most=64), columns=checks.count, servers=servers)
         if self.entry is not None and self.entry > self.bound:
             raise ValueError(f"entry must be at most bound = {self.bound}, not {self.entry}")
         if not 2.0**-62 <= self.bound <= 2.0**62:
@@ -75,26 +72,10 @@ class Settings(Brief, ABC):
             return "take more fraction_bits, or leave them out"
         return f"{'take bits=64' if self.bits == 32 else 'measure in a smaller unit'}, or state a smaller entry"
 
-    def _set(self, name: str, value: float) -> None:
-        object.__setattr__(self, name, value)
-
     @property
     @abstractmethod
     def honest(self) -> Tensor:
         """Honest pairs that each row holds at least: (m,), int64."""
-
-    def _on_wire(self, delta: float, mu: float | None, source: str, own: float, words: float) -> Guarantee:
-        """(epsilon, delta) of the words that are sent on a CPU, where noise is rounded without error.
-
-        own, words: total variation distances of the noise from Gaussian noise, and of what is drawn from the noise.
-        """
-        if self.sensitivity is not None:
-            source += f"; for rows of a client at most {self.sensitivity:g} apart"
-        model, neighbours = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
-        own = own if mu else 0.0
-        real = Guarantee(self.epsilon, delta * LEFT, model, neighbours, False, source, mu=mu, variation=own)
-        whole = real.leaving(words, delta)
-        return whole if self.sketch.device.type == "cpu" else replace(real, delta=delta)  # a GPU's floats decide
 
     @property
     @abstractmethod

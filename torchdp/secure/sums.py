@@ -58,11 +58,9 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         """Bits of one client's shares, to all servers."""
         return self.servers * self.sketch.copies * self.columns * self.bits
 
-    def within(self, x: Tensor) -> Tensor:
-        """x, rows (k, d) of any clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
-        x = checks.precise("x", x)
-        if x.ndim != 2 or x.shape[1] != self.columns or len(x) == 0:
-            raise ValueError(f"x must have shape (clients, {self.columns}), not {tuple(x.shape)}")
+    def rows(self, x: Tensor) -> Tensor:
+        """x, rows (k, d) of some clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
+        x = checks.shaped("x", checks.precise("x", x), "clients", self.columns)
         if x.device != self.sketch.device:
             raise ValueError(f"x is on {x.device}, the sketch on {self.sketch.device}; move one of them")
         for part in x.split(max(1, WORDS_AT_ONCE // self.columns)):
@@ -73,9 +71,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         norms = torch.linalg.vector_norm(rows, self.NORM, 1)
         if not bool((norms <= self.bound * (1 + SLACK)).all()):  # NaN is not
             checks.floating("x", rows)
-            raise ValueError(
-                f"x holds a row of l_{self.NORM} norm above bound = {self.bound}; clip rows, in float64"
-            )
+            raise ValueError(f"x holds a row of l_{self.NORM} norm above bound = {self.bound}; clip in float64")
         if self.entry is not None and bool((rows.abs() > self.entry * (1 + SLACK)).any()):
             raise ValueError(f"x holds an entry above entry = {self.entry} in size; clip them, in float64")
         if self.sensitivity is not None:
@@ -88,7 +84,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     def validate(self, x: Tensor) -> Tensor:
         """x, the rows (n, d) of all clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
-        x = self.within(x)
+        x = self.rows(x)
         if len(x) != self.sketch.clients:
             raise ValueError(f"x must have {self.sketch.clients} rows, one for each client, not {len(x)}")
         return x
@@ -101,14 +97,10 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """``summary``, whole numbers (m, d) that rows within the bounds add up to. Raises TypeError, ValueError."""
-        shape, sums = self.layout["words"][0], checks.real("summary", summary)
-        if summary.dtype != torch.int64 or sums.shape != shape:
-            raise ValueError(f"summary must be int64 sums {shape}, not {summary.dtype} {tuple(sums.shape)}")
+        checks.shaped("summary", checks.typed("summary", summary, torch.int64), *self.layout["words"][0])
         longest = self._largest * (1 + SLACK) * self.ring.scale
         if bool((summary.double().abs() > (self.sketch.counts() * longest)[:, None]).any()):
-            raise ValueError(
-                "summary holds a sum beyond what the clients of its row can hold; make it by summary(x)"
-            )
+            raise ValueError("summary holds a sum beyond what its row's clients can hold; make it by summary(x)")
         return summary
 
     def randomize(self, x: Rows, *, first: int = 0, noise: Noise | None = None) -> Words:
@@ -116,7 +108,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
         Raises ValueError, TypeError before any draw.
         """
-        return self.speak(self.within(rows_of(x)), first, noise)
+        return self.speak(self.rows(rows_of(x)), first, noise)
 
     def speak(self, rows: Tensor, first: int, noise: Noise | None) -> Words:
         """``randomize`` of rows that are within the bounds. Raises ValueError."""
@@ -146,10 +138,6 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         """This protocol by so many servers. Raises TypeError, ValueError."""
         return replace(self, servers=servers) if checks.integer("servers", servers, 2) != self.servers else self
 
-    def rows(self, x: Tensor) -> Tensor:
-        """x, the rows of some clients, if they keep within the stated bounds. Raises TypeError, ValueError."""
-        return self.within(x)
-
     def released(self, found: Estimate) -> Estimate:
         """The estimate of ``secure_sum`` is this protocol's."""
         return found
@@ -170,11 +158,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
     def tally(self, messages: Words) -> Tally:
         words = self.ring.checked("messages", checks.instance("messages", messages, Words).values)
-        shape = (self.sketch.copies, self.columns)
-        if words.ndim != 3 or (len(words), words.shape[2]) != shape:
-            raise ValueError(
-                f"messages must hold words ({shape[0]}, clients, {shape[1]}), not {tuple(words.shape)}"
-            )
+        checks.shaped("messages", words, self.sketch.copies, "clients", self.columns, empty=True)
         checks.integer("messages.first", messages.first, 0, self.sketch.clients - words.shape[1])
         return self.added([messages], words.device)
 

@@ -230,9 +230,7 @@ class Asked:
         shard: tuple[int, int] | None = None,
     ) -> None:
         if trials is None and target is None:
-            raise ValueError(
-                "trials=None means as many as target_relative_ci needs: give that, or a number of trials"
-            )
+            raise ValueError("trials=None means as many as target_relative_ci needs: give that, or a number")
         self.trials = MANY if trials is None else integer("trials", trials, 1)
         self.seed = integer("seed", seed, 0, 2**256)
         self.block_size = integer("block_size", block_size, 1)

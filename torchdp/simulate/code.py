@@ -85,11 +85,8 @@ class _Parts(pickle._Pickler):
         """A name and the parts; of what cannot be pickled (locks, files, noise) the class alone."""
         if isinstance(obj, types.FunctionType):
             code = obj.__code__.replace(co_consts=tuple(c for c in obj.__code__.co_consts if c is not obj.__doc__))
-            return (
-                str,
-                (obj.__qualname__,),
-                (code, _globals(obj), obj.__defaults__, obj.__kwdefaults__, obj.__closure__),
-            )
+            parts = code, _globals(obj), obj.__defaults__, obj.__kwdefaults__, obj.__closure__
+            return str, (obj.__qualname__,), parts
         if isinstance(obj, type):
             own = {name: value for name, value in vars(obj).items() if name not in _OF_CLASSES}
             return str, (obj.__qualname__,), (obj.__bases__, own)

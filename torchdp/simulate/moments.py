@@ -106,14 +106,10 @@ def merge(a: Moments, b: Moments) -> Moments:
         return b if a.count == 0 else a
     count = a.count + b.count
     difference = b.mean - a.mean
-    return Moments(
-        count,
-        a.mean + difference * (b.count / count),
-        a.m2 + b.m2 + difference * difference * (a.count * (b.count / count)),
-        min(a.minimum, b.minimum),
-        max(a.maximum, b.maximum),
-        a.share and b.share,
-    )
+    mean = a.mean + difference * (b.count / count)
+    m2 = a.m2 + b.m2 + difference * difference * (a.count * (b.count / count))
+    ends = min(a.minimum, b.minimum), max(a.maximum, b.maximum)
+    return Moments(count, mean, m2, *ends, a.share and b.share)
 
 
 def merge_all(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> Mapping[str, Moments]:

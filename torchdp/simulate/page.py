@@ -59,11 +59,8 @@ class Page:
             for row in rows
         )
         self._html.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-        lines = [
-            list(map(_marked, columns)),
-            ["---" if words else "---:" for words in kinds],
-            *([_marked(_cell(c)) for c in row] for row in rows),
-        ]
+        rule, cells = ["---" if words else "---:" for words in kinds], [[_cell(c) for c in row] for row in rows]
+        lines = [list(map(_marked, columns)), rule, *(list(map(_marked, row)) for row in cells)]
         self._text.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
 
     def figure(self, figure: "Figure", caption: str) -> None:

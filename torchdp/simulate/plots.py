@@ -103,9 +103,7 @@ def _points(rows: Sequence[Row], x: str, lines: str | None, panels: str | None) 
             raise ValueError(f"config {row.config} has no key {sorted(missing)}")
         at = row.config[x]
         if isinstance(at, str | list | None) or not at > 0 or not row.moments.mean > 0:
-            raise ValueError(
-                f"log axes need {x} > 0 and an error > 0, not {x}={at!r} with mean {row.moments.mean!r}"
-            )
+            raise ValueError(f"log axes need {x} > 0 and an error > 0, not {x}={at!r}, mean {row.moments.mean!r}")
     points = pandas.DataFrame({
         "panel": [str(row.config.get(panel)) for row in rows],
         "line": [str(row.config[lines]) if lines else "" for row in rows],

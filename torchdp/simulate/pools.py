@@ -56,9 +56,7 @@ class WorkerPool:
         try:
             task = self._executor.submit(do, self._token, self._sent, str(self._device), jobs)
         except RuntimeError as error:
-            raise ChildProcessError(
-                f"the executor takes no more tasks ({error}); finished blocks are kept"
-            ) from error
+            raise ChildProcessError(f"the executor takes no tasks ({error}); finished blocks are kept") from error
         self._busy.add(task)
         return task
 

@@ -29,7 +29,8 @@ class Report:
         self._last = ""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "runs.jsonl", "a", encoding="utf-8") as file:
-            where = {"device": str(self.device), "device_name": _name(self.device)}
+            name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+            where = {"device": str(self.device), "device_name": name}
             file.write(json.dumps({**facts(), **where}) + "\n")
 
     def say(self, text: object = "") -> None:
@@ -85,10 +86,6 @@ class Report:
         print(_line((name, value, isinstance(value, str)) for name, value in cells.items()), flush=True)
 
 
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-
-
 def _line(cells: Iterable[tuple[str, Any, bool]]) -> str:
     """Of (column, value, whether the column holds words)."""
     text = ""
@@ -103,9 +100,7 @@ def _line(cells: Iterable[tuple[str, Any, bool]]) -> str:
 
 def _plain(value: Any) -> Any:
     if getattr(value, "shape", ()) not in ((), (1,)):
-        raise ValueError(
-            f"a cell must be a word or a number, or a tensor of one, not of shape {tuple(value.shape)}"
-        )
+        raise ValueError(f"a cell must be a word, a number or a tensor of one, not of shape {tuple(value.shape)}")
     return value.item() if hasattr(value, "item") else value
 
 

@@ -196,12 +196,8 @@ def load(path: str | os.PathLike[str]) -> Reader:
     reader = Reader(path)
     reader.read(last=True)
     if reader.skipped:
-        warnings.warn(
-            f"{os.fspath(path)}: skipped {reader.skipped} line(s), damaged or of another format; a sweep runs those "
-            "blocks again",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        lost = f"skipped {reader.skipped} line(s), damaged or of another format; a sweep runs those blocks again"
+        warnings.warn(f"{os.fspath(path)}: {lost}", RuntimeWarning, stacklevel=2)
     return reader
 
 

@@ -158,17 +158,9 @@ class _Runner:
         same_facts(config, [*job.facts, trial.facts])
         part = run_block(trial.sample, job.block, device, trial.quantiles)
         name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-        return Record(
-            seed=job.block.seed,
-            config=config,
-            block=job.block.index,
-            block_size=self.block_size,
-            metrics=part.metrics,
-            facts=dict(trial.facts),
-            seconds=part.seconds,
-            device=name,
-            code=self.code,
-        )
+        made: dict[str, Any] = {"device": name, "code": self.code, "facts": dict(trial.facts)}
+        key = job.block.seed, config, job.block.index, self.block_size
+        return Record(*key, metrics=part.metrics, seconds=part.seconds, **made)
 
 
 def _open(make_trial: MakeTrial, config: dict[str, Any], block_size: int) -> Trial:

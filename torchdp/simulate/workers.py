@@ -90,9 +90,7 @@ def answers(
     try:
         sent = cloudpickle.dumps(Order(work, *settings, where.time_limit))
     except Exception as error:
-        raise TypeError(
-            f"{name} cannot be sent to workers ({error}); make it of functions and plain values"
-        ) from error
+        raise TypeError(f"{name} cannot be sent to workers ({error}); make it of functions and values") from error
     if where.devices is not None:
         return _spread([ProcessPool(device, sent) for device in one_kind(where.devices)], jobs, where)
     return _spread([WorkerPool(_executor(where), torch.device(where.place), sent)], jobs, where)
@@ -105,9 +103,7 @@ def one_kind(devices: Sequence[Device]) -> list[torch.device]:
     try:
         found = [torch.device(device) for device in devices]
     except (RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"devices must name devices of torch, such as 'cuda:0' or 'cpu', not {devices!r}"
-        ) from error
+        raise ValueError(f"devices must be of torch, such as 'cuda:0' or 'cpu', not {devices!r}") from error
     if len({device.type for device in found}) > 1:
         raise ValueError(f"devices must be of one kind, not {devices!r}: a block's numbers depend on the kind")
     if found[0].type == "meta":

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from torchdp import checks
-from torchdp.training.groups import holds
 from torchdp.training.per_example import DRAWS, Inputs
 from torchdp.training.record import MIXES
+from torchdp.training.sums import holds
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 TABLES = (nn.Embedding, nn.EmbeddingBag)

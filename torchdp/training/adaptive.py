@@ -43,10 +43,8 @@ class AdaptiveBound:
 
     def __post_init__(self) -> None:
         checks.fraction("quantile", self.quantile)
-        if checks.positive("rate", self.rate) > 1:
-            raise ValueError(f"rate must be at most 1, not {self.rate}: the bound would move too far")
-        if not 1e-3 <= checks.positive("share", self.share) <= 0.9:
-            raise ValueError(f"share must lie in [.001, .9], not be {self.share}")
+        checks.within("rate", checks.positive("rate", self.rate), 0, 1, ": the bound would move too far")
+        checks.within("share", self.share, 1e-3, 0.9)
 
     def rows(self, total: Tensor, balance: Tensor, bound: float, limit: float) -> Tensor:
         """The sum of rows of norm ``limit``, (size + 1,): of gradients clipped to ``bound``, (size,), and of signs."""

@@ -35,9 +35,7 @@ class ParticipationLog:
         if not isinstance(indices, Tensor):
             numbers = [checks.integer("indices", index, 0) for index in indices]
             indices = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-        batch = checks.indices("indices", indices, self.users).cpu()
-        if batch.ndim != 1:
-            raise ValueError(f"indices must have shape (n,), not {tuple(batch.shape)}")
+        batch = checks.shaped("indices", checks.indices("indices", indices, self.users).cpu(), "n", empty=True)
         if len(batch.unique()) < len(batch):
             raise ValueError("indices must hold each user once: twice in a batch is twice the bound")
         first, last, times = self.attendance[:, batch]
@@ -54,9 +52,7 @@ class ParticipationLog:
 
     def resume(self, attendance: Tensor, step: int) -> None:
         """Goes on after ``step`` steps of a log with this attendance. Raises TypeError, ValueError."""
-        given = checks.instance("attendance", attendance, Tensor)
-        if given.dtype != torch.int64 or given.shape != (3, self.users):
-            raise ValueError(f"attendance must be int64 of shape (3, {self.users}), not {tuple(given.shape)}")
+        given = checks.shaped("attendance", checks.typed("attendance", attendance, torch.int64), 3, self.users)
         self.attendance, self.step = given.cpu().clone(), checks.integer("step", step, 0)
 
 

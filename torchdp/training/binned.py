@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from scipy.special import betaincinv
@@ -38,19 +39,15 @@ class BallsInBins:
     """
 
     bins: int
+    chance: ClassVar[float] = 1.0  # of a member of the step's bin to be in it
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bins", checks.integer("bins", self.bins, 1))
+        checks.keep(self, bins=checks.count)
 
     @property
     def groups(self) -> int:
         """Steps of a pass."""
         return self.bins
-
-    @property
-    def chance(self) -> float:
-        """Of a member of the step's bin to be in it."""
-        return 1.0
 
     def drawn(self, users: int, draws: Noise) -> Tensor:
         """Each user's bin, independently: (users,)."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +75,6 @@ def choose(
     bins: bool | int = False,
     generator: torch.Generator | None = None,
     participation: Participation | None = None,
-    **unknown: Never,
 ) -> Choice[Plan]:
     """The plans for training, or for releasing W G, at one guarantee, the least error first; ``choice.best`` is one.
 
@@ -111,10 +110,6 @@ def choose(
     Guarantees: each plan is (epsilon, delta)-DP for adding or removing one user, as its ``guarantee`` states.
     Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), section 4; the strategies ours.
     """
-    if unknown:
-        raise TypeError(
-            f"choose takes no {next(iter(unknown))}: the clipping norm is bound=, noise follows from epsilon"
-        )
     judged = None
     if isinstance(W, Descent):
         judged, W = W, min(W.curvatures().items(), key=lambda one: abs(one[0] - MIDDLE))[1]
@@ -124,18 +119,14 @@ def choose(
         if len(W) > MOST_DENSE:
             raise ValueError(f"W must be Iterates where it has more than {MOST_DENSE} steps, not {len(W)}")
     steps = W.shape[0]
-    users, p = checks.integer("users", users, 1), checks.order("p", p, 2)
+    users, p = checks.integer("users", users, 1), checks.within("p", p, 2, math.inf)
     batch, bound = checks.integer("batch", batch, 1, users), checks.positive("bound", bound)
     if users > batch / LEAST_CHANCE:
-        raise ValueError(
-            f"batch must be at least users x {LEAST_CHANCE:g}, not {batch}: no smaller chance is followed"
-        )
+        raise ValueError(f"batch must be at least users x {LEAST_CHANCE:g}, not {batch}: no less is followed")
     gaussian_sigma(epsilon, delta, 1.0)  # refuses what no noise gives
     samples = 0 if isinstance(bins, bool) else checks.integer("bins", bins, 0)
     if bins and participation is not None:
-        raise ValueError(
-            "bins must be False with participation: it draws who comes, and so can not keep to a rule"
-        )
+        raise ValueError("bins must be False with participation: they draw who comes, and keep to no rule")
     if samples and (generator is None or steps > MOST_DENSE):
         raise ValueError(f"bins must be True or False without a generator and above {MOST_DENSE} steps")
     if generator is not None:
@@ -261,9 +252,7 @@ class _Task:
             if kept.delta + (TRIES - 1) * doubt <= self.delta:  # the doubts of all tries
                 return self.plan(C, sampling, sigma, replace(kept, delta=self.delta), errors)
             sigma *= 1.003 * max(1.0, kept.delta / self.delta) ** 0.1
-        raise ValueError(
-            f"bins = {samples} samples are too few for delta = {self.delta:g}; take four times as many"
-        )
+        raise ValueError(f"bins = {samples} samples are too few for delta = {self.delta:g}; take 4 times as many")
 
 
 def _correlated(W: Tensor | Iterates, period: int, p: float, flat: bool) -> tuple[StreamStrategy, Tensor]:

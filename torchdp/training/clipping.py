@@ -10,13 +10,11 @@ from torch import Tensor, nn
 from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.training.accepted import examples, named, parameters_named, refuse_unreached, trainable
-from torchdp.training.apart import by_loop, by_vmap
-from torchdp.training.batched import by_factors
-from torchdp.training.groups import Bounds, group_bounds
 from torchdp.training.per_example import FEW, REMEMBERS, Both, Gradients, Inputs, Known, Passes, pick
 from torchdp.training.record import MEANS, Untaken, eager
+from torchdp.training.routes import by_factors, by_loop, by_vmap
 from torchdp.training.sharded import gathered
-from torchdp.training.sums import Sums
+from torchdp.training.sums import Bounds, Sums, group_bounds
 
 ROUTES = ("factors", "vmap", "loop")
 CHECKED = "examples are apart as far as was checked: each new program of operations, by three examples alone"

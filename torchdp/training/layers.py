@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -41,21 +42,18 @@ class FeatureLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., instances), in x's dtype."""
-        _check_rows(x, self.features.family.dimension)
-        with torch.autocast(x.device.type, enabled=False):
-            return self._scaled(self._with_buffers().f(x.reshape(-1, x.shape[-1])), x)
+        return self._scaled(x, lambda features, rows: features.f(rows))
 
     def queries(self, y: Tensor) -> Tensor:
         """g(y) / sqrt(repetitions): (..., d) -> (..., instances)."""
-        _check_rows(y, self.features.family.dimension)
-        with torch.autocast(y.device.type, enabled=False):
-            return self._scaled(self._with_buffers().g(y.reshape(-1, y.shape[-1])), y)
+        return self._scaled(y, lambda features, rows: features.g(rows))
 
-    def _with_buffers(self) -> Features:
-        return dataclasses.replace(self.features, **{name: getattr(self, name) for name in self.names})
-
-    def _scaled(self, values: Tensor, x: Tensor) -> Tensor:
-        return values.reshape(*x.shape[:-1], values.shape[-1]) / math.sqrt(self.features.repetitions)
+    def _scaled(self, x: Tensor, values: Callable[[Features, Tensor], Tensor]) -> Tensor:
+        rows = _rows(x, self.features.family.dimension).reshape(-1, x.shape[-1])
+        held = dataclasses.replace(self.features, **{name: getattr(self, name) for name in self.names})
+        with torch.autocast(x.device.type, enabled=False):
+            found = values(held, rows)
+            return found.reshape(*x.shape[:-1], found.shape[-1]) / math.sqrt(held.repetitions)
 
 
 class SketchLayer(nn.Module):
@@ -78,13 +76,12 @@ class SketchLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., n) -> (..., m), in x's dtype."""
-        _check_rows(x, self.rows.shape[1])
-        signed = (x[..., None, :] * (self.signs / math.sqrt(len(self.signs))).to(x)).flatten(-2)
+        signs = self.signs / math.sqrt(len(self.signs))
+        signed = (_rows(x, self.rows.shape[1])[..., None, :] * signs.to(x)).flatten(-2)
         return x.new_zeros(*x.shape[:-1], self.height).index_add(-1, self.rows.flatten(), signed)
 
 
-def _check_rows(x: Tensor, width: int) -> None:
+def _rows(x: Tensor, width: int) -> Tensor:
     if not checks.dense("x", x).is_floating_point():
         raise TypeError("x must be a floating tensor; call .float()")
-    if not x.ndim or x.shape[-1] != width:
-        raise ValueError(f"x must have shape (..., {width}), not {tuple(x.shape)}")
+    return checks.shaped("x", x, ..., width)

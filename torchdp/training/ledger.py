@@ -25,9 +25,7 @@ class Ledger:
                 raise ValueError(f"ledger {path.name} is of another run, or of another plan")
             steps = [line.partition(" ")[0] for line in lines]
             if not all(map(str.isdecimal, steps)):
-                raise ValueError(
-                    f"ledger {path.name} is damaged, not every line begins with a step; mend it by hand"
-                )
+                raise ValueError(f"ledger {path.name} is damaged, a line begins without a step; mend it by hand")
             self.step = max(map(int, steps), default=0)
             noted = [line.split() for line in lines]  # of a line that was cut short no bound is read
             self.bounds = [(int(found[0]), float(found[1])) for found in noted if len(found) == 3]

@@ -84,11 +84,6 @@ class CorrelatedNoise(nn.Module):
         return self._stream.size
 
     @property
-    def shard(self) -> tuple[int, int]:
-        """Where its part of a gradient begins, and how many numbers the gradient has."""
-        return self._stream.first, self._stream.whole
-
-    @property
     def step(self) -> int:
         """How many steps are spent."""
         return self._stream.step

@@ -77,7 +77,7 @@ class Epochs(Participation):
     period: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "period", checks.integer("period", self.period, 1))
+        checks.keep(self, period=checks.count)
 
     def most(self, steps: int) -> int:
         return -(-steps // self.period)
@@ -117,8 +117,7 @@ class Separated(Participation):
     times: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "gap", checks.integer("gap", self.gap, 1))
-        object.__setattr__(self, "times", checks.integer("times", self.times, 1))
+        checks.keep(self, gap=checks.count, times=checks.count)
 
     def most(self, steps: int) -> int:
         return min(self.times, -(-steps // self.gap))
@@ -184,8 +183,7 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
                 f"by {slack:.0e}; give C^{{-1}} as a product, by of_u and feeds without coefficients above 0 after "
                 "the first, or take fewer steps"
             )
-    if C.ndim != 2:
-        raise ValueError(f"strategy must be one (r, steps) matrix, not of shape {tuple(C.shape)}")
+    checks.shaped("strategy", C, "r", "steps")
     size = float(C.abs().max()) or 1.0
     gram = (C / size).mT @ (C / size)
     bound, sets = participation.worst(gram.abs())

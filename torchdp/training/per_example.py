@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -153,9 +153,7 @@ class Passes:
         with Means(1):
             total = self.plain(x, y)[0].sum()
         if not total.requires_grad:
-            raise ValueError(
-                "loss depends on no trainable parameter of module: it is detached, or not the module's"
-            )
+            raise ValueError("loss depends on no trainable parameter of module: it is detached, or of another")
         return total.detach(), self.captured(total)
 
     def captured(self, total: Tensor) -> list[str]:
@@ -222,17 +220,15 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
     if not refused:
         yield
         return
-    cuda = [partial(each, device=device) for each in (torch.cuda.get_rng_state, torch.cuda.set_rng_state)]
-    states: list[list[Any]] = [[torch.get_rng_state, torch.set_rng_state]]
-    states += [cuda] if device.type == "cuda" else []
-    before = [get() for get, _ in states]
-    drawn = False
+    cuda = device.index if device.index is not None or device.type != "cuda" else torch.cuda.current_device()
+    own = [torch.default_generator, *([torch.cuda.default_generators[cuda]] if device.type == "cuda" else [])]
+    before, drawn = [each.get_state() for each in own], False
     try:
         yield
     finally:
-        for old, (get, put) in zip(before, states, strict=True):
-            if not torch.equal(get(), old):
-                put(old)
+        for each, old in zip(own, before, strict=True):
+            if not torch.equal(each.get_state(), old):
+                each.set_state(old)
                 drawn = True
     if drawn:
         raise ValueError(DRAWS)

@@ -262,9 +262,8 @@ class Record(TorchFunctionMode):
             self.coarsest = max(self.coarsest, torch.finfo(t.dtype).eps)
             if self.n > 1 and not any(size and size % self.n == 0 for size in t.shape) and t.numel():
                 name = getattr(func, "__name__", str(func))
-                raise (Inside if name == "cross_entropy" else Untaken)(
-                    f"{name} makes one number of several examples'"
-                )
+                kind = Inside if name == "cross_entropy" else Untaken
+                raise kind(f"{name} makes one number of several examples'")
         if kind is not None and (kind is not self._weights or t.requires_grad):
             self._mark(t, kind)
         return self._numbers(tuple(t.shape))

@@ -87,15 +87,9 @@ class Run(Steps):
         else:
             secret, past = opened(draws, plan)
         self._secret = Secret(replicas.from_first(secret.key)) if self._group else secret
-        noise = self._secret.noise(b"noise", self._device)
-        self.noise = CorrelatedNoise(
-            plan.strategy.to(self._device),
-            size,
-            plan.sigma,
-            noise=noise,
-            dtype=self._dtype,
-            shard=(first, self._whole),
-        )
+        drawn: dict[str, Any] = {"noise": self._secret.noise(b"noise", self._device), "dtype": self._dtype}
+        C = plan.strategy.to(self._device)
+        self.noise = CorrelatedNoise(C, size, plan.sigma, shard=(first, self._whole), **drawn)
         if past and past["step"]:
             kept = {name: past[name] for name in ("step", "past")}
             self.noise.load_secret_state(self.noise.secret_state() | kept)
@@ -157,8 +151,7 @@ class Run(Steps):
         with self._turn:  # the module is one for all threads; the call swaps its parameters
             bound = self.bound
             total, mean = self._clipper(inputs, targets, bound, dropout=self._masks, **self._options)
-            if self.plan.adaptive:
-                total = self.plan.adaptive.rows(total, self._clipper.balance, bound, self.plan.bound)
+            total = self._rows(total, self._clipper.balance, bound)
         self._add(total, len(targets), more, step)
         return mean
 
@@ -178,15 +171,10 @@ class Run(Steps):
         shapes = [tuple(g.shape[1:]) for g in gradients]
         expected = {name: tuple(p.shape) for name, p in self.module.named_parameters() if p.requires_grad}
         if shapes != [*expected.values()]:
-            raise ValueError(
-                f"gradients must be one (n, *shape) tensor for each parameter, of shapes {[*expected.values()]}"
-            )
+            raise ValueError(f"gradients must be (n, *shape), for parameters of shapes {[*expected.values()]}")
         bound = self.bound  # read once: rows are scaled by what they were clipped to
         rows = dict(zip(expected, gradients, strict=True))
-        total, balance = clipped_rows(rows, self._clipper.bounds(bound))
-        if self.plan.adaptive:
-            total = self.plan.adaptive.rows(total, balance, bound, self.plan.bound)
-        self._add(total, count, more, step)
+        self._add(self._rows(*clipped_rows(rows, self._clipper.bounds(bound)), bound), count, more, step)
 
     def state_dict(self) -> dict[str, Any]:
         """The step, and the next one's bound where it is adaptive. Nothing in it is secret."""
@@ -206,6 +194,10 @@ class Run(Steps):
             if isinstance(self.batches, ParticipationLog):
                 state["attendance"] = self.batches.attendance.clone()
         return state
+
+    def _rows(self, total: Tensor, balance: Tensor, bound: float) -> Tensor:
+        adaptive = self.plan.adaptive
+        return adaptive.rows(total, balance, bound, self.plan.bound) if adaptive else total
 
     def _release_nobody(self, step: int) -> None:
         self._add(torch.zeros(self._whole, dtype=self._dtype, device=self._device), 0, False, step)
@@ -236,6 +228,4 @@ class Run(Steps):
         set_gradients(self.module, private / self.plan.batch)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise TypeError(
-            "a Run can not be copied or pickled: a batch would be used twice; see secret_state and resume"
-        )
+        raise TypeError("a Run can not be copied or pickled: batches would be used twice; see secret_state")

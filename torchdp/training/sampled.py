@@ -33,12 +33,8 @@ class CyclicPoisson:
     chance: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "groups", checks.integer("groups", self.groups, 1))
-        object.__setattr__(self, "chance", checks.positive("chance", self.chance))
-        if self.chance > 1:
-            raise ValueError(
-                f"chance must be at most 1, not {self.chance:g}: take fewer groups or smaller batches"
-            )
+        checks.keep(self, groups=checks.count, chance=checks.positive)
+        checks.within("chance", self.chance, 0, 1, ": take fewer groups, or smaller batches")
 
     def guarantee(self, strategy: Strategy, sigma: float, bound: float, delta: float) -> Guarantee:
         """The guarantee of the outputs W (G + C^{-1} Z) of all steps: C is ``strategy``, Z of N(0, sigma^2) entries.

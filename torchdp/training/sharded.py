@@ -46,9 +46,7 @@ def reshard(module: nn.Module) -> list[tuple[str, Any]]:
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # whoever shards has imported it
     for part in module.modules() if fsdp else ():
         if isinstance(part, fsdp.FullyShardedDataParallel):
-            raise ValueError(
-                "module must be sharded by fully_shard; FullyShardedDataParallel hides its parameters"
-            )
+            raise ValueError("module must be sharded by fully_shard; FullyShardedDataParallel hides parameters")
         if isinstance(part, fsdp.FSDPModule):
             part.reshard()
     found = shards(module)

@@ -106,9 +106,7 @@ class Steps(ABC):
             with self._turn:
                 self._refuse_unused()
                 if step != self.step:
-                    raise RuntimeError(
-                        f"the run is at step {self.step}, this loader at {step}: call run.loader again"
-                    )
+                    raise RuntimeError(f"the run is at step {self.step}, this loader at {step}: call loader again")
                 count, parts = ahead.counts.popleft()
                 self._waiting, self.batches.step = Waiting(step, count, parts=max(parts, 1)), step + 1
             rest = islice(left, max(parts, 1) - 1)

@@ -42,16 +42,12 @@ class Iterates:
 
     def __post_init__(self) -> None:
         checks.own(self)
-        object.__setattr__(self, "steps", checks.integer("steps", self.steps, 1))
-        object.__setattr__(self, "momentum", checks.below_one("momentum", self.momentum))
-        object.__setattr__(self, "weight_decay", checks.non_negative("weight_decay", self.weight_decay))
+        checks.keep(self, steps=checks.count, momentum=checks.below_one, weight_decay=checks.non_negative)
         given = self.learning_rates
         if given is not None:
             checks.instance("learning_rates", given, (Sequence, Tensor))
             if len(given) != self.steps:
-                raise ValueError(
-                    f"learning_rates must hold {self.steps} numbers, one for each step, not {len(given)}"
-                )
+                raise ValueError(f"learning_rates must hold {self.steps} numbers, one a step, not {len(given)}")
             rates = checks.floating("learning_rates", torch.as_tensor(given, dtype=torch.float64).detach().cpu())
             if rates.ndim != 1 or not (rates > 0).all():
                 raise ValueError("learning_rates must be positive numbers, one for each step")
@@ -176,9 +172,7 @@ def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization
     left = factorization.left if isinstance(factorization, kinds) else factorization
     left = checks.matrix("left", left).detach().double()
     if left.ndim != 2 or len(left) != len(W) or left.shape[1] < len(W) or left.device != W.device:
-        raise ValueError(
-            f"left must be one ({len(W)}, r) matrix on W's device with r >= {len(W)}, not {tuple(left.shape)}"
-        )
+        raise ValueError(f"left must be ({len(W)}, r) on W's device, r >= {len(W)}, not {tuple(left.shape)}")
     T = torch.linalg.qr(left.mT, mode="r").R.mT
     size = T.diagonal().abs()
     if not size.min() > 1e-12 * size.max():

@@ -47,12 +47,12 @@ class Stream:
         sharded: bool,
     ) -> None:
         _has_digits(dtype, sigma, recurrence)
-        self.first, size, self.whole = part
-        checks.fits("size", recurrence.memory + 1, size)
+        self.first, self.size, self.whole = part
+        checks.fits("size", recurrence.memory + 1, self.size)
         self.steps = checks.integer("steps", recurrence.steps, 1, correlated_noise.STEPS)
-        self.sigma, device = sigma, recurrence.scale.device
-        self._past = torch.zeros(recurrence.memory, size, dtype=dtype, device=device)
-        self._place(recurrence, device)
+        self.sigma, self.dtype = sigma, dtype
+        self._place(recurrence, recurrence.scale.device)
+        self._past = torch.zeros(recurrence.memory, self.size, dtype=dtype, device=self.device)
         self._deviations = (sigma * recurrence.deviations).cpu().tolist()
         self._law = hashlib.sha256(recurrence.digest() + repr((sigma, self.whole, str(dtype))).encode()).digest()
         self._lock, self._process = threading.RLock(), process()
@@ -61,21 +61,6 @@ class Stream:
         self._key = key if self._alone else replicas.from_first(key)
         self._awaited: int | None = None
         self._refused: Tensor | None = None  # on another device than the CPU: whether a sum was refused
-
-    @property
-    def size(self) -> int:
-        """Numbers in a gradient."""
-        return self._past.shape[1]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the noise."""
-        return self._past.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Of the noise."""
-        return self._past.device
 
     @property
     def step(self) -> int:
@@ -173,9 +158,7 @@ class Stream:
         if not isinstance(state, dict) or set(state) != set(SECRET):
             raise ValueError(f"state must be what secret_state returns, a dict of {', '.join(SECRET)}")
         if state["version"] != VERSION:
-            raise ValueError(
-                f"state is of version {state['version']}, whose keys gave other numbers, not {VERSION}"
-            )
+            raise ValueError(f"state is of version {state['version']}, which drew other numbers, not {VERSION}")
         step, past = checks.integer("step", state["step"], 0, self.steps), state["past"]
         if (state["first"], state["whole"]) != (self.first, self.whole):
             raise ValueError(
@@ -183,9 +166,7 @@ class Stream:
             )
         key, law = (octets(name, state[name]) for name in ("key", "law"))
         if law != self._law:
-            raise ValueError(
-                "state is of noise of another strategy, sigma or dtype: load it into the like of that"
-            )
+            raise ValueError("state is of noise of another strategy, sigma or dtype: load it into its like")
         if not isinstance(past, Tensor) or past.shape != self._past.shape or not past.isfinite().all():
             raise ValueError(f"past must be a finite {tuple(self._past.shape)} tensor, as in secret_state()")
         with self._lock:
@@ -249,7 +230,7 @@ class Stream:
 
     def _place(self, recurrence: Recurrence, device: torch.device) -> None:
         """What steps are made of, on the noise's device."""
-        self._recurrence = recurrence.to(device)
+        self.device, self._recurrence = device, recurrence.to(device)
         self._lags = torch.tensor(recurrence.lags, dtype=torch.int32, device=device)
 
     def _now(self, t: int) -> correlated_noise.Step:

@@ -200,7 +200,7 @@ def check_error_weights(weights: Tensor, W: Tensor) -> Tensor:
 
 def check_exponent(p: float) -> float:
     """``p`` as a float in [2, inf]. Raises ValueError."""
-    return checks.order("p", p, 2)
+    return checks.within("p", p, 2, math.inf)
 
 
 def conjugate(p: float) -> float:

@@ -47,9 +47,7 @@ class BitVectorOracle(FrequencyOracle):
         keep_range(self)
         checks.validated(self, "off")  # an epsilon that chances drawn can not keep
         if not (0 < self.off < 1 and 0 < self.lost < 1 and self.gap > 0):
-            raise ValueError(
-                f"lost and off must be chances with off < 1 - lost, not {self.lost!r} and {self.off!r}"
-            )
+            raise ValueError(f"lost, off must be chances with off < 1 - lost, not {self.lost!r} and {self.off!r}")
 
     @property
     @abstractmethod
@@ -106,10 +104,8 @@ class BitVectorOracle(FrequencyOracle):
 
     def packed(self, messages: Tensor) -> Tensor:
         """``messages``, if these are sets of types. Raises TypeError, ValueError."""
-        if not isinstance(messages, Tensor) or messages.dtype != torch.int64:
-            raise TypeError("messages must be an int64 tensor of packed bits, as randomize returns")
-        if checks.dense("messages", messages).ndim != 2 or messages.shape[1] != self.words:
-            raise ValueError(f"messages must have shape (n, {self.words}), not {tuple(messages.shape)}")
+        checks.typed("messages", messages, torch.int64, note=", packed bits as randomize returns")
+        checks.shaped("messages", messages, "n", self.words, empty=True)
         if self.k % WORD and (messages[:, -1] >> self.k % WORD).any():
             raise ValueError(f"messages must have no bit set beyond the {self.k}-th")
         return messages
@@ -216,20 +212,11 @@ class OptimizedUnaryEncoding(BitVectorOracle):
     """
 
     source = "Wang, Blocki, Li, Jha (2017), OUE; log p (1 - q)/(q (1 - p)) as drawn"
+    lost = 0.5  # p - q is near tanh(epsilon/2)/2, without rounding for q near 1/2
 
     @cached_property
     def off(self) -> float:
         return least_off(self.epsilon, exponential(self.epsilon))
-
-    @property
-    def lost(self) -> float:
-        """1 - p = 1/2."""
-        return 0.5
-
-    @property
-    def gap(self) -> float:
-        """p - q, near tanh(epsilon/2)/2."""
-        return 0.5 - self.off  # without rounding for q near 1/2
 
 
 @dataclass(frozen=True)
@@ -262,9 +249,8 @@ class SymmetricUnaryEncoding(BitVectorOracle):
 def least_off(epsilon: float, growth: Fraction) -> float:
     """q with (1 - q)/q at most ``growth``: a dyadic number, which is drawn without rounding. Raises ValueError."""
     off = at_least(1 / (growth + 1))
-    told_apart(
-        epsilon, 1 - 2 * Fraction(off), (growth - 1) / (growth + 1)
-    )  # p - q for p = 1 - q, twice it for 1/2
+    # p - q for p = 1 - q, twice it for 1/2
+    told_apart(epsilon, 1 - 2 * Fraction(off), (growth - 1) / (growth + 1))
     return off
 
 

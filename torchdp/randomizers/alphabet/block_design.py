@@ -55,7 +55,8 @@ def balanced(k: int, epsilon: float, most: int) -> tuple[Tensor, Tensor] | None:
     Of all subsets of one size and the designs of fields of a prime number or 2^m elements, with at most ``most`` blocks
     times types; None where none is so small. Unchecked.
     """
-    tried = [design for design in (*_subsets(k), *_fields(k, most // k)) if design.blocks * k <= most]
+    subsets = (Design(k, size, math.comb(k, size)) for size in range(1, k))
+    tried = [design for design in (*subsets, *_fields(k, most // k)) if design.blocks * k <= most]
     variances = [subset_error(design.points, design.size, epsilon, k) for design in tried]
     near = [one for one, each in zip(tried, variances, strict=True) if each <= min(variances) * (1 + EQUAL)]
     best: tuple[Tensor, Tensor] | None = None
@@ -83,11 +84,6 @@ def powers(v: int) -> list[int]:
         if len(found) == v - 1:
             return found
     raise ValueError(f"v must be a prime or a power of two, not {v}")
-
-
-def _subsets(k: int) -> Iterator[Design]:
-    for size in range(1, k):
-        yield Design(k, size, math.comb(k, size))
 
 
 def _fields(k: int, most: int) -> Iterator[Design]:

@@ -137,9 +137,7 @@ class FrequencyOracle(TypeProtocol):
 
     def tally(self, messages: Tensor) -> Tally:
         """messages: (n,) integers below ``outputs``. Raises TypeError, ValueError."""
-        messages = checks.indices("messages", messages, self.outputs)
-        if messages.ndim != 1:
-            raise ValueError(f"messages must have shape (n,), one for each user, not {tuple(messages.shape)}")
+        messages = checks.shaped("messages", checks.indices("messages", messages, self.outputs), "n", empty=True)
         return Tally(len(messages), {"reports": self._counted(messages)})
 
     def _counted(self, messages: Tensor) -> Tensor:
@@ -204,14 +202,10 @@ class FrequencyOracle(TypeProtocol):
 
     def _workload(self, W: Tensor) -> Tensor:
         W = checks.matrix("W", W).double()
-        if W.shape[-1] != self.k:
-            raise ValueError(f"W must have {self.k} columns, one for each type, not shape {tuple(W.shape)}")
-        return W
+        return checks.shaped("W", W, ..., "queries", self.k, note=", one column for each type")
 
     def _type(self, x: int) -> int:
-        if not 0 <= checks.integer("x", x, 0) < self.k:
-            raise ValueError(f"x must lie in [0, {self.k}), not {x!r}")
-        return x
+        return checks.integer("x", x, 0, self.k - 1)
 
 
 class StrategyOracle(FrequencyOracle):
@@ -232,10 +226,8 @@ class StrategyOracle(FrequencyOracle):
         return torch.eye(self.k, dtype=torch.float64, device=self.device)
 
     def covariance(self, x: int) -> Tensor:
-        law, V = (
-            self.laws(torch.tensor([self._type(x)], dtype=torch.int64, device=self.device))[0],
-            self.decoder(self.identity),
-        )
+        law = self.laws(torch.tensor([self._type(x)], dtype=torch.int64, device=self.device))[0]
+        V = self.decoder(self.identity)
         centred = V - (V @ law)[:, None]
         return (centred * law) @ centred.mT
 
@@ -263,8 +255,7 @@ class StrategyOracle(FrequencyOracle):
 def keep_range(made: Any) -> None:
     """Refuses k and epsilon of a frozen dataclass but k >= 2 and epsilon in (0, 700]. Raises TypeError, ValueError."""
     checks.keep(made, k=lambda name, k: checks.integer(name, k, 2), epsilon=checks.positive)
-    if made.epsilon > 700:  # its exponential must be a float
-        raise ValueError(f"epsilon must be at most 700, not {made.epsilon!r}")
+    checks.within("epsilon", made.epsilon, 0, 700)  # its exponential must be a float
 
 
 def spread(W: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,7 @@ from torchdp import checks
 EDGE = 1e-3  # a start's entries are kept this share of their range away from its ends, where the slope vanishes
 SLACK = 1e-9  # of epsilon, left to rounding
 LARGEST_EPSILON = 30.0
-ROUNDS, CLOSE = (
-    100,
-    1e-12,
-)  # of Newton's method inside a bracket, at most; its last step, whose error is its square
+ROUNDS, CLOSE = 100, 1e-12  # of Newton's method, at most; its last step, whose error is its square
 
 
 class LearnedStrategy(nn.Module):
@@ -108,17 +105,14 @@ def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tenso
     Q, W = checks.matrix("Q", Q), checks.matrix("W", W)
     Q = Q.to(torch.promote_types(Q.dtype, torch.float32))
     if Q.ndim != 2 or W.ndim != 2 or W.shape[1] != Q.shape[1] or not bool((Q > 0).all()):
-        raise ValueError(
-            f"Q must be one positive matrix and W of shape (queries, {Q.shape[-1]}), not {tuple(W.shape)}"
-        )
+        raise ValueError(f"Q must be one positive matrix, W (queries, {Q.shape[-1]}), not {tuple(W.shape)}")
     k = Q.shape[1]
     prior = Q.new_full((k,), 1 / k) if prior is None else checks.shares("prior", prior, k, positive=True).to(Q)
     scaled = Q / (Q @ prior)[:, None]  # D^{-1} Q
     triangle, failed = torch.linalg.cholesky_ex(Q.mT @ scaled)
     pivots = triangle.diagonal()
-    if bool(failed) or bool(
-        pivots.min() <= math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()
-    ):  # rounding hides a zero
+    hidden = math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()  # by rounding, where it is a zero
+    if bool(failed) or bool(pivots.min() <= hidden):
         raise ValueError(f"Q must have rank {k}: some types cannot be told apart by its outputs")
     V = torch.cholesky_solve(W.to(Q).mT, triangle).mT @ scaled.mT
     return V.square() @ Q - W.to(Q).square()

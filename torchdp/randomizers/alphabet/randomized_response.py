@@ -60,18 +60,13 @@ class RandomizedResponse(FrequencyOracle):
         return float(1 - (self.k - 1) * Fraction(self._step, TOTAL))
 
     @property
-    def q(self) -> float:
-        """Chance of each other value, as it is drawn."""
-        return self._q
-
-    @property
     def outputs(self) -> int:
         """k."""
         return self.k
 
     @property
     def variance(self) -> AlikeVariance:
-        own, other = self.p * (self._uniform - self._q), self._q * (1 - self._q)
+        own, other = self.p * (self._uniform - self.q), self.q * (1 - self.q)
         return AlikeVariance(self.k, own / self._kept**2, other / self._kept**2)
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
@@ -88,33 +83,33 @@ class RandomizedResponse(FrequencyOracle):
 
     def covariance(self, x: int) -> Tensor:
         """(diag(pi) - pi pi^T)/(p - q)^2, pi = q 1 + (p - q) e_x the distribution of the report."""
-        pi = torch.full((self.k,), self._q, dtype=torch.float64)
+        pi = torch.full((self.k,), self.q, dtype=torch.float64)
         pi[self._type(x)] = self.p
         return (torch.diag(pi) - torch.outer(pi, pi)) / self._kept**2
 
     def workload_variance(self, W: Tensor) -> Tensor:
         """(q S_i + k q (p - q) d_ix^2)/(p - q)^2; d_ix = W_ix - mean_x W_ix, S_i = sum_x d_ix^2. O(m k)."""
         d, S = spread(self._workload(W))
-        return (self._q / self._kept * S + self._uniform * d.square()) / self._kept
+        return (self.q / self._kept * S + self._uniform * d.square()) / self._kept
 
     def laws(self, types: Tensor) -> Tensor:
         own = types[:, None] == torch.arange(self.k, device=types.device)
-        return self._q + (self.p - self._q) * own.double()
+        return self.q + (self.p - self.q) * own.double()
 
     def mixed(self, shares: Tensor) -> Tensor:
-        return self._q + (self.p - self._q) * shares
+        return self.q + (self.p - self.q) * shares
 
     def gathered(self, values: Tensor) -> Tensor:
-        return self._q * values.sum(-1, keepdim=True) + (self.p - self._q) * values
+        return self.q * values.sum(-1, keepdim=True) + (self.p - self.q) * values
 
     def workload_proxy(self, W: Tensor) -> Tensor:
         W = self._workload(W)
-        low, high = ((end - self._q * W.sum(-1)) / self._kept for end in (W.amin(-1), W.amax(-1)))
+        low, high = ((end - self.q * W.sum(-1)) / self._kept for end in (W.amin(-1), W.amax(-1)))
         return bounded_proxy(low, high, W)
 
     def totals(self, tally: Tally) -> Tensor:
         """Sum of (e_y - q 1)/(p - q) over the users."""
-        return (tally["reports"].double() - tally.users(1) * self._q) / self._kept
+        return (tally["reports"].double() - tally.users(1) * self.q) / self._kept
 
     def _reports(self, counts: Tensor, draws: Draws) -> Tensor:
         """Binomial(counts_x, k q) users of type x report uniformly, the others x.
@@ -145,7 +140,8 @@ class RandomizedResponse(FrequencyOracle):
         return 1 - Fraction(self.k * self._step, TOTAL)
 
     @cached_property
-    def _q(self) -> float:
+    def q(self) -> float:
+        """Chance of each other value, as it is drawn."""
         return self._step / TOTAL
 
     @cached_property

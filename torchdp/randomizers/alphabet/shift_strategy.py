@@ -54,26 +54,20 @@ class ShiftStrategy(StrategyOracle):
 
     def __post_init__(self) -> None:
         checks.own(self)
-        patterns = checks.dense("patterns", self.patterns)
-        if patterns.dtype != torch.bool or patterns.ndim != 2:
-            raise ValueError("patterns must be of type bool and shape (patterns, circle)")
+        patterns = checks.typed("patterns", self.patterns, torch.bool)
+        checks.shaped("patterns", patterns, "patterns", "circle", empty=True)
         sizes, circle = patterns.sum(1), patterns.shape[1]
         if not bool(((sizes > 0) & (sizes < circle)).all()) or not len(patterns):
             raise ValueError("patterns must be neither empty nor full: such a one says nothing")
         keep_range(self)
         k, epsilon = self.k, self.epsilon
-        if epsilon < LEAST_EPSILON:
-            raise ValueError(
-                f"epsilon must be at least {LEAST_EPSILON:g}, not {epsilon!r}: M is singular to rounding"
-            )
+        checks.within("epsilon", epsilon, LEAST_EPSILON, math.inf, ": M is singular to rounding")
         if k > circle:
             raise ValueError(f"k = {k} types do not fit on a circle of {circle}; give patterns of {k} or more")
         if self.place is not None:
             place = checks.indices("place", self.place, circle)
             if place.shape != (k,) or len(place.unique()) < k:
-                raise ValueError(
-                    f"place must hold {k} different points of the circle, not shape {tuple(place.shape)}"
-                )
+                raise ValueError(f"place must hold {k} different points of the circle, not {tuple(place.shape)}")
         shares = checks.shares("shares", self.shares, len(patterns), positive=True).detach().double()
         numbers, epsilon = _whole(shares.tolist(), sizes.tolist(), circle, epsilon)
         table = torch.tensor(numbers, dtype=torch.int64, device=patterns.device)
@@ -158,9 +152,8 @@ class ShiftStrategy(StrategyOracle):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(
-            self.epsilon, "log ratio of the two chances of a shift, as integers; McKenna et al. (2020)"
-        )
+        source = "log ratio of the two chances of a shift, as integers; McKenna et al. (2020)"
+        return exact_local(self.epsilon, source)
 
     @property
     def blanket(self) -> Blanket:
@@ -285,9 +278,7 @@ def _whole(shares: list[float], sizes: list[int], circle: int, epsilon: float) -
     ]
     inside = [total - rest for total, rest in zip(each, outside, strict=True)]
     if min(inside) < 1 or min(outside) < 1:
-        raise ValueError(
-            "shares must leave each pattern a chance that integers of 63 bits can hold; drop the least"
-        )
+        raise ValueError("shares must leave each pattern a chance that integers of 63 bits hold; drop the least")
     ratios = []
     for a, b, total, size in zip(inside, outside, each, sizes, strict=True):
         high, low = Fraction(a, size), Fraction(b, circle - size)

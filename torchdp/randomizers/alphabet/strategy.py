@@ -59,14 +59,10 @@ class StrategyMatrix(StrategyOracle):
         if Q.ndim != 2 or Q.shape[1] < 2:
             raise ValueError(f"matrix must have shape (outputs, types) with types >= 2, not {tuple(Q.shape)}")
         if (Q <= 0).any():
-            raise ValueError(
-                "matrix must be positive: with a zero no finite epsilon holds; drop outputs that never occur"
-            )
+            raise ValueError("matrix must be positive: with a 0 no epsilon holds; drop outputs that never occur")
         sums = Q.sum(0)
         if float((sums - 1).abs().max()) > COLUMN_TOLERANCE:
-            raise ValueError(
-                "matrix must have columns that add up to 1: column x is the law of the output of type x"
-            )
+            raise ValueError("matrix must have columns that add up to 1: each is the distribution of an output")
         if not bool((Q.amax(1) > Q.amin(1) * (1 + LEAST_RATIO)).any()):
             raise ValueError("matrix must have two different columns; this one says nothing about the type")
         table, epsilon = whole_table(Q / sums)
@@ -143,9 +139,7 @@ class StrategyMatrix(StrategyOracle):
         k, epsilon = checks.integer("k", k, 2), searchable(epsilon)
         found = balanced(k, epsilon, LARGEST_DESIGN)
         if found is None:
-            raise ValueError(
-                f"k must leave a design of {LARGEST_DESIGN} outputs times types, not {k}: take fewer types"
-            )
+            raise ValueError(f"k must leave a design of {LARGEST_DESIGN} outputs times types, not {k}: take fewer")
         rows, often = found
         Q = often[:, None] * torch.exp((1 - SLACK) * epsilon * (rows.double() - 1))
         return cls(Q / Q.sum(0))
@@ -265,10 +259,8 @@ class StrategyMatrix(StrategyOracle):
 
 
 def _first_rows(start: Tensor, W: Tensor) -> Tensor:
-    start = checks.instance("start", start, Tensor).to(W.device)
-    if start.dtype != torch.bool or start.ndim != 2 or start.shape[1] != W.shape[1] or len(start) < 2 * W.shape[1]:
-        raise ValueError(
-            f"start must be of type bool and shape (rows, {W.shape[1]}) with rows >= {2 * W.shape[1]}, "
-            f"not {start.dtype} {tuple(start.shape)}"
-        )
-    return start
+    k = W.shape[1]
+    start = checks.shaped("start", checks.typed("start", start, torch.bool), "rows", k)
+    if len(start) < 2 * k:
+        raise ValueError(f"start must have at least {2 * k} rows, not {len(start)}")
+    return start.to(W.device)

@@ -102,10 +102,7 @@ def answered(W: Tensor, prior: Tensor | None, positive: bool = True) -> tuple[Te
 
 def searchable(epsilon: float, least: float = SMALLEST_EPSILON, most: float = LARGEST_EPSILON) -> float:
     """epsilon in [least, most]. Raises TypeError, ValueError."""
-    epsilon = checks.positive("epsilon", epsilon)
-    if not least <= epsilon <= most:
-        raise ValueError(f"epsilon must lie in [{least:g}, {most:g}], not {epsilon!r}")
-    return epsilon
+    return checks.within("epsilon", epsilon, least, most)
 
 
 @dataclass(frozen=True)

@@ -122,18 +122,15 @@ class SubsetSelection(BitVectorOracle):
         for row, start in zip(words, range(0, len(data), size), strict=True):
             number = int.from_bytes(data[start : start + size], "little")
             if number >= self.outputs:
-                raise ValueError(
-                    f"data must hold numbers below that of the sets of {self.subset} types; one is above"
-                )
+                raise ValueError(f"data must hold numbers below that of sets of {self.subset} types; one is not")
             member = torch.tensor(members(number, self.k, self.subset), dtype=torch.int64)
             row.index_add_(0, member // WORD, torch.ones_like(member) << member % WORD)
         return words
 
     def covariance(self, x: int) -> Tensor:
         p, q, gap, w = self.on, self.off, self.gap, self.subset
-        covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64).fill_diagonal_(
-            q - q * q
-        )
+        covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64)
+        covariance.fill_diagonal_(q - q * q)
         covariance[self._type(x)] = covariance[:, x] = p * (w - 1) / (self.k - 1) - p * q
         covariance[x, x] = p - p * p
         return covariance / gap**2

@@ -122,9 +122,8 @@ class AxialSums:
             normal[j, 1:] = normal[j - 1, :-1]
             if j > 1:
                 normal[j] += (j - 1) * normal[j - 2]
-            for r in range(
-                1, j + 1
-            ):  # moments from cumulants: kappa_r = 2^{r-1} (r-1)! (m + r p sqrt(2 m))/(2 m)^{r/2}
+            # moments from cumulants: kappa_r = 2^{r-1} (r-1)! (m + r p sqrt(2 m))/(2 m)^{r/2}
+            for r in range(1, j + 1):
                 scale = math.comb(j - 1, r - 1) * 2 ** (r - 1) * math.factorial(r - 1)
                 if r > 1:
                     count[j] += scale * m * (2 * m) ** (-r / 2) * count[j - r]
@@ -220,9 +219,8 @@ def _tree(dim: int, sizes: Tensor, known: Tensor, users: Sums, draws: Draws) -> 
         total = int(known.sum())
         # for each pair: its x's first and last user, and the pairs before that x's
         ends, before = sizes.cumsum(0), pairs.cumsum(0) - pairs
-        start, last, skipped = torch.stack([ends - sizes, ends - 1, before]).repeat_interleave(
-            pairs, dim=1, output_size=total
-        )
+        ends = torch.stack([ends - sizes, ends - 1, before])
+        start, last, skipped = ends.repeat_interleave(pairs, dim=1, output_size=total)
         first = start + 2 * (torch.arange(total, device=sizes.device) - skipped)
         second, paired = torch.minimum(first + 1, last), first < last
         others = along[second] * paired, across[second] * paired

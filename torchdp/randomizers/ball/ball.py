@@ -38,9 +38,7 @@ class BallMoments:
 
     def covariance(self, x: Tensor) -> Tensor:
         """Cov(Y | x): (*batch, dim) -> (*batch, dim, dim), float64."""
-        x = checks.floating("x", x).double()
-        if not x.ndim:
-            raise ValueError("x must have shape (*batch, dim), not ()")
+        x = checks.shaped("x", checks.floating("x", x).double(), ..., "dim")
         identity = torch.eye(x.shape[-1], dtype=torch.float64, device=x.device)
         return self.variance * identity + self.outer * x[..., :, None] * x[..., None, :]
 
@@ -80,8 +78,7 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
 
     def squared_error(self, norm: float) -> float:
         """E ||Y - x||^2 for ||x|| = norm <= radius. Raises ValueError."""
-        if checks.non_negative("norm", norm) > self.radius * (1 + 1e-6):
-            raise ValueError(f"norm must be at most radius = {self.radius:g}, not {norm:g}")
+        checks.within("norm", norm, 0, self.radius * (1 + 1e-6))
         return self.dim * self.moments.variance + self.moments.outer * norm**2
 
     @property
@@ -96,19 +93,15 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     @property
     def entry_limit(self) -> float:
         """What no entry of a message exceeds in size, but with a chance of 1e-300."""
-        return self.radius + farthest(
-            math.sqrt(self.moments.variance + max(self.moments.outer, 0) * self.radius**2)
-        )
+        variance = self.moments.variance + max(self.moments.outer, 0) * self.radius**2
+        return self.radius + farthest(math.sqrt(variance))
 
     def limits(self, n: Users) -> dict[str, Limits]:
         return {"sum": Limits.around(n * self.entry_limit)}
 
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises TypeError, ValueError."""
-        x = self._inside("x", x).detach()
-        if x.ndim != 2 or len(x) == 0:
-            raise ValueError(f"x must have shape (n, {self.dim}) with n >= 1, not {tuple(x.shape)}")
-        return x
+        return checks.shaped("x", self._inside("x", x).detach(), "n", self.dim, note=" with n >= 1")
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One message for each point, (*batch, dim), made in float64, then rounded to x's dtype."""
@@ -127,10 +120,7 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         return Tally(len(messages), {"sum": checks.floating("messages", total)})  # NaN and infinity come through
 
     def _checked(self, messages: Tensor) -> Tensor:
-        messages = checks.real("messages", messages)
-        if messages.ndim != 2 or messages.shape[1] != self.dim:
-            raise ValueError(f"messages must have shape (n, {self.dim}), not {tuple(messages.shape)}")
-        return messages
+        return checks.shaped("messages", checks.real("messages", messages), "n", self.dim, empty=True)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.collect_crowd(x, torch.ones(len(x), dtype=torch.int64, device=x.device), draws)
@@ -216,9 +206,7 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
         """Sums of messages for points (m, dim) or (*batch, m, dim) of the unit ball: (*shape, *batch, dim)."""
 
     def _inside(self, name: str, x: Tensor) -> Tensor:
-        x = checks.precise(name, x)
-        if x.ndim == 0 or x.shape[-1] != self.dim:
-            raise ValueError(f"{name} must have shape (..., {self.dim}), not {tuple(x.shape)}")
+        x = checks.shaped(name, checks.precise(name, x), ..., self.dim)
         norms = torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)  # one pass; NaN and infinity come through
         ((_, largest),) = checks.ends(norms)
         if not math.isfinite(largest):

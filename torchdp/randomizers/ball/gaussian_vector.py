@@ -34,6 +34,7 @@ class GaussianVector(LatticeRandomizer):
     """
 
     delta: float = field(kw_only=True)
+    _own = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,10 +66,6 @@ class GaussianVector(LatticeRandomizer):
     @property
     def _unit(self) -> float:
         return self.sigma
-
-    @property
-    def _own(self) -> int:
-        return 0
 
     def _mixture(self, own: Tensor, lifted: Lifted) -> Mixture:
         """V = g + (radius/sigma) x'."""

@@ -4,7 +4,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -87,6 +87,8 @@ class LatticeRandomizer(BallRandomizer):
     Source: Mironov (2012) for what floats would tell; the construction is derived here.
     """
 
+    _own: ClassVar[int]  # words that a message takes besides those of the normals
+
     @property
     def bits_per_user(self) -> int:
         """dim numbers."""
@@ -136,11 +138,6 @@ class LatticeRandomizer(BallRandomizer):
     @abstractmethod
     def _unit(self) -> float:
         """The noise's deviation before it is rounded: Y is V in these units."""
-
-    @property
-    @abstractmethod
-    def _own(self) -> int:
-        """Words that a message takes besides those of the normals."""
 
     @abstractmethod
     def _mixture(self, own: Tensor, lifted: Lifted) -> Mixture:

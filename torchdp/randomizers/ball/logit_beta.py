@@ -71,7 +71,7 @@ class LogitBeta:
 
     def quantile(self, z: Tensor) -> Tensor:
         """The increasing function of a standard normal z that has this distribution, float64; |z| > 14 counts as 14."""
-        table = _table_on(self.p, z.device)
+        table = _table(self.p, z.device)
         position = (z.double().clamp(-REACH, REACH) + REACH) * STEPS_PER_UNIT
         index = position.long().clamp_max(len(table) - 1)
         t = position - index
@@ -86,13 +86,7 @@ def panel_rule(panels: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=64)
-def _table_on(p: float, device: torch.device) -> Tensor:
-    """``_table`` on this device."""
-    return torch.from_numpy(_table(p)).to(device)
-
-
-@lru_cache(maxsize=64)
-def _table(p: float) -> np.ndarray:
+def _table(p: float, device: torch.device) -> Tensor:
     """Coefficients (cells, 6) of the quintics that match value, slope and curvature of the quantile at the nodes."""
     signs = zip((-1, 1, -1), _upper_quantiles(LogitBeta(p)), strict=True)
     value, slope, curvature = (np.concatenate([sign * upper[:0:-1], upper]) for sign, upper in signs)
@@ -102,7 +96,8 @@ def _table(p: float) -> np.ndarray:
     cubic = 10 * rise - 6 * s0 - 4 * s1 - 1.5 * c0 + 0.5 * c1
     quartic = -15 * rise + 8 * s0 + 7 * s1 + 1.5 * c0 - c1
     quintic = 6 * rise - 3 * (s0 + s1) - 0.5 * (c0 - c1)
-    return np.stack([value[:-1], s0, c0 / 2, cubic, quartic, quintic], -1)
+    table = np.stack([value[:-1], s0, c0 / 2, cubic, quartic, quintic], -1)
+    return torch.from_numpy(table).to(device)
 
 
 def _upper_quantiles(law: LogitBeta) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -47,6 +47,8 @@ class PrivUnit(LatticeRandomizer):
     Source: Bhowmick, Duchi, Freudiger, Kapoor, Rogers (2018), PrivUnit2; Asi, Feldman, Talwar (2022), optimality.
     """
 
+    _own = 2  # the side and the end to count from; the place
+
     @cached_property
     def cap(self) -> CapLaw:
         """The distribution of <V, u>."""
@@ -96,11 +98,6 @@ class PrivUnit(LatticeRandomizer):
     def _unit(self) -> float:
         return self.radius / (self.cap.threshold * self._size)
 
-    @property
-    def _own(self) -> int:
-        """The side and the end to count from; the place."""
-        return 2
-
     def _mixture(self, own: Tensor, lifted: Lifted) -> Mixture:
         """V = ||V|| (T u + sqrt(1 - T^2) (G - <G, u> u)/|G - <G, u> u|)."""
         z, near = sided(own, self.cap.normal_threshold, self.cap.chance, self.cap.survival)
@@ -108,15 +105,10 @@ class PrivUnit(LatticeRandomizer):
         (dot, of_dot), (square, of_square), size = lifted.along, lifted.square, self._size
         across = square - dot.square()
         stretch = size * height * across.rsqrt()
-        of_across = (of_square + 2 * dot.abs() * of_dot + 8 * UNIT * square) / (
-            2 * across
-        )  # of its root, relative
-        error = (
-            stretch * of_dot
-            + size * (height * of_across + 40 * UNIT)
-            + 4 * 2.0**-64 / near
-            + 2 * COORDINATE * UNIT
-        )
+        # of the root of ``across``, relative
+        of_across = (of_square + 2 * dot.abs() * of_dot + 8 * UNIT * square) / (2 * across)
+        error = stretch * of_dot + size * (height * of_across + 40 * UNIT)
+        error = error + 4 * 2.0**-64 / near + 2 * COORDINATE * UNIT
         return Mixture(stretch, size * t - stretch * dot, error)
 
     def _exactly(self, context: Any, own: list[int], G: list[Any], u: list[Any]) -> tuple[Any, Any]:

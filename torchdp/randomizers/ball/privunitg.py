@@ -137,6 +137,8 @@ class PrivUnitG(LatticeRandomizer):
     Source: Asi, Feldman, Talwar (2022), PrivUnitG; plays the role of Ghazi et al. (2023), Theorem 9 (VRand).
     """
 
+    _own = 2  # the side and the end to count from; the place
+
     @cached_property
     def tau(self) -> TiltedNormal:
         """The distribution of the noisy coordinate along x."""
@@ -174,11 +176,6 @@ class PrivUnitG(LatticeRandomizer):
     def _unit(self) -> float:
         return self.radius / self.tau.threshold
 
-    @property
-    def _own(self) -> int:
-        """The side and the end to count from; the place."""
-        return 2
-
     def _mixture(self, own: Tensor, lifted: Lifted) -> Mixture:
         """V = g + (tau - <G, u>) x'."""
         tau, near = sided(own, self.tau.threshold, self.tau.chance, self.tau.survival)
@@ -196,15 +193,8 @@ class PrivUnitG(LatticeRandomizer):
         key = draws.kernel_key() if keyed(points.device) else None
         if key is None:
             return super()._collect(points, counts, draws)
-        return privunitg.sums(
-            points,
-            counts,
-            key,
-            radius=self.radius,
-            threshold=self.tau.threshold,
-            upper=self.tau.upper,
-            survival=self.tau.survival,
-        )
+        law = {name: getattr(self.tau, name) for name in ("threshold", "upper", "survival")}
+        return privunitg.sums(points, counts, key, radius=self.radius, **law)
 
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         along = self.tau.sums(counts, shape, draws)  # (*shape, m)

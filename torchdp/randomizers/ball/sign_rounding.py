@@ -110,9 +110,8 @@ class DuchiJordanWainwright(SignRounding):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(
-            self.epsilon, "Duchi, Jordan, Wainwright (2018); P(half-sphere) = e^epsilon/(e^epsilon + 1)"
-        )
+        source = "Duchi, Jordan, Wainwright (2018); P(half-sphere) = e^epsilon/(e^epsilon + 1)"
+        return exact_local(self.epsilon, source)
 
     @property
     def _shape(self) -> float:
@@ -185,6 +184,8 @@ class PointRelease(SignRounding):
     Source: Blasiok, Bun, Nikolov, Steinke (2019), local point release, with the tight probability and scale.
     """
 
+    _shape, _dimension = math.pi / 2, math.inf
+
     @classmethod
     def published(cls, dim: int, epsilon: float, radius: float = 1.0) -> "PointRelease":
         """The sign kept with the published probability 1/2 + epsilon/6: the tight one at a smaller epsilon.
@@ -203,17 +204,8 @@ class PointRelease(SignRounding):
 
     @property
     def guarantee(self) -> Guarantee:
-        return exact_local(
-            self.epsilon, "Blasiok, Bun, Nikolov, Steinke (2019); P(half-space) = e^epsilon/(e^epsilon + 1)"
-        )
-
-    @property
-    def _shape(self) -> float:
-        return math.pi / 2
-
-    @property
-    def _dimension(self) -> float:
-        return math.inf
+        source = "Blasiok, Bun, Nikolov, Steinke (2019); P(half-space) = e^epsilon/(e^epsilon + 1)"
+        return exact_local(self.epsilon, source)
 
     @property
     def _half(self) -> Law:

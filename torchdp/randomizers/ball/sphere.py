@@ -192,12 +192,8 @@ class CapLaw(Tilted):
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes 2 artanh T and weights for expectations under this distribution, off the cap and on it."""
         uniform, edge = self.uniform, 2 * self.rapidity
-        ends = [
-            -float(uniform.tail_length(np.zeros(()), WIDE)),
-            0.0,
-            edge,
-            edge + float(uniform.tail_length(np.array(edge), WIDE)),
-        ]
+        low, high = (float(uniform.tail_length(np.array(end), WIDE)) for end in (0.0, edge))
+        ends = [-low, 0.0, edge, edge + high]
         pieces = [uniform.quadrature(*piece) for piece in itertools.pairwise(ends)]
         densities = (self.low_density, self.low_density, self.high_density)
         masses = [density * mass for density, (_, mass) in zip(densities, pieces, strict=True)]
