@@ -70,9 +70,7 @@ TAIL = """## Gaps
   embeddings of Wagner. The scripts read them where they are given (`--data`, `--folder`); what is
   looked at here are other tables of UCI, digits, and the test rows of AG News as vectors of the
   paper's model.
-- **Statements that exist without a number to compute**: Edmonds et al., Lemma 29 to Corollary 31;
-  their Theorem 25 for learning has no reduction in code; Nikolov and Tang, Theorem 65, has its
-  closed form in the checker only.
+- **Statements that exist without a number to compute**: Edmonds et al., Lemma 29 to Corollary 31.
 - **Seconds on other machines**: Tables 3 to 5 of Burkhardt et al. were measured by others
   elsewhere. GPU figures: not yet measured.
 """

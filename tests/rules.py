@@ -2,13 +2,11 @@
 
 from itertools import combinations, pairwise
 
-from torchdp.training import Epochs, Once
+from torchdp.training import Epochs
 
 
 def permits(rule, steps):
     """Whether one user may enter these steps, a list in order."""
-    if isinstance(rule, Once):
-        return len(steps) <= 1
     if isinstance(rule, Epochs):
         return len({step % rule.period for step in steps}) <= 1
     return len(steps) <= rule.times and all(b - a >= rule.gap for a, b in pairwise(steps))

@@ -80,9 +80,9 @@ def measure(config: Config, report: Report) -> None:
             "least_error",
             variance_over_n=variance,
             exact=math.sqrt(variance) * exact,
-            best=math.sqrt(least.upper),
-            at_least=math.sqrt(least.lower),
-            alpha=least.factorization.certificate.residual,
+            best=math.sqrt(least.certificate.upper),
+            at_least=math.sqrt(least.certificate.lower),
+            alpha=least.certificate.residual,
         )
 
 

@@ -109,7 +109,6 @@ PAPER = Paper(
         Part("queries/learner.py", learner, {"learner.png": "Theorem 24: loss of the learned concept."}),
     ),
     (
-        Finding.unchecked("Theorem 25", "learning needs that many users", "the reduction is not coded"),
         Finding.unchecked(
             "Lemma 29, Theorem 30, Corollary 31", "data-dependent mechanisms", "no constant to compute"
         ),

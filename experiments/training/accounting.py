@@ -26,7 +26,7 @@ from torch import Tensor
 from torchdp.privacy import sampled_guarantee
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
-from torchdp.training import BallsInBins, CyclicPoisson, Iterates, Once, Plan, choose, sensitivity
+from torchdp.training import ONCE, BallsInBins, CyclicPoisson, Iterates, Plan, choose, sensitivity
 
 DELTA, SURE = 1e-4, 0.999
 AT_ONCE = 2**15
@@ -48,7 +48,7 @@ def ratios(plan: Plan, times: int, draws: int) -> Tensor:
     """Log likelihood ratios, user there over not, of outputs drawn with the user: their steps' rows do not meet."""
     found, generator = [], keyed_generator(b"attack")
     assert isinstance(plan.sampling, CyclicPoisson)
-    q, multiplier = plan.sampling.chance, plan.sigma / plan.bound / sensitivity(plan.strategy, Once()).value
+    q, multiplier = plan.sampling.chance, plan.sigma / plan.bound / sensitivity(plan.strategy, ONCE).value
     for start in range(0, draws, AT_ONCE):
         shape = min(AT_ONCE, draws - start), times
         y = multiplier * torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -114,7 +114,7 @@ def measure(config: Config, report: Report) -> None:
             if not isinstance(plan.sampling, CyclicPoisson):
                 continue
             times, q = plan.sampling.times(steps), plan.sampling.chance
-            multiplier = plan.sigma / plan.bound / sensitivity(plan.strategy, Once()).value
+            multiplier = plan.sigma / plan.bound / sensitivity(plan.strategy, ONCE).value
             event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(multiplier))
             theirs = dp_accounting.pld.PLDAccountant().compose(event, times).get_epsilon(DELTA)
             ours = sampled_guarantee(multiplier, q, times, DELTA).epsilon

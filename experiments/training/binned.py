@@ -26,9 +26,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdp.factorization import BandedStrategy, BufferedStrategy, StreamStrategy, factorize_buffered
+from torchdp.factorization import BandedStrategy, BufferedStrategy, StreamStrategy
 from torchdp.factorization.solvers.banded_solver import banded_toeplitz
 from torchdp.factorization.streams.recurrence import Recurrence
+from torchdp.factorization.streams.search import buffered_once
 from torchdp.factorization.streams.series import squares
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
@@ -80,7 +81,7 @@ def strategies(config: Config, steps: int) -> Iterator[tuple[str, StreamStrategy
         C = BandedStrategy(c[None], steps)
         yield f"{bands} bands", C, standard_errors(W, C)
     for buffers, short in ((b, s) for b in (1, 2) for s in config.short if s > b):
-        made = factorize_buffered(RunningSums(short), buffers, 2.0).strategy
+        made = buffered_once(RunningSums(short), buffers, 2.0)
         C = BufferedStrategy(made.poles, made.zeros, ones, ones)
         yield f"{buffers} buffers, of {short} steps", C, squares(*C.tensors, RunningSums(steps)).sqrt()
     for power, draws in ((power, draws) for power in config.powers for draws in config.draws):

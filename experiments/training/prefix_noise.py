@@ -26,8 +26,8 @@ from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 from torchdp.training import (
+    ONCE,
     Iterates,
-    Once,
     calibrated_noise,
     causal_strategy,
     clip_and_sum,
@@ -59,7 +59,7 @@ def train(data: tuple[Tensor, ...], strategy: Tensor, rate: float, seed: int) ->
     model = nn.Linear(64, 10)
     nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)
     noise = calibrated_noise(
-        strategy, 650, bound=BOUND, epsilon=EPSILON, delta=DELTA, participation=Once(),
+        strategy, 650, bound=BOUND, epsilon=EPSILON, delta=DELTA, participation=ONCE,
         noise=SeededNoise(seed)
     )  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=rate / BATCH)
@@ -126,7 +126,7 @@ def measure(config: Config, report: Report) -> None:
     least = {"least_max": worst, "least_rms": mean / steps**0.5}
     report.say(f"{steps} steps, epsilon = {EPSILON}, delta = {DELTA}, sigma {gaussian_sigma(EPSILON, DELTA):.4f}")
     for name, C in (strategies(W, config.tol) | (peers(steps) if config.peers else {})).items():
-        errors = sensitivity(C, Once()).value * standard_errors(W, C)
+        errors = sensitivity(C, ONCE).value * standard_errors(W, C)
         runs = torch.tensor([[train(data, C, rate, seed) for seed in range(seeds)] for rate in RATES])
         accuracy, best = runs.mean(1).max(0)
         report.row(

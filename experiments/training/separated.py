@@ -122,7 +122,7 @@ def measure(config: Config, report: Report) -> None:
             least = found.certificate.lower / unit
             report.row("separated", **cell, strategy="at least", error=least, above=None, cpu_seconds=None)
             rest = others(W, gap, times, p) | (peers(n, gap, times, p) if config.peers else {})
-            for name, make in {"torchdp": lambda: found.strategy, **rest}.items():  # noqa: B023
+            for name, make in {"torchdp": lambda: found.strategy.dense(), **rest}.items():  # noqa: B023
                 start = time.process_time()
                 C = make().tril()
                 spent = seconds if name == "torchdp" else time.process_time() - start

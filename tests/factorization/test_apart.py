@@ -66,11 +66,7 @@ def test_guarantee_sensitivity_of_many_steps_is_a_bound(monkeypatch):
 
 @pytest.mark.parametrize(
     ("n", "gap", "times", "p", "decay", "momentum"),
-    [
-        (24, 6, 4, 2.0, 1.0, 0.0),
-        (22, 9, 2, math.inf, 0.95, 0.0),
-        (20, 7, 3, 2.0, 1.0, 0.5),
-    ],
+    [(24, 6, 4, 2.0, 1.0, 0.0), (22, 9, 2, math.inf, 0.95, 0.0), (20, 7, 3, 2.0, 1.0, 0.5)],
 )
 def test_guarantee_a_strategy_for_users_who_keep_apart(monkeypatch, n, gap, times, p, decay, momentum):
     monkeypatch.setattr(search, "SEPARATED", FEW)

@@ -8,7 +8,6 @@ from laws import normal, overlap
 
 from torchdp import workloads
 from torchdp.factorization import Certificate, certify, factorize
-from torchdp.factorization.approximate import LeastError
 from torchdp.factorization.dual import Gamma2Dual
 from torchdp.factorization.norm import FreeConstant, witness
 
@@ -113,7 +112,6 @@ MAKERS = {
         number(high), number(low), *[torch.ones(1)] * 4, 1, rounding=number(1e-9)
     ),
     "FreeConstant": lambda low, high: FreeConstant(high, low, 0.0, rounding=1e-9),
-    "LeastError": lambda low, high: LeastError(high, low, None, rounding=1e-9),
 }
 
 

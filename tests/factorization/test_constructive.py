@@ -8,11 +8,7 @@ from laws import normal
 
 from torchdp import workloads
 from torchdp.factorization import factorize, lipschitz_tree, square_root
-from torchdp.factorization.structure.constructive import (
-    best_decoder,
-    binary_tree,
-    normalised_square_root,
-)
+from torchdp.factorization.structure.constructive import best_decoder, binary_tree, normalised_square_root
 
 EXPONENTS = [2.0, 3.0, math.inf]
 PREFIX = [binary_tree, square_root, normalised_square_root]

@@ -13,9 +13,10 @@ from scipy.optimize import linprog
 from scipy.stats import binom
 
 from torchdp import workloads
-from torchdp.factorization import approximate, factorize, hard_instance
+from torchdp.factorization import approximate, factorize, hard_instance, learner_samples
 from torchdp.factorization.hard import HardInstance, _mean_inverse, sample_upper_bound
 from torchdp.factorization.norm import witness
+from torchdp.queries import ConceptClass, PrivateLearner
 from torchdp.randomizers import PrivUnitG
 
 EPSILONS = (0.1, math.log(2), 1.0, 2.0, 5.0)
@@ -205,6 +206,43 @@ def test_a_workload_with_its_negative_has_the_norm_without_shift():
     coarse = approximate(W, 0.1).witness  # a witness of gamma_2(W; 0.1) proves less for small errors
     both_ways = hard_instance(both, torch.cat([coarse, -coarse], 1))
     assert 0 < both_ways.samples(0.01, 1.0) <= symmetric.samples(0.01, 1.0)
+
+
+SIGNS = {
+    "coin": COIN.double(),
+    "two": torch.tensor([[1.0, 1.0], [1.0, -1.0]]),
+    "thresholds": 2 * SMALL["prefix"] - 1,
+}
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+@pytest.mark.parametrize("name", ["coin", "two"])
+def test_guarantee_samples_to_test_bound_every_pair_of_messages(name, epsilon):
+    """Every binary channel of extreme messages, n times: the best tests' errors, enumerated, need no fewer users."""
+    D = SIGNS[name]
+    instance, types, tight = hard_instance(torch.cat([D, -D], 1)), 2 * D.shape[1], []
+    for shift, n in itertools.product((0.1, 0.4), (1, 5, 12)):
+        laws, half = instance.distributions(1.2 * shift)
+        moved = laws + shift * instance.directions
+        assert (half > shift).all() and (moved >= 0).all()
+        for ones in itertools.product((0.0, 1.0), repeat=types):
+            A = (1 + math.expm1(epsilon) * torch.tensor(ones, dtype=torch.float64)) / (1 + math.exp(epsilon))
+            counts = [binom.pmf(np.arange(n + 1), n, (each @ A).numpy()[:, None]) for each in (laws, moved)]
+            failure = np.minimum(*counts).sum(1).max() / 2
+            tight.append(instance.samples_to_test(shift, epsilon, failure) / n)
+    assert (0.4 if name == "coin" else 0.1) < max(tight) <= 1  # a bound ten times as large is wrong
+
+
+def test_guarantee_learner_samples_are_below_a_learners():
+    for name, D in SIGNS.items():
+        concepts = ConceptClass(tuple(map(str, range(len(D)))), (D,))
+        norm = float(factorize(D, tol=1e-6).certificate.upper)
+        for epsilon, alpha in itertools.product((0.2, 1.0), (0.02, 0.2)):
+            needed = learner_samples(D, alpha, epsilon, 0.1)
+            assert 0 < needed <= PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, 0.1)
+            limit = 0.8 * math.log(9) * (norm / (4 * alpha * math.sinh(epsilon / 2))) ** 2
+            assert name != "thresholds" or alpha > 0.1 or math.isclose(needed, limit, rel_tol=1e-2)
+    assert learner_samples(COIN, 0.3, 1.0) == learner_samples(COIN, 0.1, 1.0, 0.5) == 0  # t > 1; a coin will do
 
 
 def test_what_does_not_change_the_bound():

@@ -162,7 +162,7 @@ def kept():
         "shape": found["domains"].round_shape(polytope, 2.0),
         "features": features,
         "kde": found["density"].ShuffledKDE(features, found["shuffle"].PoissonSum(5, 50.0), 0.1),
-        "once": found["training"].Once(),
+        "once": found["training"].ONCE,
         "promise": found["privacy"].gaussian_guarantee(
             2.0, 1e-5, 1.0, found["privacy"].Model.CENTRAL, found["privacy"].Neighbours.REPLACE_ONE
         ),

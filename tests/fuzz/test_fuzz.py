@@ -99,8 +99,7 @@ MORE = (  # constructors that no other recipe calls with tensors
 )  # fmt: skip
 RESULTS = {  # no guarantee hangs on what they hold: answers, bounds, messages, public features and their errors
     "Consistent", "Covariance", "Density", "Difference", "Estimate", "NoisyMoments", "MeanSquaredError", "MannWhitney",
-    "Certificate", "EpochFactorization", "Factorization", "Gamma2Dual", "HardInstance",
-    "LowRankFactorization", "SeparatedFactorization", "SignatureFactorization", "BufferedFactorization", "LeastError",
+    "Certificate", "Factorization", "Gamma2Dual", "HardInstance", "SignatureFactorization", "StreamFactorization",
     "RunningFactorization", "GramFactorization", "SeparatedDual", "Crowd", "Words", "Plan", "ConsistentPairs",
     "ShuffledMessages",
     "VarianceWitness", "NormError", "Maximum", "SecondMoments", "Features", "ErrorParts", "Discretised", "Sweep",

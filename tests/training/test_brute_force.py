@@ -11,7 +11,7 @@ from rules import permits
 
 from torchdp.factorization.certificates import worst_sets
 from torchdp.randomness import keyed_generator
-from torchdp.training import Epochs, Once, Sensitivity, Separated, sensitivity
+from torchdp.training import ONCE, Epochs, Sensitivity, Separated, sensitivity
 
 KINDS = ["positive", "mixed", "banded", "twice banded", "sparse", "spiked", "equal columns", "tall"]
 
@@ -39,7 +39,7 @@ def strategy(kind, n, g):
 def pattern(n, width, g):
     kind, gap, times = torch.randint(0, 8, (3,), generator=g).tolist()
     if kind == 0:
-        return Once()
+        return ONCE
     if kind <= 2:
         return Epochs(1 + gap)
     return Separated(width if kind <= 4 else 1 + gap % 4, 1 + times % 5)

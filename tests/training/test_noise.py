@@ -18,10 +18,10 @@ from torchdp import factorization, workloads
 from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import Neighbours, gaussian_log_delta, gaussian_sigma
 from torchdp.training import (
+    ONCE,
     CorrelatedNoise,
     Epochs,
     Iterates,
-    Once,
     Separated,
     calibrated_noise,
     causal_strategy,
@@ -69,9 +69,9 @@ def test_a_factorization_that_misses_W_is_calibrated_for_what_it_does():
     """left alone is read: its noise with the exact W, and not right, which here claims half of the sensitivity."""
     C = causal_strategy(W, FACTORS[0].left)
     torch.testing.assert_close(C, DENSE)
-    assert sensitivity(C, Once()).value > 0.99 * float(FACTORS[0].sensitivity)
+    assert sensitivity(C, ONCE).value > 0.99 * float(FACTORS[0].sensitivity)
     perturbed = causal_strategy(W, 0.5 * FACTORS[0].left)
-    assert math.isclose(sensitivity(perturbed, Once()).value, 2 * sensitivity(C, Once()).value, rel_tol=1e-9)
+    assert math.isclose(sensitivity(perturbed, ONCE).value, 2 * sensitivity(C, ONCE).value, rel_tol=1e-9)
 
 
 def test_independent_noise_is_normal_of_the_stated_size():
@@ -82,7 +82,7 @@ def test_independent_noise_is_normal_of_the_stated_size():
     assert stats.kstest(half.flatten().numpy(), "norm").pvalue < 1e-3  # a wrong sigma is seen
 
 
-@pytest.mark.parametrize("pattern", [Once(), Epochs(3), Separated(2, 3)])
+@pytest.mark.parametrize("pattern", [ONCE, Epochs(3), Separated(2, 3)])
 @pytest.mark.parametrize("neighbours", Neighbours)
 def test_guarantee_all_outputs_together_are_private(pattern, neighbours):
     """Every set of steps of one user: the exact delta of the outputs' two normal laws, from their covariance."""
@@ -100,8 +100,8 @@ def test_guarantee_all_outputs_together_are_private(pattern, neighbours):
     found = noise.guarantee(bound, delta, pattern, neighbours)
     assert found.exact and 0.999999 * epsilon < found.epsilon <= epsilon and found.neighbours is neighbours
     assert gaussian_log_delta(1.0, epsilon, farthest / 0.999) > math.log(delta)  # a sigma 0.1 % smaller is not
-    if not isinstance(pattern, Once):
-        once = gaussian_sigma(epsilon, delta, size * sensitivity(DENSE, Once()).value)
+    if pattern != ONCE:
+        once = gaussian_sigma(epsilon, delta, size * sensitivity(DENSE, ONCE).value)
         assert gaussian_log_delta(1.0, epsilon, farthest * float(noise.sigma) / once) > math.log(delta)
 
 
@@ -276,7 +276,7 @@ def test_compiled_noise_is_the_same_noise_and_no_part_of_it_is_compiled():
         (lambda: make(alone=2), TypeError, "alone must be a bool"),
         (lambda: make(dtype=torch.bfloat16), TypeError, "noise must be float32"),
         (lambda: make().load_secret_state({}), ValueError, "state must be what secret_state"),
-        (lambda: make().guarantee(1.0, 1e-5, Once(), "add"), TypeError, "neighbours must be"),
+        (lambda: make().guarantee(1.0, 1e-5, ONCE, "add"), TypeError, "neighbours must be"),
         (lambda: causal_strategy(W, W[:, :3]), ValueError, "left must be"),
         (lambda: causal_strategy(W, torch.ones(STEPS, STEPS)), ValueError, "left must have full row rank"),
         (lambda: causal_strategy(W.mT, W), ValueError, "W must be one square lower"),

@@ -8,7 +8,7 @@ from torch import nn
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
-from torchdp.training import Epochs, Iterates, Once, Plan, Separated, choose
+from torchdp.training import ONCE, Epochs, Iterates, Plan, Separated, choose
 
 STEPS, USERS, RULE = 8, 30, Separated(3, 2)
 X = torch.linspace(-1, 1, USERS)[:, None]
@@ -33,7 +33,7 @@ def train(run, batches):
         yield torch.cat([p.grad.flatten() for p in run.module.parameters()])
 
 
-@pytest.mark.parametrize("rule", [RULE, Once(), Epochs(3), Separated(20, 1)])
+@pytest.mark.parametrize("rule", [RULE, ONCE, Epochs(3), Separated(20, 1)])
 def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(rule):
     """Every permitted set of steps, by enumeration, with all signs alike and in turns: what C makes of it."""
     for one in choose(Iterates(STEPS), USERS, 3, epsilon=1.0, delta=1e-4, participation=rule).candidates:

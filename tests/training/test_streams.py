@@ -23,11 +23,11 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
 from torchdp.training import (
+    ONCE,
     CorrelatedNoise,
     CyclicPoisson,
     Epochs,
     Iterates,
-    Once,
     Plan,
     Separated,
     replicas,
@@ -203,7 +203,7 @@ def test_guarantee_no_set_and_no_signs_move_further_than_the_sensitivity(make, m
     """In fractions, over every set of 5 steps and every sign, without a tolerance; what is attained, and exact, is."""
     C = make(5)
     truth = exact(C)
-    for user in (Once(), Epochs(2), Epochs(3), Separated(1, 2), Separated(2, 2), Separated(2, 3), Separated(3, 9)):
+    for user in (ONCE, Epochs(2), Epochs(3), Separated(1, 2), Separated(2, 2), Separated(2, 3), Separated(3, 9)):
         most = Fraction(0)
         for chosen in permitted(user, 5):
             for signs in itertools.product((1, -1), repeat=len(chosen) - 1):
@@ -384,8 +384,8 @@ def test_guarantee_a_million_steps_need_no_matrix():
     ):
         noise = CorrelatedNoise(C, 4, 1.0)
         assert noise(torch.zeros(4)).shape == (4,) and noise.steps == n
-        own = sensitivity(C, Once()).value
-        for user, times in ((Once(), 1), (Epochs(n // 8), 8), (Separated(n // 9, 5), 5)):
+        own = sensitivity(C, ONCE).value
+        for user, times in ((ONCE, 1), (Epochs(n // 8), 8), (Separated(n // 9, 5), 5)):
             found = sensitivity(C, user)
             assert math.isclose(found.value, found.attained, rel_tol=1e-7)
             assert 0.99 * math.sqrt(times) * own < found.value < 1.5 * math.sqrt(times) * own
@@ -454,7 +454,7 @@ def test_tables_that_are_none_are_refused(changes, error, message):
 
 def test_a_strategy_whose_tables_are_of_other_steps_is_refused(monkeypatch):
     monkeypatch.setattr(Regenerated, "tabulated", lambda self: InverseRoot(5, 2).tabulated())
-    for use in (noise_of, lambda C: sensitivity(C, Once()), lambda C: standard_errors(Iterates(4), C)):
+    for use in (noise_of, lambda C: sensitivity(C, ONCE), lambda C: standard_errors(Iterates(4), C)):
         with pytest.raises(ValueError, match=r"tabulated\(\) must be of 4 steps"):
             use(Regenerated(4, 0.5))
 

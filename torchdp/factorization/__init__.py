@@ -22,7 +22,7 @@
 | marginal tables of a thousand bits | :class:`MarginalFactorization` |
 | an exact certificate, in fractions; saving and loading one | :func:`exact_certificate`; :func:`save`, :func:`load` |
 | products, matrix-free; those of the literature | ``structure``: :func:`factorize_product`, :func:`square_root` |
-| lower bounds on the number of users, on additive noise | :func:`hard_instance`, :func:`additive_noise_bound` |
+| lower bounds on users; on noise | :func:`hard_instance`, :func:`learner_samples`; :func:`additive_noise_bound` |
 
 ``certificates`` check all of them and share no code with the ``solvers``; :func:`reference` is a semidefinite program.
 
@@ -49,24 +49,19 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 | gap | | upper / lower - 1 | no |
 """
 
+from torchdp.factorization.additive import additive_noise_bound
 from torchdp.factorization.approximate import approximate, least_error, zeta
 from torchdp.factorization.certificates.certificate import Certificate, certify
 from torchdp.factorization.certificates.exact_certificate import exact_certificate, load, save
 from torchdp.factorization.dual import gamma2_dual
 from torchdp.factorization.epochs import factorize_epochs, factorize_separated
 from torchdp.factorization.factorize import Factorization, factorize, signature_form
-from torchdp.factorization.hard import additive_noise_bound, hard_instance
+from torchdp.factorization.hard import hard_instance, learner_samples
 from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
 from torchdp.factorization.objectives import Groups, Limited, LocalError, Mixed, Norm, Objective
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
 from torchdp.factorization.reference import gram_layer, reference
-from torchdp.factorization.relaxation import (
-    LowRankRelaxation,
-    Product,
-    Relaxation,
-    smooth_log_norm,
-    strategy,
-)
+from torchdp.factorization.relaxation import LowRankRelaxation, Product, Relaxation, smooth_log_norm, strategy
 from torchdp.factorization.streams.banded import BandedStrategy
 from torchdp.factorization.streams.buffered import BufferedStrategy
 from torchdp.factorization.streams.buffered_factorization import factorize_buffered
@@ -124,6 +119,7 @@ __all__ = [
     "hard_instance",
     "jl_rank",
     "johnson_lindenstrauss",
+    "learner_samples",
     "least_error",
     "lipschitz_tree",
     "load",

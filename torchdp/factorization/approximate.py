@@ -3,14 +3,14 @@
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import Bounds, Certificate, allowance
+from torchdp.factorization.certificates.certificate import Certificate, allowance
 from torchdp.factorization.certificates.objective_certificate import amounts, certify_approximate
 from torchdp.factorization.factorize import Factorization, Matrix, factorize, matrix_of
 from torchdp.factorization.norm import witness
@@ -135,17 +135,7 @@ def zeta(W: Matrix, n: int, epsilon: float, *, tol: float = 1e-3, max_iterations
     return replace(found, certificate=certificate)
 
 
-@dataclass(frozen=True)
-class LeastError(Bounds):
-    """min over alpha of variance gamma_2(W; alpha)^2 + alpha^2 lies in [lower, upper]; ``factorization`` attains upper.
-
-    Both are mean squared errors: of the worst query, over the privacy noise, at worst over the users' data.
-    """
-
-    factorization: Factorization
-
-
-def least_error(W: Matrix, variance: float, *, tol: float = 1e-3, max_iterations: int = 5_000) -> LeastError:
+def least_error(W: Matrix, variance: float, *, tol: float = 1e-3, max_iterations: int = 5_000) -> Factorization:
     """The alpha that is best for the mean squared error: minimise variance gamma_2(W; alpha)^2 + alpha^2.
 
     A query is answered by l_i^T (mean of the users' noisy vectors): with ||l_i||, ||R_x|| <= gamma_2^{1/2} its
@@ -153,9 +143,10 @@ def least_error(W: Matrix, variance: float, *, tol: float = 1e-3, max_iterations
     vectors of norm at most 1, that is v / n for a randomizer with Cov = v I and n users.
 
     W: (m, n), as in :func:`approximate`. tol: relative gap of the root of the mean squared error at which it stops.
+    certificate: of that mean squared error, of the worst query at worst over the users' data; else as :func:`zeta`.
     Raises ValueError, TypeError; warns like :func:`approximate`.
 
-    Guarantees: lower <= min over alpha of variance gamma_2(W; alpha)^2 + alpha^2 <= upper.
+    Guarantees: certificate.lower <= min over alpha of variance gamma_2(W; alpha)^2 + alpha^2 <= certificate.upper.
     Source: the dual of Edmonds, Nikolov, Ullman (2020), Lemma 12, once more.
     """
     W = checks.matrix("W", matrix_of(W), checks.LARGEST)  # squares are returned
@@ -168,8 +159,9 @@ def least_error(W: Matrix, variance: float, *, tol: float = 1e-3, max_iterations
         return torch.hypot(a * norm, alpha), a * angle.cos(), angle.sin()
 
     found, root = _best_alpha(W, error, tol, max_iterations)
-    upper, lower, rounding = (float(x) for x in (root.upper, root.lower, root.rounding))
-    return LeastError(upper**2, lower**2, found, rounding=2 * (upper + rounding) * rounding)
+    rounding = 2 * (root.upper + root.rounding) * root.rounding
+    squared = Certificate(root.upper.square(), root.lower.square(), root.residual, rounding=rounding)
+    return replace(found, certificate=squared)
 
 
 Weighed = tuple[Tensor, Tensor, Tensor]  # a convex function of norm and alpha, of degree 1, and its two slopes

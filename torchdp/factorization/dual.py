@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import (
-    Bounds,
-    allowance,
-    dual_size,
-    fitting,
-    magnitude,
-)
+from torchdp.factorization.certificates.certificate import Bounds, allowance, dual_size, fitting, magnitude
 from torchdp.factorization.solvers.acceleration import TINY, simplex
 from torchdp.factorization.solvers.stopping import warn_where_open
 from torchdp.randomness import keyed_generator

@@ -16,37 +16,22 @@ from torchdp.factorization.certificates.returning_certificate import (
     sensitivity,
 )
 from torchdp.factorization.certificates.worst_sets import worst_separated
-from torchdp.factorization.factorize import Matrix, balance, matrix_of
+from torchdp.factorization.factorize import Factorization, Matrix, balance, matrix_of
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.factorization.solvers.epochs_solver import Attempt, attempts, classes_of
 from torchdp.factorization.solvers.sets_solver import separated_bound
 from torchdp.factorization.solvers.stopping import closed, warn_where_open
+from torchdp.factorization.streams.banded import BandedStrategy
+from torchdp.factorization.streams.strategy import StreamStrategy
 from torchdp.threads import one_thread
 
 DEGENERATE = 1e-10  # share of the largest singular value below which W counts as deficient
 
 
-@dataclass(frozen=True)
-class EpochFactorization(Brief):
-    """W = left right, with a certificate of how close to optimal it is under repeated participation.
-
-    left: (m, n); right: (n, n), its columns of one class orthogonal; the l_p norm of left's row norms equals the
-    sensitivity of right. row_weights: (m,) and directions: (n, epochs), the dual variables behind
-    ``certificate.lower``, see :func:`certify_epochs`.
-    """
-
-    left: Tensor
-    right: Tensor
-    row_weights: Tensor
-    directions: Tensor
-    certificate: Certificate
-    iterations: int
-
-
 @one_thread
 def factorize_epochs(
     W: Matrix, period: int, p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 1000
-) -> EpochFactorization:
+) -> Factorization:
     """The W = L R of least error where a user owns columns i, i + period, i + 2 period, ... for one i, certified.
 
     Minimises (sum_t ||L_t||^p)^{1/p} * S(R), S(R)^2 = max_i max ||sum_s R_s u_s^T||_F^2 over the columns s of class i
@@ -54,7 +39,8 @@ def factorize_epochs(
     block X_i of class i, S^2 = max_i max <X_i, C> over correlation matrices C. The dual problem is to maximise the
     trace norm of diag(c)^{1/2} W M^{1/2}, M block diagonal with blocks mu_i C_i, mu and c as in :func:`factorize`.
     In a best strategy the columns of a class are orthogonal: see ``orthogonal_columns``, whose factors are returned,
-    so that the sensitivity is the largest sum of squared column norms over a class, and attained.
+    so that the sensitivity is the largest sum of squared column norms over a class, and attained. The result's witness
+    holds the directions of :func:`certify_epochs`, (n, epochs), and column_weights their squared norms.
 
     Iteration: from diag(c)^{1/2} W M^{1/2} = U T V^T and X = M^{-1/2} V T V^T M^{-1/2},
         C_i <- X_i^STEP C_i X_i^STEP scaled to a unit diagonal, mu_i <- mu_i <X_i, C_i>^{2 STEP},
@@ -93,7 +79,7 @@ def factorize_epochs(
 
 def _finish(
     W: Tensor, size: float, order: Tensor, epochs: int, period: int, p: float, found: Attempt
-) -> EpochFactorization:
+) -> Factorization:
     """Factors of W in its own order and dtype, balanced, and their certificate."""
     left, right, c, roots, iterations = found
     left, c, back = left[: len(W)], c[: len(W)], order.argsort()
@@ -103,7 +89,8 @@ def _finish(
     scale, half = balance(rows, columns), math.sqrt(size)
     left, right = (half * scale * left).to(W.dtype), (half / scale * right).to(W.dtype)
     certificate = certify_epochs(W, left, right, c, directions, period, p=p)
-    return EpochFactorization(left, right, c, directions, certificate, iterations)
+    columns = directions.square().sum(1)
+    return Factorization(left, right, None, c, columns, certificate, iterations, directions)
 
 
 def _slack(tol: float, p: float, n: int, epochs: int) -> float:
@@ -117,29 +104,23 @@ def _slack(tol: float, p: float, n: int, epochs: int) -> float:
 
 
 @dataclass(frozen=True)
-class SeparatedFactorization:
-    """W (G + C^{-1} Z) under min-separation participation: a strategy C of sensitivity 1, and how good it is.
+class StreamFactorization(Brief):
+    """W (G + C^{-1} Z): a strategy C that no user moves by more than 1, to rounding, and how good it is.
 
-    strategy: C, (n, n), lower triangular. row_norms: of W C^{-1}, (n,), the standard errors for Z of standard
-    deviation 1. certificate: its upper bound the l_p norm of row_norms, its lower one for every strategy.
-    dual: the variables behind that, see :func:`certify_separated`.
+    row_norms: of W C^{-1}, (steps,), the standard errors for Z of standard deviation 1 where users take part as was
+    asked for. certificate: of the least value of any strategy for such users, its upper bound the l_p norm of
+    row_norms. dual: the variables behind its lower bound where :func:`certify_separated` made it.
     """
 
-    strategy: Tensor
+    strategy: StreamStrategy
     row_norms: Tensor
-    dual: SeparatedDual
     certificate: Certificate
+    dual: SeparatedDual | None = None
 
 
 def factorize_separated(
-    W: Matrix,
-    gap: int,
-    times: int,
-    p: float = math.inf,
-    tol: float = 1e-3,
-    *,
-    max_iterations: int = 400,
-) -> SeparatedFactorization:
+    W: Matrix, gap: int, times: int, p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 400
+) -> StreamFactorization:
     """The C of least error where a user takes part in at most ``times`` steps, any two at least ``gap`` apart.
 
     Minimises (sum_t ||(W C^{-1})_t||^p)^{1/p} S(C), S as in ``training.Separated``. The best C of ``gap`` bands is the
@@ -176,7 +157,8 @@ def factorize_separated(
     proof = (dual.row_weights, dual.steps, dual.directions, dual.weights)
     dual = SeparatedDual(*(x.to(given.device) for x in proof))
     left = torch.linalg.solve_triangular(C, given.double(), upper=False, left=False)
-    return SeparatedFactorization(C, errors, dual, certify_separated(given, left, C, dual, gap, times, p=p))
+    certificate = certify_separated(given, left, C, dual, gap, times, p=p)
+    return StreamFactorization(BandedStrategy.of(C), errors, certificate, dual)
 
 
 def _balanced(W: Tensor, C: Tensor, gap: int, times: int) -> tuple[Tensor, Tensor]:

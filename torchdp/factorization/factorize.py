@@ -40,7 +40,8 @@ class Factorization(Brief):
     largest column norm of right, and both equal sqrt(certificate.upper) up to the residual. With error weights w left
     and the certificate are those of the weighted norm: diag(w) left is what is balanced.
     row_weights (*batch, m), column_weights (*batch, n): the dual weights behind ``certificate.lower``. witness, of W
-    within alpha: what they are the proof of, (*batch, m, n), as ``certify_approximate`` takes it; else None.
+    within alpha: what they are the proof of, (*batch, m, n), as ``certify_approximate`` takes it; for users who return
+    what :func:`factorize_epochs` says; else None.
     """
 
     left: Tensor

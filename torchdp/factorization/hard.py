@@ -1,9 +1,9 @@
-"""Lower bounds, for any workload, with explicit constants: users that local privacy needs; noise of a curator.
+"""Users that local privacy needs at least, for any workload, with explicit constants, from a dual witness.
 
-Users, from a dual witness. The claim: W (m x n) are linear queries on n types. Users hold i.i.d. types of unknown
-distribution mu; each sends one epsilon-LDP message (non-interactive: no message depends on another; users may differ,
-public coins are allowed). If every answer (W mu)_v is estimated with root mean squared error at most alpha whatever mu
-is, then at least ``HardInstance.samples`` users took part.
+The claim: W (m x n) are linear queries on n types. Users hold i.i.d. types of unknown distribution mu; each sends one
+epsilon-LDP message (non-interactive: no message depends on another; users may differ, public coins are allowed). If
+every answer (W mu)_v is estimated with root mean squared error at most alpha whatever mu is, then at least
+``HardInstance.samples`` users took part.
 
 Its proof. Take a distribution c on queries, P on types, and directions M_v with sum_x M_vx = 0, <W_v, M_v> = 1. For
 each v the types are from lambda_v + t M_v, t unknown in [-B_v, B_v], where B_v |M_v| <= lambda_v: the answer to query
@@ -20,17 +20,12 @@ v is a constant + t. A message has density A(y|x) and mean density q(y) = sum_x 
    g_v = max_x B_v |M_v| / lambda_v: so sum_v c_v (theta_v / a_v) I_v <= information.
 4. van Trees (Gill, Levit 1995) with the prior cos^2(pi t / 2 B_v) / B_v, whose Fisher information is pi^2 / B_v^2:
    1 / alpha^2 <= n I_v + pi^2 / B_v^2 for each v. Average over v with the weights of step 3.
+5. A test that tells lambda_v from lambda_v + t M_v, wrong with probability at most b either way, needs messages of
+   divergence kl(1 - b, b) = (1 - 2 b) log((1 - b) / b). Divergences add up over users, each of whom gives at most
+   chi^2 = t^2 sum_y (M_v A(y))^2 / (lambda_v A(y)): so n information t^2 >= kl(1 - b, b) sum_v c_v theta_v, by steps
+   1 and 3, over the v with B_v > t. A learner is such a test: :func:`learner_samples`.
 At the witness of min over u of gamma_2(W - u 1^T) all singular values of K are 1 / gamma_2: for small alpha the bound
 is gamma_2^2 / (sinh^2(epsilon/2) alpha^2) where K has rank at least cosh^2(epsilon/2).
-
-Noise of a central mechanism. One query of width 1 (its largest change when one user's value is replaced). Z is the
-noise, c its mean, q = e^-epsilon and s(t) = P(|Z - c| >= t), so that Var Z = int 2t s(t) dt. Comparing Z with Z - 1
-and Z + 1 on half-lines,
-    s(t + 1) >= q (s(t) - 2 delta) for t > 0,  and  s(t) >= q (2 - 2 delta - P(|Z - c| > 1 - t)) for 0 < t <= 1.
-The first gives s(t + j) >= q^j (s(t) + d) - d with d = 2 delta / (e^epsilon - 1); the second couples t and 1 - t.
-Keep N terms of sum_j 2 (t + j) s(t + j) for t < 1/2 and N - 1 for t > 1/2: their sum is least where
-s(t) = s(1 - t) = 2 q (1 - delta) / (1 + q) =: b, and its integral over t is
-    V = sum_{j < N} (j + 1/4) (q^j (b + d) - d) + sum_{j < N - 1} (j + 3/4) (q^j (b + d) - d).
 """
 
 import math
@@ -48,10 +43,9 @@ from torchdp.factorization.factorize import Matrix, factorize, matrix_of
 from torchdp.factorization.norm import witness
 
 NEGLIGIBLE = 1e-12  # of <W, U>: a query whose share is mostly rounding
-WIDTHS = 64  # prior widths tried for each query
+WIDTHS, WIDEST = 64, 100.0  # prior widths tried for each query; the widest over a test's shift
 NODES, MASSES = np.polynomial.legendre.leggauss(96)
 QUADRATURE_ERROR = 1e-8  # relative, of these nodes
-MOST_TERMS = 10**7
 
 
 @dataclass(frozen=True)
@@ -113,9 +107,7 @@ class HardInstance(Brief):
         narrow, wide = math.pi * alpha, 30 / float(lengths[lengths > 0].min())
         best = torch.zeros_like(self.query_weights)
         for scale in np.geomspace(narrow, wide, WIDTHS).tolist() if wide > narrow else ():
-            laws, half = self.distributions(scale)
-            size = scale / half  # lambda = (P + rest) / size, and rest A >= e^-epsilon P A (size - 1)
-            theta = (1 + (size - 1) * math.exp(-epsilon)) / size
+            laws, half, theta = self._lines(scale, epsilon)
             g = (half[:, None] * self.directions.abs() / laws.clamp_min(1e-300)).amax(-1).clamp(max=1)
             gain = theta / _mean_inverse(math.tanh(epsilon / 2) * g)
             best = torch.maximum(best, gain * (alpha**-2 - (math.pi / half) ** 2))
@@ -131,6 +123,31 @@ class HardInstance(Brief):
         Source: Efroimovich (1980), from Stam's inequality. The error is that of Edmonds, Nikolov, Ullman (2020).
         """
         return self.samples(checks.squarable("alpha", alpha) * math.sqrt(2 * math.e / math.pi), epsilon)
+
+    def samples_to_test(self, shift: float, epsilon: float, failure: float) -> float:
+        """Users needed to tell lambda_v from lambda_v + shift M_v for every query v, whichever it is, but for failures.
+
+        kl(1 - failure, failure) / (information shift^2) sum_v c_v max over B_v > shift of theta_v. shift: > 0, in the
+        units of W; failure: probability to take one for the other, either way; from 1/2 on a coin will do.
+        Raises ValueError.
+        Guarantees: no non-interactive epsilon-LDP protocol of fewer users does that for every v and width B_v.
+        Source: step 5 of this file's proof; Edmonds, Nikolov, Ullman (2020), Lemma 11, bounds the same divergence.
+        """
+        shift, failure = checks.squarable("shift", shift), checks.fraction("failure", failure)
+        information, best = self.information(epsilon), torch.zeros_like(self.query_weights)
+        if information == 0 or failure >= 0.5:
+            return 0.0
+        for scale in (shift * np.geomspace(1, WIDEST, WIDTHS)).tolist():
+            _, half, theta = self._lines(scale, epsilon)
+            best = torch.maximum(best, torch.where(half > shift, theta, 0.0))
+        divergence = (1 - 2 * failure) * math.log((1 - failure) / failure)
+        return divergence * float(self.query_weights @ best) / (information * shift**2)
+
+    def _lines(self, scale: float, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+        """(lambda, B) of :meth:`distributions`, and theta with lambda_v A >= theta_v P A for every message."""
+        laws, half = self.distributions(scale)
+        size = scale / half  # lambda = (P + rest) / size, and rest A >= e^-epsilon P A (size - 1)
+        return laws, half, (1 + (size - 1) * math.exp(-epsilon)) / size
 
     @cached_property
     def _spectrum(self) -> Tensor:
@@ -178,6 +195,29 @@ def hard_instance(W: Matrix, U: Tensor | None = None, column_weights: Tensor | N
     return HardInstance(share / torch.where(total > 0, total, 1.0), P, directions)
 
 
+def learner_samples(concepts: Matrix, alpha: float, epsilon: float, failure: float = 0.05) -> float:
+    """Users that any non-interactive epsilon-LDP learner of the concepts needs, whatever the records' distribution is.
+
+    It learns where, with probability 1 - failure, its concept's loss exceeds the least by at most alpha and is known
+    within alpha / 2, as of ``queries.PrivateLearner.samples``. Labelled records (x, y) are the types of the queries
+    (D, -D): those of every lambda_v of its hard instance, x and -x alike, leave all concepts a loss of 1/2, and t M_v
+    takes t/2 off that of concept v: for t > 4 alpha the estimate says which it is.
+
+    concepts: D, (concepts, records), entries +1 and -1. Raises TypeError, ValueError; warns like :func:`factorize`.
+    Guarantees: no such learner of fewer users exists.
+    Source: Edmonds, Nikolov, Ullman (2020), Theorem 25, with its constants and without log(1/alpha): about
+    gamma_2(D)^2 / (16 sinh^2(epsilon/2) alpha^2) times kl(1 - failure, failure) for small alpha.
+    """
+    D = checks.one_matrix("concepts", matrix_of(concepts)).double()
+    if not bool((D.abs() == 1).all()):
+        raise ValueError("concepts must hold +1 and -1, each concept's label of each record")
+    found = factorize(D)
+    U = witness(D, found.row_weights, found.column_weights)
+    P = torch.cat([found.column_weights, found.column_weights])
+    instance = hard_instance(torch.cat([D, -D], 1), torch.cat([U, -U], 1), P)
+    return instance.samples_to_test(4 * checks.squarable("alpha", alpha), epsilon, failure)
+
+
 def sample_upper_bound(
     norm: float, variance: float, alpha: float, *, spread: float = 0.0, bias: float = 0.0
 ) -> float:
@@ -208,51 +248,3 @@ def _mean_inverse(b: Tensor) -> Tensor:
     nodes = torch.as_tensor(NODES, dtype=b.dtype, device=b.device)
     masses = torch.as_tensor(MASSES, dtype=b.dtype, device=b.device) * torch.cos(math.pi / 2 * nodes) ** 2
     return (masses / (1 - (b[..., None] * nodes) ** 2)).sum(-1) * (1 + QUADRATURE_ERROR)
-
-
-def least_noise_variance(epsilon: float, delta: float = 0.0) -> float:
-    """A lower bound V on Var Z / width^2 for every (epsilon, delta)-DP mechanism x -> q(x) + Z, Z independent of x.
-
-    The V of this file's head, at its best N; width: the largest change of q when one user's value is replaced.
-    delta = 0: V = 1 / (2 sinh^2(epsilon/2)), attained by the discrete Laplace noise in multiples of the width.
-    Not tight for large delta: the best noise in quarters of the width (a linear program) has 1.00 times V at (epsilon,
-    delta) = (1, 1e-3), 1.29 times at (1, 0.1), 3.9 times at (0.5, 0.3), 4.0 times at (3, 0.05).
-
-    epsilon > 0; delta in [0, 1). Raises ValueError.
-    Guarantees: no additive noise that is (epsilon, delta)-DP for replace-one has a smaller variance.
-    Source: ours, in place of Edmonds, Nikolov, Ullman (2020), Lemma 26, which names no constant and lacks a square.
-    """
-    epsilon = checks.positive("epsilon", epsilon)
-    delta = checks.below_one("delta", delta)
-    q = math.exp(-epsilon)
-    if delta == 0:
-        return 2 * q / math.expm1(-epsilon) ** 2
-    d = 2 * delta * q / -math.expm1(-epsilon)
-    b = 2 * q * (1 - delta) / (1 + q)
-    if d == 0 or b == 0:  # epsilon is so large that both underflow
-        return 0.0
-    terms = math.ceil((math.log(b + d) - math.log(d)) / epsilon)
-    if terms > MOST_TERMS:
-        raise ValueError(
-            f"epsilon = {epsilon:g} and delta = {delta:g} need {terms:g} terms; take a larger epsilon"
-        )
-    j = np.arange(terms, dtype=np.float64)
-    s = q**j * (b + d) - d
-    return float(((j + 0.25) * s).sum() + ((j + 0.75) * s)[:-1].sum())
-
-
-def additive_noise_bound(norm: float, epsilon: float, delta: float = 0.0) -> float:
-    """Least error of an (epsilon, delta)-DP mechanism h -> W h + Z, Z independent of the data: sqrt(2 V) * norm.
-
-    h counts the users of each type; for averages divide the error by their number. With norm = min over v of
-    gamma_(p)(W - v 1^T), the error is (sum_i sd(Z_i)^p)^{1/p}: p = 2 the root of the summed squared errors (Edmonds et
-    al. divide it by sqrt m), p = inf the worst query's root mean squared error. For delta = 0: norm / sinh(epsilon/2).
-    Every direction u has Var u^T Z >= V (width of u^T W)^2. So the columns of cov(Z)^{-1/2} W lie within V^{-1/2} of
-    each other, hence in a ball of radius (2 V)^{-1/2} (Jung 1901), and with cov(Z)^{1/2} they factor W - v 1^T.
-
-    norm: >= 0, such as ``factorize(W, p, shift=True).certificate.lower``; V: :func:`least_noise_variance`.
-    Raises ValueError.
-    Guarantees: no such mechanism has a smaller error (replace-one neighbours), for any W.
-    Source: Edmonds, Nikolov, Ullman (2020), Theorem 28; Nikolov, Tang (2023), section 3, for p and the shift.
-    """
-    return math.sqrt(2 * least_noise_variance(epsilon, delta)) * checks.non_negative("norm", norm)

@@ -1,47 +1,24 @@
-"""Rank reduction of a factorization: random projection, its guarantee, and truncation."""
+"""Rank reduction of a factorization: random projection, its guarantee, and truncation.
+
+What comes out is a factorization of gamma_2(W; alpha), alpha = certificate.residual: how far it is from W, at most.
+"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import fitting
+from torchdp.factorization.certificates.objective_certificate import certify_approximate
 from torchdp.factorization.factorize import Factorization, balance
+from torchdp.factorization.norm import witness
 
 LEAST = 1e-6  # of ``relative``: below it t - log(1 + t) has few digits left
 ROUNDING = 1e-14  # singular values below this share of the largest are cut off
 
 
-@dataclass(frozen=True)
-class LowRankFactorization(Brief):
-    """W ~ left right, of the rank of its factors, with its error and its norm, both measured in float64.
-
-    left: (*batch, m, r); right: (*batch, r, n). distortion: (*batch), at least max abs(W - left right).
-    norm: (*batch), largest row norm of left * largest column norm of right, so at least gamma_2(W; distortion).
-    """
-
-    left: Tensor
-    right: Tensor
-    distortion: Tensor
-    norm: Tensor
-
-
-def measure(W: Tensor, left: Tensor, right: Tensor) -> LowRankFactorization:
-    """The factors with distortion = max abs(W - left right) and norm = largest row norm * largest column norm.
-
-    W: (*batch, m, n); left: (*batch, m, r); right: (*batch, r, n).
-    Guarantees: distortion and norm are recomputed in float64 from the factors returned.
-    """
-    W = checks.matrix("W", W).detach()
-    L, R = fitting(W, left=left, right=right)
-    norm = L.norm(dim=-1).amax(-1) * R.norm(dim=-2).amax(-1)
-    return LowRankFactorization(left.detach(), right.detach(), (W.double() - L @ R).abs().amax((-2, -1)), norm)
-
-
-def truncate(factorization: Factorization, rank: int) -> LowRankFactorization:
+def truncate(factorization: Factorization, rank: int) -> Factorization:
     """The best approximation of rank ``rank`` in the Frobenius norm weighed by the factorization's dual weights.
 
     X = left right, c and P the dual weights of its rows and columns, diag(c)^{1/2} X diag(P)^{1/2} = U S V^T; with the
@@ -52,16 +29,17 @@ def truncate(factorization: Factorization, rank: int) -> LowRankFactorization:
     is at most gamma_2(X).
 
     rank: at least 1; from the factorization's own rank on, its factors come back as they are. A shift stays apart:
-    what is approximated is W - shift 1^T. Batched; distortion counts the factorization's residual.
+    what is approximated is W - shift 1^T. Batched; its residual counts the factorization's own.
     Raises ValueError.
 
-    Guarantees: distortion >= max abs(W - shift 1^T - left right).
+    Guarantees: certificate.residual >= max abs(W - shift 1^T - left right) up to rounding, and certificate.lower <=
+    gamma_2(W - shift 1^T; certificate.residual) <= certificate.upper = norm.
     Source: Eckart, Young (1936); the weights by Nikolov, Tang (2023), Theorem 26.
     """
     rank = checks.integer("rank", rank, 1)
     checks.instance("factorization", factorization, Factorization)
     if rank >= factorization.left.shape[-1]:
-        return _near(factorization, factorization.left, factorization.right)
+        return factorization
     X = factorization.left.double() @ factorization.right.double()
     rows, columns = factorization.row_weights.sqrt()[..., None], factorization.column_weights.sqrt()[..., None, :]
     U, S, Vh = torch.linalg.svd(rows * X * columns, full_matrices=False)
@@ -72,9 +50,7 @@ def truncate(factorization: Factorization, rank: int) -> LowRankFactorization:
     return _near(factorization, left, right)
 
 
-def johnson_lindenstrauss(
-    factorization: Factorization, rank: int, *, generator: torch.Generator
-) -> LowRankFactorization:
+def johnson_lindenstrauss(factorization: Factorization, rank: int, *, generator: torch.Generator) -> Factorization:
     """Both factors projected by one Gaussian matrix: left A and A^T right, A (r x rank) with E A A^T = I.
 
     The entries of A are independent N(0, 1/rank), one A for each problem of a batch, so left A A^T right is unbiased
@@ -83,7 +59,7 @@ def johnson_lindenstrauss(
     rank: at least 1; from the factorization's own rank on, its factors come back as they are (a projection would
     only add error). A shift stays apart, as in :func:`truncate`. Raises ValueError, TypeError.
 
-    Guarantees: distortion >= max abs(W - shift 1^T - left right).
+    Guarantees: residual and bounds as of :func:`truncate`.
     Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemmas 12 and 13.
     """
     rank = checks.integer("rank", rank, 1)
@@ -91,7 +67,7 @@ def johnson_lindenstrauss(
     left, right = factorization.left.double(), factorization.right.double()
     generator = checks.random_source(generator, left.device)
     if rank >= left.shape[-1]:
-        return _near(factorization, factorization.left, factorization.right)
+        return factorization
     shape = (*left.shape[:-2], left.shape[-1], rank)
     A = torch.randn(shape, dtype=torch.float64, device=left.device, generator=generator) / math.sqrt(rank)
     return _near(factorization, left @ A, A.mT @ right)
@@ -121,12 +97,18 @@ def jl_rank(m: int, n: int, relative: float, *, failure: float = 0.5) -> int:
     return math.ceil(2 * math.log((2 * m * n + m + n) / failure) / (t - math.log1p(t)))
 
 
-def _near(factorization: Factorization, left: Tensor, right: Tensor) -> LowRankFactorization:
-    """Balanced, in the factorization's dtype, and measured against what the factorization stands for."""
-    rows, columns = left.double().norm(dim=-1).amax(-1), right.double().norm(dim=-2).amax(-1)
-    scale = balance(rows, columns)
-    dtype = factorization.left.dtype
+def _near(factorization: Factorization, left: Tensor, right: Tensor) -> Factorization:
+    """Balanced, in the factorization's dtype, and certified.
+
+    The product X of the factorization's own factors is within r, its residual, of W: so what misses X by d misses W by
+    at most d + r, and gamma_2(W; d + r) >= gamma_2(X; d + 2 r).
+    """
+    scale = balance(left.double().norm(dim=-1).amax(-1), right.double().norm(dim=-2).amax(-1))
+    dtype, r = factorization.left.dtype, factorization.certificate.residual
+    left, right = (scale * left).to(dtype), (right / scale).to(dtype)
     X = factorization.left.double() @ factorization.right.double()
-    found = measure(X, (scale * left).to(dtype), (right / scale).to(dtype))
-    residual = factorization.certificate.residual
-    return LowRankFactorization(found.left, found.right, found.distortion + residual, found.norm)
+    d = (X - left.double() @ right.double()).abs().amax((-2, -1))
+    weights = factorization.row_weights, factorization.column_weights
+    U = witness(X, *weights)
+    judged = certify_approximate(X, d + 2 * r, left, right, U, *weights)
+    return replace(factorization, left=left, right=right, witness=U, certificate=replace(judged, residual=d + r))

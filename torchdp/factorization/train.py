@@ -70,7 +70,7 @@ def train(
         raise ValueError("shift is the relaxation's own: with a structure its module decides")
     if alpha > 0 and (objective != Norm() or structure is None):
         raise ValueError(
-            "alpha > 0 is for gamma_2, objective = inf, and a structure; approximate solves it without one"
+            "alpha > 0 is for gamma_2, objective = inf, and a structure; without one call approximate(W, alpha)"
         )
     tol, steps = checks.positive("tol", tol), checks.integer("steps", steps, 1, MOST_STEPS)
     target, w = given.double(), None

@@ -194,7 +194,7 @@ def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, Fa
     variance = PrivUnit(min(W.shape), epsilon).moments.variance / n
     if math.sqrt(variance) * float(exact.certificate.upper) < LOSSY * float(centred.abs().max()):
         return ()
-    found = least_error(centred, variance, tol=max(tol, 1e-3)).factorization
+    found = least_error(centred, variance, tol=max(tol, 1e-3))
     return (("gamma_2 within alpha", FactoredQueries.of(W, found, shift)),)
 
 

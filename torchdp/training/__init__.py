@@ -45,8 +45,8 @@ from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.optimizers import PrivateAdam
 from torchdp.training.participation import (
+    ONCE,
     Epochs,
-    Once,
     OwnBatches,
     Participation,
     Sensitivity,
@@ -62,6 +62,7 @@ from torchdp.training.strategy import Descent, Iterates, causal_strategy, standa
 from torchdp.training.sums import clipped_sum
 
 __all__ = [
+    "ONCE",
     "AdaptiveBound",
     "BallsInBins",
     "Batches",
@@ -72,7 +73,6 @@ __all__ = [
     "FeatureLayer",
     "Iterates",
     "Mechanism",
-    "Once",
     "OwnBatches",
     "Participation",
     "ParticipationLog",

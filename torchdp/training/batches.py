@@ -93,7 +93,7 @@ class Batches(PlannedBatches):
     participation: the rule that the noise is calibrated for. steps: how many batches in all. generator: draws the
     order, which is public. first: the step to go on from after a restart (the same generator's seed gives the same
     order). Raises TypeError, ValueError, the latter where such passes break the rule: ``Epochs(period)`` asks for
-    users // size = period or a multiple, ``Separated(gap, times)`` for at least ``gap``, ``Once`` for ``steps``.
+    users // size = period or a multiple, ``Separated(gap, times)`` for at least ``gap``, ``ONCE`` for ``steps``.
 
     Guarantees: each user's steps are a set that ``participation`` allows.
     """

@@ -27,6 +27,7 @@ from torchdp.factorization.streams.search import (
     LEAST_PERIOD,
     MOST_PASSES,
     MOST_RECALLED,
+    buffered_once,
     buffered_passes,
     recalled_passes,
 )
@@ -201,11 +202,13 @@ class _Task:
         """Batches that are made elsewhere and keep to a rule, by name."""
         W, steps = self.W, self.W.shape[0]
         most = min(rule.apart(steps), steps if steps <= DENSE else MOST_BANDS)
-        found = {f"{2**i} bands": _banded(W, 2**i, self.p) for i in range(most.bit_length())}
+        found: dict[str, StreamStrategy] = {
+            f"{2**i} bands": _banded(W, 2**i, self.p) for i in range(most.bit_length())
+        }
         found["independent noise"] = found.pop("1 bands")
         if isinstance(W, Tensor) and steps <= DENSE:
             best = factorize_separated(W, rule.apart(steps), rule.most(steps), self.p)
-            found["certified"] = BandedStrategy.of(best.strategy)
+            found["certified"] = best.strategy
         own = OwnBatches(rule)
         return {name: self.kept(C, rule, own, standard_errors(W, C)) for name, C in found.items()}
 
@@ -297,7 +300,7 @@ def _short_buffers(rate: float, S: RunningSums, buffers: int) -> Iterator[tuple[
     ones = torch.ones(S.steps, dtype=torch.float64)
     for steps in SHORT:
         if buffers < steps <= S.steps:
-            short = factorize_buffered(RunningSums(steps, S.decay, S.momentum), buffers, 2.0).strategy
+            short = buffered_once(RunningSums(steps, S.decay, S.momentum), buffers, 2.0)
             C = BufferedStrategy(short.poles, short.zeros, ones, ones)
             yield C, rate * squares(*C.tensors, S).sqrt()
 

@@ -45,27 +45,6 @@ class Participation(ABC):
 
 
 @dataclass(frozen=True)
-class Once(Participation):
-    """A user takes part in one step at most: the largest column norm of C."""
-
-    def most(self, steps: int) -> int:
-        return 1
-
-    def refuses(self, step: int | Tensor, first: Tensor, last: Tensor, times: Tensor) -> Tensor:
-        return times > 0
-
-    def apart(self, steps: int) -> int:
-        return steps
-
-    def largest(self, squares: Tensor) -> float:
-        return float(squares.max())
-
-    def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
-        largest = sizes.diagonal().max(0)
-        return float(largest.values), [[int(largest.indices)]]
-
-
-@dataclass(frozen=True)
 class Epochs(Participation):
     """A user takes part in steps i, i + period, i + 2 period, ..., or some of them, for one i < period.
 
@@ -126,7 +105,7 @@ class Separated(Participation):
         return (times >= self.times) | (step - last < self.gap)
 
     def apart(self, steps: int) -> int:
-        return self.gap
+        return steps if self.times == 1 else self.gap
 
     def largest(self, squares: Tensor) -> float:
         return most_apart(squares.cpu().numpy(), self.gap, self.most(len(squares)))
@@ -137,6 +116,9 @@ class Separated(Participation):
     def worst(self, sizes: Tensor) -> tuple[float, list[list[int]]]:
         bound, chosen = worst_separated(sizes.cpu().numpy(), self.gap, self.times)
         return bound, [chosen]
+
+
+ONCE = Separated(1, 1)  # a user takes part in one step at most: the largest column norm of C
 
 
 @dataclass(frozen=True)
@@ -168,7 +150,7 @@ def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation)
     Source: Choquette-Choo, McMahan, Rush, Thakurta (2023), section 2; for one participation the largest column norm.
     """
     if not isinstance(participation, Participation):
-        raise TypeError("participation must be Once(), Epochs(period) or Separated(gap, times)")
+        raise TypeError("participation must be ONCE, Epochs(period) or Separated(gap, times)")
     if isinstance(strategy, Tensor):
         C, slack = checks.matrix("strategy", strategy).detach().double(), 0.0
     else:

@@ -11,7 +11,7 @@ from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee, sampled_guarantee, sampled_multiplier
 from torchdp.training.batches import PlannedBatches
 from torchdp.training.binned import BallsInBins
-from torchdp.training.participation import Once, sensitivity
+from torchdp.training.participation import ONCE, sensitivity
 from torchdp.training.strategy import Strategy, as_strategy
 
 SOURCE = "Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4"
@@ -73,7 +73,7 @@ class CyclicPoisson:
                 f"strategy must be one square lower triangular matrix of at most {self.groups} bands, as many as there "
                 "are groups; more would let two steps of a user share an output"
             )
-        return sensitivity(C, Once()).value
+        return sensitivity(C, ONCE).value
 
 
 class SampledBatches(PlannedBatches):

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization import BandedStrategy, Factorization, StreamStrategy
-from torchdp.factorization.epochs import EpochFactorization
 from torchdp.factorization.solvers.banded_solver import long_row_norms
 from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.threads import on_host
@@ -154,7 +153,7 @@ def as_strategy(strategy: Strategy) -> StreamStrategy:
     return BandedStrategy.of(lower_triangular("strategy", strategy))
 
 
-def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization | Tensor) -> Tensor:
+def causal_strategy(W: Tensor, factorization: Factorization | Tensor) -> Tensor:
     """The lower triangular C whose mechanism W (G + C^{-1} Z) is distributed as W G + left Z', Z and Z' normal.
 
     left = T Q, T lower triangular and Q Q^T = I (LQ decomposition), and C = T^{-1} W. Each step needs earlier noise
@@ -168,8 +167,7 @@ def causal_strategy(W: Tensor, factorization: Factorization | EpochFactorization
     Source: Denisov, McMahan, Rush, Smith, Thakurta (2022), Theorem 2.1's proof; the norms since C = Q right.
     """
     W = lower_triangular("W", W)
-    kinds = (Factorization, EpochFactorization)
-    left = factorization.left if isinstance(factorization, kinds) else factorization
+    left = factorization.left if isinstance(factorization, Factorization) else factorization
     left = checks.matrix("left", left).detach().double()
     if left.ndim != 2 or len(left) != len(W) or left.shape[1] < len(W) or left.device != W.device:
         raise ValueError(f"left must be ({len(W)}, r) on W's device, r >= {len(W)}, not {tuple(left.shape)}")

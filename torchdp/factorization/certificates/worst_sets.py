@@ -25,6 +25,8 @@ def worst_separated(sizes: Array, gap: int, times: int) -> tuple[float, list[int
     """
     gap = min(gap, len(sizes))
     times = min(times, -(-len(sizes) // gap))
+    if times == 1:
+        return float(sizes.diagonal().max()), [int(sizes.diagonal().argmax())]
     if not np.triu(sizes, 2 * gap).any():
         return _neighbours(sizes, gap, times)
     return _Search(sizes, gap, times).run()

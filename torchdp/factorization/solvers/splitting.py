@@ -120,13 +120,7 @@ def weighted(
 
 
 def conic(
-    W: Tensor,
-    alpha: Tensor,
-    best: Best,
-    which: Tensor,
-    start: tuple[Tensor, ...],
-    tol: float,
-    max_iterations: int,
+    W: Tensor, alpha: Tensor, best: Best, which: Tensor, start: tuple[Tensor, ...], tol: float, max_iterations: int
 ) -> int:
     """Alternating directions on the semidefinite program: slower (side m + n), but sure whatever the weights.
 

@@ -1,7 +1,7 @@
 """factorize for running sums by strategies of a few buffers, beside a bound for every strategy."""
 
 import math
-from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from torchdp import checks
 from torchdp.factorization.certificates.certificate import Certificate, allowance, check_exponent
 from torchdp.factorization.certificates.passes_certificate import passes_lower
 from torchdp.factorization.certificates.running_certificate import buffered_squares
-from torchdp.factorization.epochs import factorize_epochs
-from torchdp.factorization.streams.buffered import BufferedStrategy
+from torchdp.factorization.epochs import StreamFactorization, factorize_epochs
 from torchdp.factorization.streams.search import MOST_TIMES, buffered_apart, buffered_once
 from torchdp.factorization.streams.series import apart_squares
 from torchdp.factorization.structure.running import factorize_running, stretched
@@ -38,7 +37,7 @@ def passes_dual(W: RunningSums, period: int, p: float) -> tuple[Tensor, Tensor]:
     rest = max(1, round((n - (passes - 1) * period) * short / period))
     small = (passes - 1) * short + rest
     found = factorize_epochs(RunningSums(small, W.decay ** (n / small)).dense(), short, p, TOL)
-    c, D = found.row_weights, found.directions
+    c, D = found.row_weights, cast(Tensor, found.witness)
     fill = passes * short - small
     c = torch.nn.functional.pad(c, (0, fill), value=float(c[-1])).view(passes, short)
     D = torch.nn.functional.pad(D, (0, 0, 0, fill)).view(passes, short, -1).movedim(0, 1)
@@ -55,20 +54,6 @@ def passes_dual(W: RunningSums, period: int, p: float) -> tuple[Tensor, Tensor]:
     return c, D
 
 
-@dataclass(frozen=True)
-class BufferedFactorization:
-    """W (G + C^{-1} Z) for running sums W: a strategy C that no user moves by more than 1, and how good it is.
-
-    row_norms: of W C^{-1}, (steps,), the standard errors for Z of standard deviation 1 where users take part as was
-    asked for. certificate: of gamma_(p), or its like for that participation, its upper bound the l_p norm of row_norms.
-    """
-
-    workload: RunningSums
-    strategy: BufferedStrategy
-    row_norms: Tensor
-    certificate: Certificate
-
-
 @on_host
 @one_thread
 def factorize_buffered(
@@ -79,7 +64,7 @@ def factorize_buffered(
     tol: float = 1e-3,
     gap: int | None = None,
     times: int = 1,
-) -> BufferedFactorization:
+) -> StreamFactorization:
     """The strategy D1 T D2 of least l_p norm of the row norms of W C^{-1}, by L-BFGS, beside a proved lower bound.
 
     W: with momentum or without. buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000
@@ -112,7 +97,7 @@ def factorize_buffered(
     upper = torch.linalg.vector_norm(norms, ord=p)
     slack = slack + torch.linalg.vector_norm(torch.from_numpy((rounding / rows**0.5).astype(float)), ord=p)
     certificate = Certificate(upper, lower, torch.zeros_like(upper), rounding=slack + allowance(upper, 8))
-    return BufferedFactorization(W, strategy.to(torch.device(W.device)), norms.to(W.device), certificate)
+    return StreamFactorization(strategy.to(torch.device(W.device)), norms.to(W.device), certificate)
 
 
 def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[Tensor, Tensor]:

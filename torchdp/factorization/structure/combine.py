@@ -7,11 +7,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.certificate import (
-    Certificate,
-    allowance,
-    or_infinite,
-)
+from torchdp.factorization.certificates.certificate import Certificate, allowance, or_infinite
 
 
 def kronecker(certificates: Sequence[Certificate]) -> Certificate:
