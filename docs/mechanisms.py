@@ -21,13 +21,13 @@ from contract import entries  # noqa: E402
 PAGE = ROOT / "docs/mechanisms.md"
 HEAD = """# Every mechanism, its guarantee and its test
 
-Each row is of entries of one battery (`tests/contract.py`). The *test*, `test_guarantee_is_what_the_law_says` of the
-named class, compares what the protocol promises with the largest loss of what leaves, by code that shares nothing
-with the protocol: from laws, not from draws. The *wrong constant* is its negative control: with it the same loss must
-be above the promise (`test_a_wrong_constant_breaks_the_guarantee`). *Attained*: no smaller epsilon would be true.
-Where the wrong constant is a client's, users send what that client sends: the test holds that nothing else is shown,
-and the client has a row of its own. INTEGER and ROUNDED guarantees are those of the bits that leave, REAL ones of a
-theorem's real numbers ([security](security.md)). This page is made by `python docs/mechanisms.py`.
+Each row summarises one test class, built on `tests/contract.py`. Its test `test_guarantee_is_what_the_law_says`
+computes the largest privacy loss of the output from the exact distributions, by code that shares nothing with the
+protocol, and compares it with the guarantee. The *wrong constant* is the negative control: with it the same loss must
+exceed it (`test_a_wrong_constant_breaks_the_guarantee`). *Tight*: the guarantee holds for no smaller epsilon.
+Where the wrong constant is a client's, users send exactly what that client sends, and the client has its own row.
+INTEGER and ROUNDED guarantees hold in finite-precision arithmetic, REAL ones over real numbers
+([security](security.md)). This page is made by `python docs/mechanisms.py`.
 """
 OTHERS = """## Other promises
 
@@ -67,7 +67,7 @@ def inside(protocol: Any) -> str:
 
 def control(entry: Any) -> str:
     if hasattr(entry, "less"):
-        return "a law of less noise"
+        return "less noise"
     if entry.test_a_wrong_constant_breaks_the_guarantee.__qualname__.startswith("Relay"):
         return "a client of 1.1 epsilon"
     if entry.test_a_wrong_constant_breaks_the_guarantee.__qualname__.startswith("Contract"):
@@ -82,7 +82,7 @@ def row(entry: Any) -> tuple[str, tuple[str, ...], str, str]:
     about, colon, parts = promise.source.partition(" of: ")
     source = about + colon + "; ".join(dict.fromkeys(parts.split("; ")))
     what = (
-        f"`{kind.__name__}`{inside(protocol)}", promise.model.value, "attained" if promise.exact else "a bound",
+        f"`{kind.__name__}`{inside(protocol)}", promise.model.value, "tight" if promise.exact else "a bound",
         promise.neighbours.name.replace("_", " ").lower(), promise.arithmetic.name, source.replace("|", "\\|"),
     )  # fmt: skip
     return kind.__module__.split(".")[1], what, f"`{entry.page}::{entry.__name__}`", control(entry)

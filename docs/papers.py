@@ -33,7 +33,7 @@ What differs from the paper is in [corrections](corrections.md).
 `gaussian`, `sketching`, `densities`) runs every script that belongs to a paper and writes its page
 with the figures, `results/papers/NAME/index.html` and `index.md`; `--scale smoke`, `laptop` (the
 default) or `full`; `--device` as everywhere; `--data FOLDER` names real data that are not in the
-repository (each script says which). Killed, it goes on where it stopped. This page is made from the
+repository (each script says which). Killed, it resumes where it stopped. This page is made from the
 tables of such runs at `laptop`, which are in `experiments/papers/laptop/`, by `python
 docs/papers.py`. No verdict is typed: the functions in `experiments/papers/` compute them.
 

@@ -81,9 +81,9 @@ def imports(path: Path, known: set[str]) -> set[str]:
 
 @functools.cache
 def arrows() -> dict[str, set[str]]:
-    """What each module imports."""
+    """What each module imports, but for torchdp itself, which names every package for type checkers."""
     known = modules()
-    return {name: imports(path, set(known)) for name, path in known.items()}
+    return {name: imports(path, set(known)) for name, path in known.items() if name != "torchdp"}
 
 
 def room(module: str) -> str:

@@ -20,7 +20,7 @@ DENSITY = "tests/experiments/test_density_scripts.py"
 COMMANDS = {  # a command: the test, or what CI calls, that runs it
     "python3 run.py demo": ("tests/experiments/test_pairwise_scripts.py", 'command("pairwise/demo.py"'),
     "python3 run.py test": (".ci/run", "\npython3 run.py test\n"),
-    "pip install .": ("tests/test_packages.py", "run(*pip, torch, wheel"),
+    "pip install .": ("docs/publish.py", "run(*pip, torch, wheel"),
     "python experiments/density/error.py --smoke": (DENSITY, 'smoke("density/error.py"'),
     "python experiments/density/error.py --help": (DENSITY, 'main(["--help"])'),
     "python experiments/density/error.py --device cuda:1": ("tests/far/test_scripts_there.py", "smokes.__file__"),

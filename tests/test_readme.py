@@ -20,10 +20,7 @@ PRINTED = {  # a page and one of its blocks: what it prints
         "corrections.md",
         0,
     ): r"1\.0\d* 0\.649\d+ at p = inf, where[\s\S]*\n1\.2\d+ where Theorem 64 claims at least 1\.2\d+\n",
-    (
-        "README.md",
-        0,
-    ): HEAD
+    ("README.md", 0): HEAD
     + r"optimised strategy[\s\S]*exactly epsilon = 0\.99\d+\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3538",
     ("batches.md", 1): r"torch\.Size\(\[1000\]\) cover 0\.9[3-7]\d*\ntorch\.Size\(\[1000, 3\]\)",
     ("batches.md", 2): r"torch\.Size\(\[10000, 12\]\)\nTrue True True",

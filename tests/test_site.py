@@ -1,8 +1,10 @@
 """The site: it builds strictly, and every public name is on it, which is shown only where it has a docstring."""
 
 import functools
+import html
 import importlib
 import inspect
+import json
 import os
 import re
 import shutil
@@ -25,10 +27,15 @@ def build(folder, *options):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("site")
-    done = build(folder)
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("site")
+    done = build(found)
     assert done.returncode == 0, done.stderr[-3000:]
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(folder):
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.html")}
 
 
@@ -75,6 +82,54 @@ def test_guarantees_and_sources_stand_in_boxes(site):
         page = site[f"reference/{room}/index.html"]
         assert not re.search(r":(func|class|meth|mod):`|(>|\n)\s*(Guarantees|Source): |\\[<>*_]", page), room
     assert sum(page.count("admonition guarantees") for page in site.values()) > 150
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LOOK = """<body><script>
+async function look(page, width) {
+  const frame = document.createElement("iframe");
+  frame.style = `width: ${width}px; height: 900px; border: 0`;
+  const loaded = new Promise((done) => (frame.onload = done));
+  frame.src = page;
+  document.body.append(frame);
+  await loaded;
+  const root = frame.contentDocument.documentElement, found = [], cut = (part) => part.scrollWidth - part.clientWidth;
+  if (cut(root) > 0) found.push(`${page} at ${width} scrolls by ${cut(root)}`);
+  for (const code of root.querySelectorAll("pre, pre > code, article p > code"))
+    if (cut(code) > 0) found.push(`${page} at ${width} cuts ${cut(code)} px of ${code.textContent.slice(0, 60)}`);
+  frame.remove();
+  return found;
+}
+(async () => {
+  const found = [];
+  for (const page of PAGES) for (const width of [1400, 390]) found.push(...(await look(page, width)));
+  document.body.textContent = "looked " + JSON.stringify(found);
+})();
+</script></body>"""
+
+
+def looked(folder, pages, tmp_path):
+    """Which of these pages scroll sideways, or cut code, at 1400 and at 390 pixels."""
+    (tmp_path / "look.html").write_text(
+        LOOK.replace("PAGES", json.dumps([f"file://{folder}/{page}" for page in pages]))
+    )
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-web-security", "--hide-scrollbars"]
+    options += [f"--user-data-dir={tmp_path}/user", "--virtual-time-budget=600000", "--dump-dom"]
+    done = subprocess.run(
+        [BROWSER, *options, str(tmp_path / "look.html")], capture_output=True, text=True, timeout=900
+    )
+    found = re.search(r"looked (\[.*\])", done.stdout)
+    assert found, done.stdout[-500:] + done.stderr[-2000:]
+    return json.loads(html.unescape(found[1]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no chromium in the path: the widths of pages are not measured")
+def test_no_page_scrolls_sideways_or_cuts_code(folder, site, tmp_path):
+    wide = f"<pre><code style='white-space: pre'>{'x' * 2000}</code></pre>"
+    (tmp_path / "wide.html").write_text(f"<html><body>{wide}</body></html>")
+    assert len(looked(tmp_path, ["wide.html"], tmp_path)) == 6
+    assert len(site) > 60 and looked(folder, sorted(site), tmp_path) == []
 
 
 @pytest.mark.slow

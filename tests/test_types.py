@@ -1,4 +1,4 @@
-"""What an editor knows after ``choose``: strict type checking finds no Any. Training: tests/training/test_types.py."""
+"""What an editor knows after ``choose``: strict type checking of users' programs finds no Any."""
 
 import subprocess
 import sys
@@ -7,18 +7,45 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAD = "import torch\nfrom torchdp import collection, density, domains, mean, pairwise, queries, randomizers\n"
-HEAD += "from torchdp import workloads\n\nx = torch.arange(6)\n"
+HEAD = """
+import torch
+import torchdp
+from torch.utils.data import TensorDataset
+from torchdp import collection, density, domains, mean, pairwise, queries, randomizers, training, workloads
+
+x, rows = torch.arange(6), torch.ones(60, 1)
+choice = training.choose(training.Iterates(6), users=60, batch=20, epsilon=2.0, delta=1e-5)
+plan = choice.best
+net = torch.nn.Linear(1, 1)
+run = plan.start(net, torch.nn.functional.mse_loss)
+optimizer = training.PrivateAdam(net.parameters(), run)
+for users in run:
+    loss = run.backward(rows[users], rows[users])
+for inputs, targets in run.loader(TensorDataset(rows, rows)):
+    pass
+for step in run.loader(TensorDataset(rows, rows), max_rows=4):
+    for part in step:
+        run.backward(*part)
+"""
 PROGRAMS = {  # an expression of a user's: part of its type
     "pairwise.choose(pairwise.gini(4), 100, 1.0).best": "PairwiseProtocol",
     "pairwise.choose(pairwise.gini(4), 100, 1.0).best.estimate(x).interval()": "tuple[torch._tensor.Tensor",
     "queries.choose(workloads.prefix(4), 100, 1.0).best": "QueryProtocol",
     "queries.choose(workloads.prefix(4), 100, 1.0).best.estimate(x).value": "Tensor",
+    "queries.choose_trusted(workloads.identity(4), 100, 1.0, 1e-6).best.estimate(x).interval()": "tuple[torch",
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, n=9, dimension=3).best": "ShuffledKDE",
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, classes=x, dimension=3).best": "ShuffledClasses",
     "mean.choose_covariance(domains.Box(x, x), 100, 1.0).best": "LocalCovariance",
     "pairwise.choose(pairwise.gini(4), 100, 1.0).best.guarantee": "Guarantee",
+    "torchdp.pairwise.choose(torchdp.pairwise.gini(4), 100, 1.0).candidates[0].protocol": "PairwiseProtocol",
     "collection.Collection.of(randomizers.RandomizedResponse(4, 1.0)).estimate()": "Estimate",
+    "choice.candidates[0].protocol": "training.plan.Plan",
+    "training.Plan.load('plan')": "training.plan.Plan",
+    "plan.deviations()": "Tensor",
+    "run": "training.run.Run",
+    "run.plan.guarantee.epsilon + run.deviation": "float",
+    "(users, loss, part[0])": "tuple[torch._tensor.Tensor, torch._tensor.Tensor, torch._tensor.Tensor]",
+    "inputs": "Tensor",
 }
 
 

@@ -25,29 +25,19 @@ The packages (each a module; loaded on first use, so ``import torchdp`` costs no
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what an editor knows of ``torchdp.pairwise``
+    from torchdp import collection, density, domains, factorization, kernels, mean, noise  # noqa: I001
+    from torchdp import pairwise, privacy, protocol, queries, randomizers, regression, secure
+    from torchdp import shuffle, simulate, sketching, training, workloads
 
 __version__ = "0.1.0"
 __all__ = [
-    "collection",
-    "density",
-    "domains",
-    "factorization",
-    "kernels",
-    "mean",
-    "noise",
-    "pairwise",
-    "privacy",
-    "protocol",
-    "queries",
-    "randomizers",
-    "regression",
-    "secure",
-    "shuffle",
-    "simulate",
-    "sketching",
-    "training",
+    "collection", "density", "domains", "factorization", "kernels", "mean", "noise", "pairwise", "privacy",
+    "protocol", "queries", "randomizers", "regression", "secure", "shuffle", "simulate", "sketching", "training",
     "workloads",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> ModuleType:

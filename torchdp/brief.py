@@ -1,18 +1,26 @@
 """How objects print themselves: one short line in a terminal, a table in a notebook."""
 
+import math
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 WIDE, NAMED, FEW = 200, 40, 4  # characters of an object and of a string in it; numbers of a sequence
+LEFT, LINE, HIGH = 50, 240, 34  # pixels of an interval's picture: beside it, its width, the picture's height
 
 
 class Brief:
-    """What prints itself in at most 200 characters: a dataclass's fields, tensors as dtype and shape."""
+    """What prints itself in at most 200 characters: its fields, tensors as dtype and shape.
+
+    _printed: the names of its fields; of a dataclass all of them where it says nothing else.
+    """
+
+    _printed: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -20,7 +28,8 @@ class Brief:
 
     def _fields(self) -> dict[str, object]:
         fields = getattr(self, "__dataclass_fields__", {})
-        return {name: getattr(self, name, None) for name, field in fields.items() if field.repr}
+        names = self._printed or [name for name, field in fields.items() if field.repr]
+        return {name: getattr(self, name, None) for name in names}
 
     def _repr_html_(self) -> str:
         """A table in a notebook: each field in short, or in its own words where it has some."""
@@ -52,6 +61,10 @@ def _brief(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, tuple | list | dict) and len(value) > FEW:
         return f"<{len(value)} values>"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_brief(one)}' for key, one in value.items())}}}"
+    if isinstance(value, Path):
+        return _brief(str(value))
     if isinstance(value, tuple | list):
         return f"({', '.join(map(_brief, value))})"
     if isinstance(value, int | torch.dtype | torch.device | None):
@@ -69,3 +82,17 @@ def html_table(rows: Iterable[Sequence[object]], head: Sequence[str] = ()) -> st
 
     top = row(head, "th") if head else ""
     return f"<table>{top}{''.join(row(cells, 'td') for cells in rows)}</table>"
+
+
+def html_interval(value: float, *ends: float) -> str:
+    """A picture of a finite interval: a line between its ends, which stand below, with a dot at the value; else ""."""
+    (low, high), first, last = ends, min(value, *ends), max(value, *ends)
+    if not 0 < last - first < math.inf:
+        return ""
+    a, v, b = (round(LEFT + LINE * (each - first) / (last - first)) for each in (low, value, high))
+    names = "".join(f'<text x="{x}" y="{HIGH - 4}">{end:.4g}</text>' for x, end in ((a, low), (b, high)))
+    return (
+        f'<svg width="{LINE + 2 * LEFT}" height="{HIGH}" role="img" aria-label="{low:.4g} to {high:.4g}" '
+        'fill="currentColor" stroke-width="2" font-size="12" text-anchor="middle">'
+        f'<path stroke="currentColor" d="M{a} 3v12M{a} 9H{b}M{b} 3v12"/><circle cx="{v}" cy="9" r="5"/>{names}</svg>'
+    )

@@ -20,11 +20,7 @@ def keyed_generator(key: bytes, device: torch.device | str | None = None) -> tor
     device: for None torch's default, which a script's ``--device`` sets.
     """
     device = torch.get_default_device() if device is None else torch.device(device)
-    return _generator(hashlib.shake_256(key).digest(4 * _WORDS), device)
-
-
-def _generator(material: bytes, device: torch.device) -> torch.Generator:
-    generator = torch.Generator(device)
+    material, generator = hashlib.shake_256(key).digest(4 * _WORDS), torch.Generator(device)
     if device.type != "cpu":
         return generator.manual_seed(int.from_bytes(material[:8], "little", signed=True))
     state = generator.manual_seed(1).get_state()

@@ -28,13 +28,7 @@ from torchdp.regression import GramRelease, adaptive_ridge, top_directions
 from torchdp.regression.rows import shortened
 
 with checks.needing("torchdp.sklearn", "scikit-learn"):
-    from sklearn.base import (
-        BaseEstimator,
-        ClassifierMixin,
-        ClassNamePrefixFeaturesOutMixin,
-        RegressorMixin,
-        TransformerMixin,
-    )
+    from sklearn import base
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
@@ -43,7 +37,7 @@ __all__ = ["PrivateClassMeans", "PrivatePCA", "PrivateRidge"]
 
 
 @dataclass(eq=False, repr=False)
-class Curated(BaseEstimator):
+class Curated(base.BaseEstimator):
     """What the three have in common.
 
     epsilon > 0; delta in (0, 1). bound: the largest l_2 norm of a row; longer ones are shortened to it. random_state:
@@ -78,7 +72,7 @@ class Curated(BaseEstimator):
 
 
 @dataclass(eq=False, repr=False)
-class PrivateRidge(RegressorMixin, Curated):
+class PrivateRidge(base.RegressorMixin, Curated):
     """Ridge regression from one release of A^T A and A^T b, regularized as the noise asks for (``adaptive_ridge``).
 
     label_bound: labels are cut to it in size. alpha: the least weight of |w|^2. fit_intercept: a column of the constant
@@ -110,7 +104,7 @@ class PrivateRidge(RegressorMixin, Curated):
 
 
 @dataclass(eq=False, repr=False)
-class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Curated):
+class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Curated):
     """The directions of largest second moment from one release of A^T A. Not centred: subtract a public centre first.
 
     After ``fit``: ``components_`` (n_components, d), orthonormal, the largest first; ``moments_``, ``guarantee_``.
@@ -136,7 +130,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Curated):
 
 
 @dataclass(eq=False, repr=False)
-class PrivateClassMeans(ClassifierMixin, Curated):
+class PrivateClassMeans(base.ClassifierMixin, Curated):
     """The class whose mean is nearest, from one noisy mean of each class (``density.nearest_centre``).
 
     label_epsilon: labels go through randomized response at this epsilon first; None: who is in which class is public.

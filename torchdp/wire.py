@@ -28,10 +28,11 @@ def unpack(data: bytes, bits: int, words: int = 0) -> Tensor:
     size = max(1, -(-checks.integer("bits", bits, 0, 64 * words or 63) // 8))
     if len(checks.instance("data", data, bytes)) % size:
         raise ValueError(f"data must hold {size} bytes for each message, not {len(data)} bytes in all")
-    wide = torch.zeros(len(data) // size, max(1, words), 8, dtype=torch.int64, device="cpu")
+    wide = torch.zeros(len(data) // size, 8 * max(1, words), dtype=torch.uint8, device="cpu")
     if data:
-        wide.flatten(1)[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
-    values = (wide << (8 * torch.arange(8, device="cpu"))).sum(-1)
+        wide[:, :size] = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, size)
+    wide = wide if sys.byteorder == "little" else wide.view(-1, 8).flip(1).reshape(wide.shape)
+    values = wide.view(torch.int64)
     last = bits - 64 * max(0, words - 1)
     if last < 64 and (values[:, -1] >> last).any():
         raise ValueError(f"data must hold messages of {bits} bits; one has more")
@@ -50,16 +51,4 @@ def unpack_vectors(data: bytes, dim: int) -> Tensor:
     """(n, dim) float64. Raises TypeError, and ValueError for another length or what is no number."""
     if len(checks.instance("data", data, bytes)) % (8 * checks.integer("dim", dim, 1)):
         raise ValueError(f"data must hold {8 * dim} bytes for each message, not {len(data)} bytes in all")
-    words = unpack_words(data)
-    return checks.floating("data", words.view(torch.float64).view(-1, dim))
-
-
-def unpack_words(data: bytes) -> Tensor:
-    """(len/8,) int64, the low byte first."""
-    none = torch.zeros(0, dtype=torch.int64, device="cpu")
-    words = torch.frombuffer(bytearray(data), dtype=torch.int64) if data else none
-    return (
-        words
-        if sys.byteorder == "little"
-        else words.view(torch.uint8).view(-1, 8).flip(1).contiguous().view(torch.int64)[:, 0]
-    )
+    return checks.floating("data", unpack(data, 64, 1).view(torch.float64).view(-1, dim))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 
+Where: TypeAlias = torch.device | str | None
 MOST_BITS = 32  # 2^d types, d numbers for each
 
 
@@ -49,7 +51,7 @@ class Workload(Brief):
 
 
 @dataclass(frozen=True)
-class RunningSums:
+class RunningSums(Brief):
     """Sums over all steps so far: of up to millions of steps, never formed.
 
     x_t = decay x_{t-1} + rates_t v_t, v_t = momentum v_{t-1} + g_t, so that
@@ -110,26 +112,24 @@ def _side(k: int) -> int:
     return k
 
 
-def _differences(k: int, device: torch.device | str | None) -> Tensor:
+def _differences(k: int, device: Where) -> Tensor:
     """i - j for i, j in [0, k), as integers: half precision would round large positions into ties."""
     x = torch.arange(_side(k), device=device)
     return x[:, None] - x
 
 
-def identity(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+def identity(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """The histogram: W = I_k."""
     return Workload("identity", (torch.eye(_side(k), dtype=dtype, device=device),))
 
 
-def prefix(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+def prefix(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """Prefix sums (continual counting): W[i, j] = 1[j <= i], of shape (k, k)."""
     k = _side(k)
     return Workload("prefix", (torch.ones(k, k, dtype=dtype, device=device).tril(),))
 
 
-def all_ranges(
-    k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
-) -> Workload:
+def all_ranges(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """All ranges: one row 1[a <= j <= b] for each 0 <= a <= b < k, of shape (k (k + 1) / 2, k)."""
     k = checks.integer("k", k, 1)
     checks.fits("all_ranges", k * (k + 1) // 2, k)
@@ -138,14 +138,12 @@ def all_ranges(
     return Workload("all ranges", (((low[:, None] <= types) & (types <= high[:, None])).to(dtype),))
 
 
-def sign(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+def sign(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """W[i, j] = sgn(i - j), zero on the diagonal: ties count nothing. Of shape (k, k), antisymmetric."""
     return Workload("sign", (_differences(k, device).sign().to(dtype),))
 
 
-def kendall(
-    a: int, b: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
-) -> Workload:
+def kendall(a: int, b: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """Kendall's tau-a on an a x b grid: W = sign(a) (x) sign(b), f((y, z), (y', z')) = sgn(y - y') sgn(z - z').
 
     Type (y, z) has index ``y * b + z``. A pair tied in y or in z counts 0. Source: Ghazi, Kamath, Kumar,
@@ -156,7 +154,7 @@ def kendall(
     return Workload("kendall", factors)
 
 
-def auc(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+def auc(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """The AUC's kernel on (label, score) types: f((y, s), (y', s')) = (y - y') sgn(s - s') / 2.
 
     Label y is 0 or 1 and score s in [0, k); type (y, s) has index ``y * k + s``; shape (2k, 2k). The sum over
@@ -168,26 +166,20 @@ def auc(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | st
 
 
 def absolute_difference(
-    k: int,
-    *,
-    spacing: float = 1.0,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str | None = None,
+    k: int, *, spacing: float = 1.0, dtype: torch.dtype = torch.float64, device: Where = None
 ) -> Workload:
     """Gini's mean difference: W[i, j] = spacing * abs(i - j), of shape (k, k)."""
     spacing = checks.positive("spacing", spacing)
     return Workload("absolute difference", (_differences(k, device).abs().to(dtype) * spacing,))
 
 
-def unequal(k: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None) -> Workload:
+def unequal(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """Gini's diversity index: W[i, j] = 1[i != j], of shape (k, k)."""
     k = _side(k)
     return Workload("unequal", (1 - torch.eye(k, dtype=dtype, device=device),))
 
 
-def parities(
-    d: int, order: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
-) -> Workload:
+def parities(d: int, order: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape (sets, 2^d)."""
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
     checks.fits("parities", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d)
@@ -196,9 +188,7 @@ def parities(
     return Workload("parities", ((1 - 2 * (sets @ bits.T % 2)).to(dtype),))
 
 
-def marginals(
-    d: int, order: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
-) -> Workload:
+def marginals(d: int, order: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """Monotone conjunctions of at most ``order`` of d bits: W[S, x] = 1[x_j = 1 for all j in S], of shape (sets, 2^d).
 
     The empty set's query is 1; there are sum_{i <= order} C(d, i) of them. Bit j of type x is (x >> j) & 1.
@@ -212,9 +202,7 @@ def marginals(
     return Workload("marginals", ((sets @ bits.T == sets.sum(1, keepdim=True)).to(dtype),))
 
 
-def marginal_tables(
-    d: int, order: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
-) -> Workload:
+def marginal_tables(d: int, order: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """All cells of all ``order``-way marginal tables of d bits: W[(S, y), x] = 1[x_j = y_j for all j in S].
 
     Of shape (C(d, order) 2^order, 2^d), the tables of the sets S of ``order`` bits one after the other. Bit j of type x
@@ -233,7 +221,7 @@ def marginal_tables(
     return Workload("marginal tables", (cells.flatten(0, 1).to(dtype),))
 
 
-def _bits(d: int, device: torch.device | str | None) -> Tensor:
+def _bits(d: int, device: Where) -> Tensor:
     """The bits of the types, (2^d, d), as floats: integers have no matrix product on a GPU."""
     types = torch.arange(2**d, device=device)
     return ((types[:, None] >> torch.arange(d, device=device)) & 1).double()

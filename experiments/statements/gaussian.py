@@ -257,7 +257,7 @@ def zonotopes(rng: np.random.Generator, count: int) -> Instances:
     NAME,
     "Lemma 33",
     "E||M - mu||_p^2 >= tr_{p/2}(cov M)",
-    "discrete laws of 1 to 8 atoms in d = 1 to 6, heavy atoms; p = 2 to inf",
+    "discrete distributions of 1 to 8 atoms in d = 1 to 6, heavy atoms; p = 2 to inf",
 )
 def jensen(rng: np.random.Generator, count: int) -> Instances:
     for i in range(count):
@@ -285,7 +285,7 @@ def pairs_of_laws(rng: np.random.Generator, epsilon: float, size: int) -> tuple[
     NAME,
     "Lemmas 35 to 41",
     "Lemma 39: chi^2(P||Q) <= e^-epsilon (e^epsilon - 1)^2",
-    "laws of 2 to 8 atoms, epsilon = 0.01 to 32, and randomized response, which attains it",
+    "distributions of 2 to 8 atoms, epsilon = 0.01 to 32, and randomized response, which attains it",
 )
 def chi_squared(rng: np.random.Generator, count: int) -> Instances:
     for i in range(count):
@@ -327,7 +327,7 @@ def pure_bound(rng: np.random.Generator, count: int) -> Instances:
 @check(
     NAME,
     "Theorem 53",
-    "the mechanism is unbiased and (0, delta)-DP, and errs by 0 on X_0",
+    "the mechanism is unbiased and (0, delta)-DP, and has error 0 on X_0",
     "delta = 1e-9 to 1 (delta = 0 is excluded: it divides by delta); total variation of every two data sets",
 )
 def knows_one(rng: np.random.Generator, count: int) -> Instances:

@@ -311,7 +311,7 @@ def hull_mended(rng: np.random.Generator, count: int) -> Instances:
     NAME,
     "Lemma 18",
     "E (X - clip(X))^2 <= sqrt(E X^4 P(abs(X) > tau))",
-    "discrete laws of 1 to 8 atoms, heavy tails, tau = 0 to beyond the largest",
+    "discrete distributions of 1 to 8 atoms, heavy tails, tau = 0 to beyond the largest",
 )
 def clipping(rng: np.random.Generator, count: int) -> Instances:
     for _ in range(count):

@@ -67,7 +67,7 @@ SIZES = ((2, 10), (2, 1000), (5, 5), (5, 200), (20, 400), (20, 2000), (100, 10_0
 @check(
     NAME,
     "Theorem 4.4",
-    "Lemma 4.5: P(some row's count is off by more than gamma n/m) < 2 m exp(-gamma^2 n/(2 m)), two-sided as "
+    "Lemma 4.5: P(some row's count differs by more than gamma n/m) < 2 m exp(-gamma^2 n/(2 m)), two-sided as "
     "printed",
     "m = 2 to 100, n to 1e6, gamma = 0.05 to 0.99; one row alone, exact",
     false=True,

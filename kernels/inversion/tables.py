@@ -204,6 +204,6 @@ def _refuse_wide(deviation: float) -> None:
 
 def _too_long() -> ValueError:
     return ValueError(
-        f"this law needs more than {LONGEST} thresholds; take a smaller mean or ratio, "
+        f"this distribution needs more than {LONGEST} thresholds; take a smaller mean or ratio, "
         "or draw it without a table (torch.poisson of a rate, or of a gamma variable for a negative binomial)"
     )

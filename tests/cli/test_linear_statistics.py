@@ -1,5 +1,6 @@
 """``torchdp estimate`` of means, shares and quantiles; groups, plans, missing cells and numbers beyond their bounds."""
 
+import csv
 import itertools
 import math
 import statistics
@@ -52,6 +53,17 @@ def ask(estimate, quick):
 def near(row, truth):
     assert abs(row["estimate"] - truth) < 5 * row["predicted_rmse"]
     assert row["interval"][0] <= row["estimate"] <= row["interval"][1]
+
+
+def test_dates_are_asked_for_in_days(tmp_path, ask):
+    """Written by pandas, packed, with quotes and another delimiter: half a year in the mean."""
+    days = pd.Series(pd.date_range("2024-01-01", "2024-12-31", 2000)).dt.strftime("%Y-%m-%dT%H:%M")
+    path = tmp_path / "joined.csv.gz"
+    days.to_frame("joined").to_csv(path, index=False, quoting=csv.QUOTE_ALL, sep=";")
+    words = "--statistic mean --columns joined --bounds joined=2024-01-01:2024-12-31 --delimiter ;"
+    found = ask(str(path), words)
+    near(found, 182.5)
+    assert found["discretisation"].endswith("; joined in days since 2024-01-01")
 
 
 def test_the_table_of_statistics_is_the_command_line():
@@ -251,7 +263,7 @@ def test_policies_say_who_was_left_out(tmp_path, quick, estimate):
 def test_nobody_left(tmp_path, estimate):
     path = tmp_path / "none.csv"
     for cells, policy, message in (
-        ("NA\n-\n", "--missing", "leaves nobody"),
+        ("NA\n-\n", "--missing", "leaves no user"),
         ("9\n10\n", "--out-of-bounds", "nobody"),
     ):
         path.write_text("dose\n" + cells)

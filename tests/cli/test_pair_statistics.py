@@ -96,7 +96,7 @@ def test_two_groups(table, ask):
     groups = [[2 * int(row[0] / 2) for row in rows if row[3] == label] for label in (1, 0)]
     near(ask(path, "energy-distance", "income seen", 4), energy_distance(*groups) ** 2, 0.4)
     found = ask(path, "mmd", "income seen", 4)
-    assert "standard deviation 1.6" in found["discretisation"]
+    assert "standard deviation is 0.2 of their range" in found["discretisation"]
     kernel = [[math.exp(-((a - b) ** 2) / 2 / 1.6**2) for b in range(0, 8, 2)] for a in range(0, 8, 2)]
     shares = [[group.count(value) / len(group) for value in range(0, 8, 2)] for group in groups]
     apart = [a - b for a, b in zip(*shares, strict=True)]

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import re
+from datetime import date
 
 import pandas as pd
 import pytest
@@ -117,6 +118,7 @@ def test_a_damaged_gzip_file_is_no_table(damage, tmp_path):
         ("1.5", ",", "such as '.'; or if it is the decimal mark: --decimal .$"),
         ("1.234,5", ",", "take out marks between thousands such as '.'$"),
         ("1x5", ".", "not a finite number; correct or leave out the row$"),
+        ("2024-01-31", ".", "of dates state days: --bounds a=2024-01-01:2024-12-31$"),
     ],
 )
 def test_the_remedy_for_a_number_works(cell, decimal, remedy):
@@ -125,3 +127,11 @@ def test_the_remedy_for_a_number_works(cell, decimal, remedy):
     other = "," if decimal == "." else "."
     if f"--decimal {other}" in remedy:
         assert table.numbers("a", other, pd.Series([cell])).tolist() == [1.5]
+
+
+def test_dates_are_days_since_the_first():
+    cells = ["2024-01-01", " 2024-01-02T12:00 ", "2024-01-03 00:00:00+02:00", "NA", "2023-12-31", "2024-02-29"]
+    found = table.days("a", date(2024, 1, 1), pd.Series(cells))
+    assert found.isna().tolist() == [cell == "NA" for cell in cells]
+    assert found.dropna().tolist() == [0, 1.5, 2 - 2 / 24, -1, 59]
+    assert table.ends("2024-01-01:2024-12-31") == (0, 366, date(2024, 1, 1))

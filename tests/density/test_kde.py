@@ -307,7 +307,7 @@ def test_what_is_wrong_is_refused_before_anything_is_drawn():
     with pytest.raises(ValueError, match="tally must be of 8 users"):
         kde.estimate(x[:7])
     for wrong, kind, match in [
-        (x[:7], ValueError, "of 8 users, as the law is, not 7"),
+        (x[:7], ValueError, "of 8 users, as calibrated, not 7"),
         (x[:, :4], ValueError, r"shape \(..., n, 5\)"),
         (3 * x, ValueError, "norm at most 1"),
         (x.half(), TypeError, "float32 or float64"),

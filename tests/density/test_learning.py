@@ -148,7 +148,7 @@ def test_wrong_labels_and_counts_are_refused_before_anything_is_drawn():
     moved = labels.clone()
     moved[0] = 1
     for some, reported, kind, match in [
-        (x, moved, ValueError, "as the laws count on"),
+        (x, moved, ValueError, "for whom the noise is calibrated"),
         (x[:11], labels, ValueError, "one row for each user"),
         (x, labels.clamp_max(1), ValueError, r"classes \[2\] have none"),
         (x, labels + 1, ValueError, r"lie in \[0, 3\)"),

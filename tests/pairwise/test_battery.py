@@ -208,5 +208,5 @@ class TestShuffledForm(Pairwise, MessageContract):
         return worst
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
-        with pytest.raises(ValueError, match="is not certified for this law"):
+        with pytest.raises(ValueError, match="is not certified for this noise"):
             dataclasses.replace(self.protocol, noise=self.protocol.noise * 0.9)

@@ -42,10 +42,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
     _sweep(commands)
-    _merge(commands)
-    _scripts(commands)
-    _paper(commands)
-    _status(commands)
+    _experiments(commands)
+    _stores(commands)
     add_secure(commands)
     _doctor(commands)
     return top
@@ -67,31 +65,27 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     estimate.add_argument("--epsilon", required=True, type=number, help="privacy budget of one user, > 0")
     estimate.add_argument(
         "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
-        help="public range of each numeric column, known without looking at the data",
+        help="public range of each numeric column, known without looking at the data; of dates two days, such as "
+        "2024-01-01:2024-12-31: they are counted in days from the first",
     )  # fmt: skip
     estimate.add_argument(
         "--bounds-from-data", action="store_true",
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
     )  # fmt: skip
-    estimate.add_argument(
-        "--bins", type=integer, help="equal bins for each number (default: 32; fewer of several)"
-    )
+    estimate.add_argument("--bins", type=integer, help="equal bins for each number (default: 32, or fewer)")
     estimate.add_argument("--categories", metavar="A,B,...", help="the public list of a column's categories")
     shares = "quantiles: of these shares, such as .25 .5 .75"
     estimate.add_argument("--quantiles", nargs="+", type=number, metavar="SHARE", help=shares)
     for name, default in (("--positive", "1"), ("--negative", "0")):
         words = f"the label that counts as {default} (default: {default})"
         estimate.add_argument(name, metavar="VALUE", default=default, help=words)
-    estimate.add_argument(
-        "--group", metavar="COLUMN", help="answers for each value of this column, which is public"
-    )
+    estimate.add_argument("--group", metavar="COLUMN", help="answers for each value of this public column")
     _estimate_table(estimate)
-    _estimate_protocol(estimate)
-    _estimate_output(estimate)
+    _estimate_answer(estimate)
 
 
-def _estimate_protocol(estimate: argparse.ArgumentParser) -> None:
-    """Who is asked how, or how many it takes."""
+def _estimate_answer(estimate: argparse.ArgumentParser) -> None:
+    """How users are asked, and what is printed."""
     estimate.add_argument(
         "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
         help="auto: the least predicted error, blind to the data, in a few seconds; best: of pairs with more than 64 "
@@ -102,29 +96,19 @@ def _estimate_protocol(estimate: argparse.ArgumentParser) -> None:
         help="no table: how many users make the predicted standard error at most this, in the statistic's unit "
         "(quantiles, histogram: in shares of users)",
     )  # fmt: skip
-
-
-def _estimate_output(estimate: argparse.ArgumentParser) -> None:
-    """What is printed."""
     estimate.add_argument(
         "--population", action="store_true",
         help="intervals for the population that the users are a random sample from (default: for these users)",
     )  # fmt: skip
     estimate.add_argument("--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)")
-    estimate.add_argument(
-        "--seed", type=integer, help="repeatable noise, for trying out; default: from the system"
-    )
+    estimate.add_argument("--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only")
     estimate.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _estimate_table(estimate: argparse.ArgumentParser) -> None:
     """How the table is read."""
-    estimate.add_argument(
-        "--delimiter", metavar="C", default=",", help="between cells, such as ';' or tab (default: ,)"
-    )
-    estimate.add_argument(
-        "--decimal", choices=(".", ","), default=".", help="mark of the table's numbers (default: .)"
-    )
+    estimate.add_argument("--delimiter", metavar="C", default=",", help="such as ';' or tab (default: ,)")
+    estimate.add_argument("--decimal", choices=(".", ","), default=".", help="of numbers (default: .)")
     estimate.add_argument("--encoding", default="utf-8-sig", help="of the table, such as latin-1 (default: UTF-8)")
     estimate.add_argument(
         "--missing", choices=("refuse", "drop"), default="refuse",
@@ -180,7 +164,7 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     only.add_argument("--draw-only", action="store_true", help="draw from the stored results, measure nothing")
 
 
-def _merge(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _stores(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     merge = commands.add_parser(
         "merge",
         help="several stores in one",
@@ -188,23 +172,6 @@ def _merge(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     merge.add_argument("into", metavar="INTO.jsonl")
     merge.add_argument("stores", nargs="+", metavar="STORE.jsonl")
-
-
-def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    doctor = commands.add_parser(
-        "doctor",
-        help="what is installed, and which kernels run on this machine, how fast, and why not",
-        description="Tries every kernel against its reference and times it beside measured ceilings. On a GPU it also "
-        "chooses tile sizes and keeps its verdicts for later processes; one that fails is switched off there.",
-    )
-    doctor.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
-    interpreted = "try the fused kernels on the CPU, in Triton's interpreter; no times"
-    doctor.add_argument("--interpret", action="store_true", help=interpreted)
-    doctor.add_argument("--only", nargs="+", metavar="KERNEL", help="these kernels, such as chacha.keystream")
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     status = commands.add_parser(
         "status",
         help="where a sweep stands: done, running, failed, and when it will end",
@@ -221,20 +188,31 @@ def _status(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     report.add_argument("--title")
 
 
-def _scripts(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="what is installed, and which kernels run on this machine, how fast, and why not",
+        description="Tries every kernel against its reference and times it beside measured ceilings. On a GPU it also "
+        "chooses tile sizes and keeps its verdicts for later processes; one that fails is switched off there.",
+    )
+    doctor.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
+    interpreted = "try the fused kernels on the CPU, in Triton's interpreter; no times"
+    doctor.add_argument("--interpret", action="store_true", help=interpreted)
+    doctor.add_argument("--only", nargs="+", metavar="KERNEL", help="these kernels, such as chacha.keystream")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _experiments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     new = commands.add_parser("new", help="a script of your own: mechanism, trial, grid, sweep, in twenty lines")
     new.add_argument("kind", choices=("experiment",))
     new.add_argument("name", metavar="NAME", help="of the file, NAME.py; it must not be there")
     found = commands.add_parser("list", help="the experiments there are, and what each reproduces")
     found.add_argument("folder", nargs="?", default="experiments", help="default: %(default)s")
-
-
-def _paper(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     paper = commands.add_parser(
         "paper",
         help="a paper's figures, tables and theorems, claim by claim, on one page",
         description="Runs every script that belongs to the paper, judges their tables, writes index.html and index.md. "
-        "Killed, it goes on where it stopped; --scale smoke takes a minute or two, laptop at most half an hour.",
+        "Killed, it resumes where it stopped; --scale smoke takes a minute or two, laptop at most half an hour.",
     )
     paper.add_argument("name", metavar="NAME", help="pairwise, factorization, gaussian, sketching or densities")
     paper.add_argument(

@@ -48,7 +48,7 @@ def doctor(options: argparse.Namespace) -> int:
     }
     report |= {"device": str(device), "interpreted": options.interpret, "mode": mode()}
     if options.interpret:
-        findings = [examine.tried(kernel, device) for kernel in chosen]
+        findings = [Finding(kernel.name, kernel.trial(device)) for kernel in chosen]
     else:
         try:
             most = examine.ceilings(device)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.cli.questions import PROTOCOLS, Answer, Asked, Question, bounded_by
+from torchdp.cli.questions import Answer, Asked, Question, bounded_by
 from torchdp.cli.statistics import asking
 from torchdp.cli.table import read_users
 from torchdp.noise import Noise, SeededNoise
@@ -17,7 +17,6 @@ from torchdp.protocol.users import single
 from torchdp.text import aligned, say, shown
 
 FIRST, ROUNDS, MOST = 10_000, 4, 2**50  # users, of a plan
-__all__ = ["PROTOCOLS", "estimate"]
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def ask(
     if not options.bounds_from_data:
         asked.axes()  # refuses what lacks bounds, before the table is read
     notes: list[str] = []
-    users = read_users(options, asked.labels, notes)
+    users = read_users(options, asked.labels, notes, asked.since)
     axes = asked.axes(users)
     question = asked.question(axes)
     users, types = asked.coded(users, axes, noise, notes)
@@ -173,13 +172,11 @@ def _line(one: Answer) -> str:
 def plan(options: argparse.Namespace, epsilon: float) -> int:
     """Prints the least number of users whose predicted error is at most --plan."""
     error = checks.positive("--plan", options.plan)
-    for name in ("csv", "group", "seed"):
-        if getattr(options, name) is not None:
-            raise ValueError(f"--plan takes no --{name}: it is made without any data; leave one of them out")
-    if options.population:
-        raise ValueError("--plan takes no --population: its error is that of the privacy noise")
-    if options.bounds_from_data:
-        raise ValueError("--plan takes no --bounds-from-data: it is made without any data; state --bounds")
+    for name in ("csv", "group", "seed", "population", "bounds_from_data"):
+        if getattr(options, name) not in (None, False):
+            raise ValueError(
+                f"--plan takes no --{name.replace('_', '-')}: it is made without any data, for the privacy noise alone"
+            )
     asked = asking(options)
     question = asked.question(asked.axes())
     n = FIRST

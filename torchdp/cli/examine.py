@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -75,11 +75,6 @@ def plain(kernel: Kernel, device: torch.device, most: Ceilings, fault: str) -> F
     return _timed(kernel, kernel.plain, kernel.case.host, device, most, fault)
 
 
-def tried(kernel: Kernel, device: torch.device) -> Finding:
-    """Whether the fused form agrees; not timed."""
-    return Finding(kernel.name, kernel.trial(device))
-
-
 def fused(kernel: Kernel, device: torch.device, most: Ceilings, tune: bool) -> Finding:
     """On a GPU: agreement, then the fastest tiles, which stay set; or the reference's time. Raises LostDevice.
 
@@ -106,7 +101,8 @@ def chosen_tiles(kernel: Kernel, device: torch.device) -> dict[str, int]:
     if not start:
         return {}
     best, least = start, cost() * GAIN
-    for tiles in products(kernel):
+    for sizes in itertools.product(*kernel.case.tiles.values()):
+        tiles = dict(zip(kernel.case.tiles, sizes, strict=True))
         kernel.set_tiles(device, tiles)
         try:
             if tiles != start and kernel.trial(device) is None and (taken := cost()) < least:
@@ -117,12 +113,6 @@ def chosen_tiles(kernel: Kernel, device: torch.device) -> dict[str, int]:
             kernel.failed(device, error)
     kernel.set_tiles(device, best)
     return best
-
-
-def products(kernel: Kernel) -> Iterator[dict[str, int]]:
-    names = list(kernel.case.tiles)
-    for sizes in itertools.product(*kernel.case.tiles.values()):
-        yield dict(zip(names, sizes, strict=True))
 
 
 def _timed(

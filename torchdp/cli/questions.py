@@ -5,6 +5,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import combinations_with_replacement
 from typing import Any, ClassVar, cast
 
 import torch
@@ -75,16 +76,28 @@ class Question(ABC):
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         """What is printed of what was heard: of these users, or of the population that they are a sample from."""
 
-    @abstractmethod
+    @property
+    def likely(self) -> Tensor:
+        """Shares of types, (j, k), over which the error and its bound are the largest."""
+        return torch.empty(0, 0)
+
     def error(self, protocol: Asked, n: float) -> float:
-        """The largest standard error of an answer of n users: over all data, or the histograms a choice tries."""
+        """The largest standard error of an answer of n users: over all data, or the ``likely`` shares."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return math.sqrt(max(float(protocol.predicted_mse(each * n).max()) for each in self.likely))
 
     def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
         """What no unbiased protocol's error is below, on users of these shares; None: where ``error`` is; no bound.
 
         Of several answers the root of their mean square.
         """
-        return None
+        family = self.likely if shares is None else shares[None]
+        return max((self.bound_at(n, epsilon, each) for each in family), default=None)
+
+    def bound_at(self, n: int, epsilon: float, shares: Tensor) -> float:
+        """``bound`` for these shares; 0: nothing is known."""
+        return 0.0
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
         """Plausible shares of the types, (k,), by what was heard; None where ``bound`` has no use for them."""
@@ -115,17 +128,14 @@ class OfPairs(Question):
             return [_answer("estimate", found, level)]
         test = pairwise.mann_whitney(users)
         both = [_answer("AUC", found, level), *([] if population else [_answer("U", test.u, level)])]
-        return [replace(each, p_value=float(test.p_value), words="of one law for both labels") for each in both]
+        return [replace(each, p_value=float(test.p_value), words="of equal distributions") for each in both]
 
-    def error(self, protocol: Asked, n: float) -> float:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            family = pairwise.histograms(self.statistic)
-            return math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in family))
+    @property
+    def likely(self) -> Tensor:
+        return pairwise.histograms(self.statistic)
 
-    def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
-        family = pairwise.histograms(self.statistic) if shares is None else [shares]
-        return max(pairwise.lower_bound(self.statistic, n, epsilon, each) for each in family)
+    def bound_at(self, n: int, epsilon: float, shares: Tensor) -> float:
+        return pairwise.lower_bound(self.statistic, n, epsilon, shares)
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
         found = pairwise.consistent(cast(pairwise.PairwiseProtocol, protocol), tally)
@@ -187,12 +197,12 @@ class OfFunction(Question):
         own = cast(queries.LocalFunction, protocol)
         return [_answer("estimate", own.of_population(tally) if population else own.analyse(tally), level)]
 
-    def error(self, protocol: Asked, n: float) -> float:
-        return math.sqrt(max(float(protocol.predicted_mse(each * n)) for each in self.function.likely))
+    @property
+    def likely(self) -> Tensor:
+        return self.function.likely
 
-    def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
-        family = self.function.likely if shares is None else [shares]
-        return max(queries.function_lower_bound(self.function, n, epsilon, each) for each in family)
+    def bound_at(self, n: int, epsilon: float, shares: Tensor) -> float:
+        return queries.function_lower_bound(self.function, n, epsilon, shares)
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
         own = cast(queries.LocalFunction, protocol)
@@ -219,17 +229,11 @@ class OfCovariance(Question):
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         found = protocol.analyse(tally)
         low, high = found.interval(level)
-        return [
-            Answer(
-                f"{one.name}, {two.name}",
-                float(found.value[i, j]),
-                float(found.standard_error[i, j]),
-                (max(0.0, float(low[i, j])) if i == j else float(low[i, j]), float(high[i, j])),
-            )
-            for i, one in enumerate(self.axes)
-            for j, two in enumerate(self.axes)
-            if i <= j
-        ]
+        low.diagonal().clamp_(min=0)
+        i, j = torch.triu_indices(len(self.axes), len(self.axes))
+        numbers = torch.stack([found.value, found.standard_error, low, high], -1)[i, j].tolist()
+        names = [f"{one.name}, {two.name}" for one, two in combinations_with_replacement(self.axes, 2)]
+        return [Answer(name, v, e, (a, b)) for name, (v, e, a, b) in zip(names, numbers, strict=True)]
 
     def error(self, protocol: Asked, n: float) -> float:
         places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))

@@ -27,7 +27,7 @@ GRID = [{{"users": users, "epsilon": epsilon}} for users in (10**3, 10**5, 10**7
 
 
 def make_trial(config):
-    """What one configuration runs: here the mechanism, its exact law, and its predicted error."""
+    """What one configuration runs: here the mechanism, its exact distribution, and its predicted error."""
     users, truth = config["users"], 1 / (1 + math.exp(-config["epsilon"]))
     ones = users // 3  # the data: how many users hold a one
 

@@ -11,25 +11,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp import secure as roles
 from torchdp.cli.table import read_users
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Estimate
 from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram, adaptive_ridge
 from torchdp.regression.second_moment_noise import NoisyMoments
-from torchdp.secure import (
-    KeyFile,
-    Party,
-    PureSecureSketch,
-    SecureSketch,
-    Session,
-    SharedSum,
-    new_keys,
-    open_session,
-    read_session,
-    release,
-    serve,
-    submit,
-)
 from torchdp.secure.sums import SecureSums
 from torchdp.sketching import AdaptiveCoalition, ones
 from torchdp.text import aligned, integer, say
@@ -38,32 +25,32 @@ from torchdp.text import aligned, integer, say
 def secure(options: argparse.Namespace) -> int:
     """Plays one role; prints what it did."""
     if options.role == "keys":
-        for path in new_keys(options.into, *options.names):
+        for path in roles.new_keys(options.into, *options.names):
             say(f"{path.with_suffix('.key')} stays here, as secret as the data; {path} goes to everybody")
         return 0
     if options.role == "open":
-        open_session(options.folder, _session(options))
+        roles.open_session(options.folder, _session(options))
     if options.role in ("open", "show"):
-        _show(read_session(options.folder))
+        _show(roles.read_session(options.folder))
         return 0
-    key = KeyFile(options.key)
+    key = roles.KeyFile(options.key)
     if options.role == "submit":
-        session, noise = read_session(options.folder), None
+        session, noise = roles.read_session(options.folder), None
         if options.seed is not None:
             noise = SeededNoise(checks.integer("--seed", options.seed, 0))
             say("torchdp secure: noise from a stated seed can be removed: for trying out only", error=True)
-        submit(options.folder, key, _table(options.csv, session), noise=noise)
+        roles.submit(options.folder, key, _table(options.csv, session), noise=noise)
     elif options.role == "serve":
-        session = serve(options.folder, key, wait=options.wait)
+        session = roles.serve(options.folder, key, wait=options.wait)
     else:
-        session = read_session(options.folder)
-        _answer(session, release(options.folder, key, wait=options.wait), options)
+        session = roles.read_session(options.folder)
+        _answer(session, roles.release(options.folder, key, wait=options.wait), options)
         return 0
     say(f"{key.name} is done with session {session.fingerprint}")
     return 0
 
 
-def _session(options: argparse.Namespace) -> Session:
+def _session(options: argparse.Namespace) -> roles.Session:
     """What the options ask, of whom. Raises ValueError, OSError."""
     organisations = []
     for text in options.organisations:
@@ -76,18 +63,18 @@ def _session(options: argparse.Namespace) -> Session:
     names = [*options.columns, *([] if options.label is None else [options.label])]
     names += options.categories.split(",") if options.question == "histogram" else []
     servers = [_party(path) for path in options.servers]
-    return Session(question, tuple(servers), tuple(organisations), _party(options.analyst), tuple(names))
+    return roles.Session(question, tuple(servers), tuple(organisations), _party(options.analyst), tuple(names))
 
 
-def _party(path: str, clients: int = 0) -> Party:
+def _party(path: str, clients: int = 0) -> roles.Party:
     try:
         name, public = Path(path).read_text().split()
-        return Party(name, public, clients)
+        return roles.Party(name, public, clients)
     except ValueError as error:
         raise ValueError(f"{path} is no public key of torchdp secure keys: {error}") from None
 
 
-def _question(options: argparse.Namespace, clients: list[int]) -> SecureSums | SharedSum[Any]:
+def _question(options: argparse.Namespace, clients: list[int]) -> SecureSums | roles.SharedSum[Any]:
     """The protocol, of organisations with so many clients. Raises ValueError naming the option that is missing.
 
     An organisation knows the noise of its own clients: the rest protects the others from it.
@@ -111,11 +98,11 @@ def _question(options: argparse.Namespace, clients: list[int]) -> SecureSums | S
         return GramRelease(n, len(columns), options.bound, *budget, options.label_bound, **gone)
     coalition = AdaptiveCoalition(**gone)
     if options.delta == 0:
-        return PureSecureSketch(ones(n), len(columns), options.bound, options.epsilon, coalition=coalition)
-    return SecureSketch(ones(n), len(columns), options.bound, *budget, coalition=coalition)
+        return roles.PureSecureSketch(ones(n), len(columns), options.bound, options.epsilon, coalition=coalition)
+    return roles.SecureSketch(ones(n), len(columns), options.bound, *budget, coalition=coalition)
 
 
-def _table(path: str, session: Session) -> Tensor:
+def _table(path: str, session: roles.Session) -> Tensor:
     """An organisation's rows, as the question takes them. Raises ValueError, OSError."""
     columns, labels = list(session.columns), {}
     if isinstance(session.question, SecureHistogram):
@@ -128,7 +115,7 @@ def _table(path: str, session: Session) -> Tensor:
     return values[:, 0] if isinstance(session.question, FrequencyMoments) else values
 
 
-def _show(session: Session) -> None:
+def _show(session: roles.Session) -> None:
     question, guarantee = session.question, session.sums.guarantee
     largest, counted = max(party.clients for party in session.organisations), session.sums.coalition.corrupt
     if counted < largest:
@@ -148,7 +135,7 @@ def _show(session: Session) -> None:
     )
 
 
-def _answer(session: Session, found: Estimate, options: argparse.Namespace) -> None:
+def _answer(session: roles.Session, found: Estimate, options: argparse.Namespace) -> None:
     names, value, error = _named(session, found)
     result: dict[str, Any] = {"n": found.n, "guarantee": str(session.sums.guarantee), "names": names}
     result |= {"value": value.tolist(), "standard_error": error.tolist()}
@@ -165,7 +152,7 @@ def _answer(session: Session, found: Estimate, options: argparse.Namespace) -> N
         say(*aligned(lines), f"{found.n} clients; {result['guarantee']}")
 
 
-def _named(session: Session, found: Estimate) -> tuple[list[str], Tensor, Tensor]:
+def _named(session: roles.Session, found: Estimate) -> tuple[list[str], Tensor, Tensor]:
     """What each number of the answer is called, with numbers in the question's own unit, and their errors."""
     question, columns = session.question, list(session.columns)
     value, error = found.value.flatten(), found.standard_error.flatten()

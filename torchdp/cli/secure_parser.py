@@ -19,7 +19,7 @@ def add_secure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     keys = roles.add_parser("keys", help="make NAME.key, which stays here, and NAME.pub, which everybody gets")
     keys.add_argument("names", nargs="+", metavar="NAME", help="small letters, digits, hyphens: north, server-0")
     keys.add_argument("--in", dest="into", default=".", metavar="DIRECTORY", help="default: here")
-    _open(roles.add_parser("open", help="write the session's file: the question, and who takes part"))
+    _open(roles.add_parser("open", help="write the session's file: the question and the parties"))
     show = roles.add_parser("show", help="what a session asks, promises, and its fingerprint")
     submit = roles.add_parser("submit", help="an organisation: its rows, with noise, in shares for the servers")
     serve = roles.add_parser("serve", help="a server: hear, agree on who was heard, publish the sum")
@@ -42,17 +42,13 @@ def _open(role: argparse.ArgumentParser) -> None:
     role.add_argument("--columns", required=True, nargs="+", metavar="NAME", help="of every organisation's table")
     role.add_argument("--label", metavar="NAME", help="gram: the column that is regressed on the others")
     role.add_argument("--label-bound", type=number, help="gram: labels are cut to it")
-    role.add_argument(
-        "--bound",
-        type=number,
-        help="largest norm of a row (sum: longer ones are refused; gram: shortened), or number",
-    )
+    bound = "largest norm of a row (sum: longer ones are refused; gram: shortened), or number"
+    role.add_argument("--bound", type=number, help=bound)
     role.add_argument("--orders", nargs="+", type=number, default=[], help="moments: such as 1 2")
     role.add_argument("--categories", metavar="A,B,...", help="histogram: the public list")
     role.add_argument("--epsilon", required=True, type=number)
-    role.add_argument(
-        "--delta", type=number, default=0.0, help="0 (default): discrete Laplace noise; not for gram"
-    )
+    delta = "0 (default): discrete Laplace noise; not for gram"
+    role.add_argument("--delta", type=number, default=0.0, help=delta)
     corrupt = "clients whose noise one party or coalition may know (default: those of the largest organisation)"
     role.add_argument("--corrupt", type=integer, metavar="N", help=corrupt)
     role.add_argument("--absent", type=integer, default=0, metavar="N", help="clients who may be missing")

@@ -3,7 +3,8 @@
 import argparse
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
 from typing import TYPE_CHECKING
 
 import torch
@@ -82,10 +83,6 @@ def _gini(axis: Axis) -> PairwiseStatistic:
     return pairwise.gini(bins.count, low=bins.low + bins.width / 2, high=bins.high - bins.width / 2)
 
 
-def _energy(number: Axis, label: Axis) -> queries.ShareFunction:
-    return queries.EnergyDistance(number.count, spacing=_bins(number).width)
-
-
 def _covariance(axes: list[Axis], options: argparse.Namespace) -> Question:
     names = ", ".join(axis.name for axis in axes)
     return OfCovariance(f"covariances of {names}", "no bins: numbers and products without bias", tuple(axes))
@@ -106,13 +103,6 @@ def _ranks(title: str, function: Callable[[int, int], queries.ShareFunction]) ->
     return _function(title + " of {0.name} and {1.name}", words, lambda y, z: function(y.count, z.count))
 
 
-def _discrepancy(axes: list[Axis], options: argparse.Namespace) -> Question:
-    width = axes[0].count * BANDWIDTH  # in bins
-    words = f"{BINS}, a Gaussian kernel of standard deviation {width * _bins(axes[0]).width:g}"
-    function = queries.MeanDiscrepancy(axes[0].count, width=width)
-    return _function("squared maximum mean discrepancy " + APART, words, lambda *axes: function)(axes, options)
-
-
 LABELLED, TWO = ("number", "label"), ("number", "number")
 SCORED = "{0.count} bins: a pair within one bin counts one half"
 APART = "of {0.name} between {1.name} = {1.labels[1]} and {1.labels[0]}"
@@ -126,7 +116,9 @@ KINDS = {
         lambda time, event, score: pairwise.concordance(time.count, score.count)), bins=5),
     "correlation": Kind(TWO, _ranks("correlation", queries.Correlation), bins=8),
     "covariance": Kind(TWO, _covariance, bins=1, whole=True),
-    "energy-distance": Kind(LABELLED, _function("squared energy distance " + APART, BINS, _energy)),
+    "energy-distance": Kind(LABELLED, _function(
+        "squared energy distance " + APART, BINS,
+        lambda number, label: queries.EnergyDistance(number.count, spacing=_bins(number).width))),
     "gamma": Kind(TWO, _pairs(
         "Goodman and Kruskal's gamma of {0.name} and {1.name}",
         "{0.count} x {1.count} bins: a pair within one bin is left out as a tie",
@@ -137,7 +129,7 @@ KINDS = {
         "Gini's diversity index of {0.name}", "{0.count} stated categories",
         lambda axis: pairwise.unequal(axis.count))),
     "gini-mean-difference": Kind(("number",), _pairs(
-        "Gini's mean difference of {0.name}", BINS + ": each pair's difference is off by at most that width",
+        "Gini's mean difference of {0.name}", BINS + ": each pair's difference has an error of at most that width",
         lambda axis: pairwise.absolute_difference(axis.count, spacing=_bins(axis).width))),
     "histogram": Kind(("number",), _histogram),
     "kendall": Kind(TWO, _pairs(
@@ -150,7 +142,10 @@ KINDS = {
         lambda score, label: pairwise.auc(score.count), tested=True)),
     "mean": Kind(("number",), _mean, bins=8, rounded=True),
     "median": Kind(("number",), _quantiles),
-    "mmd": Kind(LABELLED, _discrepancy),
+    "mmd": Kind(LABELLED, _function(
+        "squared maximum mean discrepancy " + APART,
+        f"{BINS}, a Gaussian kernel whose standard deviation is {BANDWIDTH:g} of their range",
+        lambda number, label: queries.MeanDiscrepancy(number.count, width=number.count * BANDWIDTH))),
     "quantiles": Kind(("number",), _quantiles),
     "spearman": Kind(TWO, _ranks("Spearman's rho", queries.Spearman), bins=8),
 }  # fmt: skip
@@ -158,12 +153,16 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Asking:
-    """What the options ask, before any user is seen: the kind, the stated labels and bounds of its columns."""
+    """What the options ask, before any user is seen: the kind, the stated labels and bounds of its columns.
+
+    since: the first day of each column of dates, which is counted in days.
+    """
 
     options: argparse.Namespace
     kind: Kind
     labels: dict[str, tuple[str, ...]]
     bounds: dict[str, tuple[float, float]]
+    since: dict[str, date]
 
     def axes(self, users: "pd.DataFrame | None" = None) -> list[Axis]:
         """The columns' axes; bounds that are not stated are read from the users, where that is asked for."""
@@ -196,7 +195,9 @@ class Asking:
 
     def question(self, axes: list[Axis]) -> Question:
         """Of these axes."""
-        return self.kind.make(axes, self.options)
+        made = self.kind.make(axes, self.options)
+        dates = [f"{name} in days since {first}" for name, first in self.since.items()]
+        return replace(made, words="; ".join([made.words, *dates]))
 
     def coded(
         self, users: "pd.DataFrame", axes: list[Axis], noise: Noise | None, notes: list[str]
@@ -250,7 +251,7 @@ def asking(options: argparse.Namespace) -> Asking:
         column: _labels(role, options) for column, role in zip(columns, roles, strict=True) if role != "number"
     }
     numbers = [column for column in columns if column not in labels]
-    return Asking(options, kind, labels, parse_bounds(options.bounds, numbers))
+    return Asking(options, kind, labels, *parse_bounds(options.bounds, numbers))
 
 
 def _labels(role: str, options: argparse.Namespace) -> tuple[str, ...]:

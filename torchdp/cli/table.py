@@ -3,14 +3,17 @@
 Errors never show a value.
 """
 
+import argparse
 import codecs
 import gzip
 import io
 import itertools
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +23,6 @@ from torchdp.text import number
 
 if TYPE_CHECKING:
     import pandas as pd
-import argparse
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 MOST_TYPES = 4096
 MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}  # in small letters
@@ -30,6 +30,7 @@ WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
 ROWS = 2**16  # at a time
 SWAPPED = str.maketrans(".,", ",.")
 SEEN = "that they send nothing is seen"
+YEARS = 1700, 2200  # of dates: pandas holds each nanosecond of these
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,8 @@ def numbers(name: str, decimal: str, cells: "pd.Series[str]") -> np.ndarray:
         value = math.nan if cell.lower() in MISSING else _finite(cell, decimal)
         if value is None:
             remedy = "correct or leave out the row"
+            if cell[:10].count("-") == 2:
+                remedy = f"of dates state days: --bounds {name}=2024-01-01:2024-12-31"
             if other in cell:
                 remedy = f"take out marks between thousands such as {other!r}"
                 if _finite(cell, other) is not None:
@@ -172,23 +175,56 @@ def _finite(cell: str, decimal: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def days(name: str, first: date, cells: "pd.Series[str]") -> "pd.Series[float]":
+    """Dates and times (ISO 8601; UTC where no zone is written) as days after this one's beginning, NaN where missing.
+
+    Raises ValueError that names the row of any other text.
+    """
+    import pandas as pd
+
+    stated = texts(cells)
+    found = pd.to_datetime(stated, format="ISO8601", errors="coerce", utc=True)
+    if (other := found.isna() & stated.notna()).any():
+        raise ValueError(
+            f"column {name!r}, row {other.idxmax()}: not a date such as 2024-01-31 or 2024-01-31T18:30"
+        )
+    return (found - pd.Timestamp(first, tz="UTC")) / pd.Timedelta(days=1)
+
+
 def texts(cells: "pd.Series[str]") -> "pd.Series[str]":
     """The cells without white space around them, None where one is missing."""
     stripped = cells.str.strip()
     return stripped.mask(stripped.str.lower().isin(MISSING), None)
 
 
-def parse_bounds(texts: Sequence[str], columns: Sequence[str]) -> dict[str, tuple[float, float]]:
-    """NAME=LOW:HIGH of each text. Raises ValueError."""
-    bounds = {}
+def ends(interval: str) -> tuple[float, float, date | None]:
+    """LOW:HIGH as numbers; of two days 0, the days up to the end of the last one, the first. Raises ValueError."""
+    try:
+        low, high = map(number, interval.split(":"))
+        return low, high, None
+    except ValueError:
+        first, last = map(date.fromisoformat, interval.split(":"))
+        if not YEARS[0] <= first.year <= last.year <= YEARS[1]:
+            raise ValueError("a year that pandas may not hold") from None
+        return 0.0, (last - first).days + 1.0, first
+
+
+def parse_bounds(
+    texts: Sequence[str], columns: Sequence[str]
+) -> tuple[dict[str, tuple[float, float]], dict[str, date]]:
+    """NAME=LOW:HIGH of each text, and the first day of columns of dates. Raises ValueError."""
+    bounds, since = {}, dict[str, date]()
     for text in texts:
         name, equals, interval = text.rpartition("=")
         try:
-            low, high = map(number, interval.split(":"))
+            low, high, first = ends(interval)
         except ValueError:
             low = high = math.nan
         if not equals or not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError(f"--bounds {text!r} must read NAME=LOW:HIGH with two finite numbers")
+            raise ValueError(
+                f"--bounds {text!r} must read NAME=LOW:HIGH with two finite numbers, or two days such as 2024-01-31 "
+                f"of the years {YEARS[0]} to {YEARS[1]}, the first one first"
+            )
         if name not in columns:
             raise ValueError(f"--bounds names {name!r}, which is not one of --columns {' '.join(columns)}")
         if name in bounds:
@@ -198,15 +234,20 @@ def parse_bounds(texts: Sequence[str], columns: Sequence[str]) -> dict[str, tupl
         if not 1 / WIDEST <= high - low <= WIDEST:
             raise ValueError(f"--bounds {text!r}: high - low must lie between {1 / WIDEST:g} and {WIDEST:g}")
         bounds[name] = (low, high)
-    return bounds
+        since |= {} if first is None else {name: first}
+    return bounds, since
 
 
 def read_users(
-    options: argparse.Namespace, labels: Mapping[str, Sequence[str]], notes: list[str]
+    options: argparse.Namespace,
+    labels: Mapping[str, Sequence[str]],
+    notes: list[str],
+    since: Mapping[str, date] = MappingProxyType({}),
 ) -> "pd.DataFrame":
     """The users of a table who are asked: a row of it each, numbered from 1, with numbers and places in the labels.
 
     A column of the name of ``--group`` holds each user's group. notes: to which words about who is left out are added.
+    since: the day from which those of a column of dates are counted.
     Raises ValueError, OSError.
     """
     import pandas as pd
@@ -218,6 +259,8 @@ def read_users(
     def read(name: str, cells: "pd.Series[str]") -> object:
         if name in labels:
             return _places(name, labels[name], texts(cells))
+        if name in since:
+            return days(name, since[name], cells)
         return texts(cells) if name == options.group else numbers(name, options.decimal, cells)
 
     parts = [
@@ -250,7 +293,7 @@ def _without_missing(users: "pd.DataFrame", policy: str, notes: list[str]) -> "p
             "--missing drop leaves them out"
         )
     if count == len(users):
-        raise ValueError(f"--missing drop leaves nobody: all {count} rows lack a cell of {', '.join(users)}")
+        raise ValueError(f"--missing drop leaves no user: all {count} rows lack a cell of {', '.join(users)}")
     notes.append(f"{count} of {len(users)} users are left out, a cell is missing: {SEEN}")
     return users[~lacking]
 
@@ -272,7 +315,7 @@ def bounded(users: "pd.DataFrame", name: str, bins: Bins, policy: str, notes: li
             "--out-of-bounds clip or drop"
         )
     if count == len(users):
-        raise ValueError(f"--out-of-bounds drop leaves nobody: all {count} numbers of {name} are beyond {stated}")
+        raise ValueError(f"--out-of-bounds drop leaves no user: all {count} numbers of {name} are beyond {stated}")
     notes.append(f"{count} of {len(users)} users are left out, {name} is beyond {stated}: {SEEN}")
     return users[~outside]
 

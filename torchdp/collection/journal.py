@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.collection.collection import Batches, Collection, to_bytes
 from torchdp.description import described, device_of, difference, made
 from torchdp.protocol import Estimate, MessageProtocol, Tally
@@ -59,7 +60,7 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-class Journal:
+class Journal(Brief):
     """A collection that is kept in a file, by any number of threads and processes at once.
 
     >>> from torchdp.randomizers import RandomizedResponse
@@ -81,6 +82,8 @@ class Journal:
     Raises OSError that names the path; ValueError for another protocol, a damaged file or one that is no journal, and
     leaves it as it is.
     """
+
+    _printed = ("path", "protocol")
 
     def __init__(self, path: str | os.PathLike[str], protocol: MessageProtocol[Any, Any] | None = None) -> None:
         self.path = checks.path("path", path).absolute()

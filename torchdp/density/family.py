@@ -21,7 +21,7 @@ SLACK = 1e-6  # relative; vectors that were normalised in float32 have norms abo
 
 
 @dataclass(frozen=True)
-class Family(ABC):
+class Family(Brief, ABC):
     """Random pairs (f, g) of functions R^d -> R^Q with |E <f(x), g(y)> - k(x, y)| <= bias and |f(x)_j| <= bound.
 
     dimension: d >= 1. ``coordinates`` Q; ``bound`` R, of f alone, since g only meets what is already public;

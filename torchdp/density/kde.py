@@ -86,7 +86,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         """
         features = checks.instance("features", features, Features)
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(f"kind must be a class of laws that users make, such as PoissonSum, not {kind!r}")
+            raise TypeError(f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}")
         users, absent = checks.integer("users", users, 1), checks.integer("absent", absent, 0)
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         each = _checked(features, steps, kind)

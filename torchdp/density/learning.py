@@ -148,7 +148,7 @@ class ShuffledClasses(Brief):
         expected = [kde.law.users for kde in self.kdes]
         if counts.tolist() != expected:
             raise ValueError(
-                f"reported must hold {expected} users of the classes, as the laws count on, not "
+                f"reported must hold {expected} users of the classes, for whom the noise is calibrated, not "
                 f"{counts.tolist()}; make them anew for these counts"
             )
         return vectors, reported

@@ -161,7 +161,7 @@ class OfFeatures(Protocol[Crowd]):
         """``summary``, a crowd of as many users as ``law.users``. Raises TypeError, ValueError."""
         summary = self._users(summary)
         if (n := alike(summary.n)) != self.law.users:
-            raise ValueError(f"summary must be of {self.law.users} users, as the law is, not {n}")
+            raise ValueError(f"summary must be of {self.law.users} users, as calibrated, not {n}")
         return summary
 
 

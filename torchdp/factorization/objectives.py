@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import check_exponent
 
 
-class Objective(ABC):
+class Objective(Brief, ABC):
     """A squared error to minimise; ``rows`` and ``columns`` are homogeneous of degree 1 and never fall in a or b.
 
     Where both are convex, or ``least_columns`` is and lies below ``columns``, duality bounds the

@@ -85,7 +85,7 @@ class AdaptiveMean:
                 f"not {self.rho:g}: no such noise is drawn; ask for less privacy, or for fewer dimensions"
             )
         if self.rho > MOST_RHO:
-            raise ValueError(f"rho must be at most {MOST_RHO:g}, not {self.rho:g}: it would protect nobody")
+            raise ValueError(f"rho must be at most {MOST_RHO:g}, not {self.rho:g}: it would protect no user")
         largest = float(torch.maximum(self.box.low.abs(), self.box.high.abs()).max())
         if largest and not 1 / LARGEST <= largest <= LARGEST:
             raise ValueError(f"box must have coordinates of 1e-80 to 1e80, not {largest:.1g}; change their unit")

@@ -43,7 +43,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         if self.statistic.radius == 0:
             raise ValueError(
                 f"{self.statistic.name!r} is constant: its mean is {self.statistic.form.constant:g} whatever users "
-                "hold, so nobody needs to send anything"
+                "hold, so no user needs to send anything"
             )
         checks.keep(self, epsilon=checks.positive)
         checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range

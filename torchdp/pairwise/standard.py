@@ -30,7 +30,7 @@ def from_kernel(
     """
     if checks.positive("tol", tol) < FINEST:
         raise ValueError(
-            f"tol must be at least {FINEST:g}, not {tol!r}: less takes long and saves no noise to speak of"
+            f"tol must be at least {FINEST:g}, not {tol!r}: less takes long and saves almost no noise"
         )
     if isinstance(kernel, Workload):
         name, kernel = kernel.name, replace(kernel, factors=tuple(factor.double() for factor in kernel.factors))

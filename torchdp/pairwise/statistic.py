@@ -28,7 +28,7 @@ def _finite(name: str, value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Form:
+class Form(Brief):
     """f(x, y) = constant + sum_t weights_t u_xt u_yt for vectors u; weights of shape (r,)."""
 
     weights: Tensor

@@ -56,7 +56,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             (self.client.matrix.mT @ self.output_vectors - points).abs().max() <= ROUNDING * size
         ):
             raise ValueError(
-                "vectors must be unbiased: the client's laws times them must be the statistic's points"
+                "vectors must be unbiased: the client's output distributions times them must be the statistic's points"
             )
         checks.validated(self, "output_vectors")  # a strategy that can not tell types of different vectors apart
 

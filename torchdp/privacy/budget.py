@@ -20,13 +20,14 @@ from typing import NoReturn
 from scipy.special import ndtri_exp
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon
 from torchdp.privacy.guarantee import Arithmetic, Guarantee, alike, weaker
 
 _WHOLE = 1 + Fraction(1, 10**9)  # three thirds of a limit fit into it
 
 
-class Budget:
+class Budget(Brief):
     """A privacy budget: what is left of ``limit``, a Guarantee. Spend before a release; if it refuses, release nothing.
 
     A limit without mu adds up epsilons and deltas. A limit with mu adds up the squares of the mus: of Gaussian noise,
@@ -42,6 +43,8 @@ class Budget:
     guarantees* are chosen after seeing earlier outputs.
     Source: Rogers, Roth, Ullman, Vadhan (2016), for sums; Smith, Thakurta (2022), for mu; the proofs above.
     """
+
+    _printed = ("limit", "left")
 
     def __init__(self, limit: Guarantee) -> None:
         self.limit = checks.instance("limit", limit, Guarantee)
@@ -61,7 +64,7 @@ class Budget:
         alike([self.limit, guarantee])
         if weaker([self.limit, guarantee]) is not self.limit.arithmetic:
             raise ValueError(
-                f"guarantee must speak of what the limit speaks of, {self.limit.arithmetic}: {guarantee}"
+                f"guarantee must have the kind of privacy that the limit has, {self.limit.arithmetic}: {guarantee}"
             )
         costs, limits = self._costs(guarantee), self._costs(self.limit)
         with self._lock:

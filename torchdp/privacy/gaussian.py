@@ -77,7 +77,7 @@ def _log_density(a: Tensor) -> Tensor:
 def _asked(name: str, value: Any) -> float:
     number = checks.positive(name, value)
     if number > LARGEST:
-        raise ValueError(f"{name} must be at most {LARGEST:g}, not {number:g}: noise for it would protect nobody")
+        raise ValueError(f"{name} must be at most {LARGEST:g}, not {number:g}: noise for it would protect no user")
     return number
 
 

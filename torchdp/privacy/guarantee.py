@@ -99,7 +99,7 @@ class Guarantee(Brief):
         added = (1 + math.exp(min(self.epsilon, 700.0))) * checks.non_negative("variation", variation)
         if not added * (1 + 1e-9) <= checks.fraction("delta", delta) - self.delta:
             raise ValueError(
-                f"delta = {delta:g} leaves {delta - self.delta:g} for the tables' distance from their law, which needs "
+                f"delta = {delta:g} leaves {delta - self.delta:g} for the tables' distance from it, which needs "
                 f"{added:g}; take a larger delta, less epsilon or fewer numbers"
             )
         variation += self.variation

@@ -23,8 +23,8 @@ class Candidate(Brief, Generic[T]):
 
 
 @dataclass(frozen=True)
-class Choice(Generic[T]):
-    """Candidates, the least predicted error first; printing shows the table that the choice was made from.
+class Choice(Brief, Generic[T]):
+    """Candidates, the least predicted error first; ``print`` shows the table that the choice was made from.
 
     Errors that differ by no more than about 0.1 % count as equal: of these the one that was named first comes first.
     bound: no unbiased protocol of this privacy has lower error; None: unknown. near: those with error at most so much
@@ -60,7 +60,9 @@ class Choice(Generic[T]):
         least = "none known" if self.bound is None else f"{self.bound:<10.6g}  for unbiased estimators"
         return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
 
-    __repr__ = __str__
+    def _fields(self) -> dict[str, object]:
+        best = self.candidates[0]
+        return {"best": best.name, "error": best.error, "bound": self.bound, "candidates": len(self.candidates)}
 
     def _repr_html_(self) -> str:
         rows = [(one.name, one.error, one.note) for one in self.candidates]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.brief import Brief, html_table
+from torchdp.brief import Brief, html_interval, html_table
 from torchdp.protocol.frames import framed
 from torchdp.protocol.interval import Error, ErrorParts, interval
 from torchdp.protocol.users import Users, beside, combined, tensor_of, users_of
@@ -38,7 +38,7 @@ def farthest(deviation: Any, scale: float = 0.0) -> Any:
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Brief):
     """What users can make of one part of a tally: numbers from low to high, whose sum (last dimension) is ``total``.
 
     total: None where it is not known beforehand. Of a batch each is a number or (*batch).
@@ -285,11 +285,13 @@ class Estimate(Brief):
         return framed(columns, names)
 
     def _repr_html_(self) -> str:
-        """The first numbers with their standard errors; few of them with 95 % intervals."""
+        """The first numbers with their standard errors; few of them with 95 % intervals, one with its picture."""
         few = self.value.numel() <= SHOWN
         each = (self.value, self.standard_error.expand(self.value.shape), *(self.interval() if few else ()))
-        rows = zip(*(x.detach().flatten()[:SHOWN].tolist() for x in each), strict=True)
+        rows = list(zip(*(x.detach().flatten()[:SHOWN].tolist() for x in each), strict=True))
         table = html_table(rows, ("value", "standard error", "low", "high")[: len(each)])
+        if len(rows) == 1:
+            return table + html_interval(rows[0][0], *rows[0][2:])
         return table if few else f"{table}<p>and {self.value.numel() - SHOWN} more</p>"
 
 

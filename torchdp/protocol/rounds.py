@@ -41,7 +41,7 @@ class InteractiveProtocol(Protocol[S]):
     def joined(self, heard: tuple[Tally, ...]) -> Tally:
         """All rounds' tallies as one: part p of round r is named r.p. Raises ValueError where the users differ."""
         if len({each.n for each in heard}) != 1:
-            raise ValueError(f"heard must speak of the same users in every round, not of {[t.n for t in heard]}")
+            raise ValueError(f"heard must be of the same users in every round, not of {[t.n for t in heard]}")
         return Tally(heard[0].n, {f"{r}.{p}": t for r, each in enumerate(heard) for p, t in each.parts.items()})
 
     @final

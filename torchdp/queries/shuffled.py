@@ -77,7 +77,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         """
         W = dense(workload)
         if not (isinstance(kind, type) and issubclass(kind, OneTypeSum)):
-            raise TypeError(f"kind must be a law of one kind of message, such as BoundedSum, not {kind!r}")
+            raise TypeError(f"kind must be a subclass of OneTypeSum, such as BoundedSum, not {kind!r}")
         R = torch.eye(W.shape[1]).to(W) if bits is None else checks.one_matrix("bits", bits).to(W)
         left = (W - W.mean(1, keepdim=True)) @ torch.linalg.pinv(R - R.mean(1, keepdim=True))
         queries = FactoredQueries(W, left, R, (W - left @ R).mean(1))
@@ -99,7 +99,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         counts = super().validate_summary(summary)
         wrong = tensor_of(users_of(counts)) != self.law.users
         if bool(wrong.any()):
-            raise ValueError(f"summary must be of {self.law.users} users, as the law is{checks.at(wrong)}")
+            raise ValueError(f"summary must be of {self.law.users} users, as calibrated{checks.at(wrong)}")
         return counts
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:

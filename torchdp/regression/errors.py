@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Users
 from torchdp.protocol.users import beside, tensor_of
 
 
 @dataclass(frozen=True, eq=False)
-class SecondMoments:
+class SecondMoments(Brief):
     """n rows by their second moments M = A^T A: (d, d), float64. For regression the labels are the last column of A.
 
     n: users, n >= 1; matrix: symmetric and, up to rounding, positive semidefinite. ``+`` joins two groups of rows. Of a

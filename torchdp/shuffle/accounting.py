@@ -101,7 +101,7 @@ def _certified(law: MessageLaw, delta: float, moves: Sensitivity, absent: int, e
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         if not any(each <= delta for each in _deltas(law, epsilon, moves, absent)):
             raise ValueError(
-                f"(epsilon, delta) = ({epsilon:g}, {delta:g}) is not certified for this law; add noise, or take "
+                f"(epsilon, delta) = ({epsilon:g}, {delta:g}) is not certified for this noise; add noise, or take "
                 "calibrated"
             )
     source = EITHER if moves.moves else FLIPS

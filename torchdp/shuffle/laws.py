@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile, composed_delta, composed_epsilon
 from torchdp.protocol import Limits
@@ -18,7 +19,7 @@ COUNTABLE = 2.0**53  # whole numbers up to here are exact in float64
 
 
 @dataclass(frozen=True, eq=False)
-class ShuffledMessages:
+class ShuffledMessages(Brief):
     """Anonymous messages of n users: the instance that each belongs to, (m,) int32, and its content, (m,) int8.
 
     n: how many users sent them. The shuffler counts users, since how many messages one sends may be random. A bag of

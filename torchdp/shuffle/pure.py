@@ -175,7 +175,7 @@ class PureSum(MessageLaw):
         if left <= 0:
             raise ValueError(
                 f"absent = {target.absent} of {target.users} users alone cost PureSum {each - left:.3g} in each "
-                f"instance, more than the {each:.3g} there is; expect fewer to be absent, or take another law"
+                f"instance, more than the {each:.3g} there is; expect fewer to be absent, or take other noise"
             )
         return PureSum.tuned(target.users, left)
 

@@ -156,7 +156,7 @@ class BitSums(Shuffled[Tensor]):
     ) -> "BitSums":
         """With the least noise of this kind at (epsilon, delta); arguments as in ``BitLaw.calibrated``."""
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
-            raise TypeError(f"kind must be a law that users make, such as PoissonSum, not {kind!r}")
+            raise TypeError(f"kind must be a subclass of MessageLaw, such as PoissonSum, not {kind!r}")
         law = kind.calibrated(users, epsilon, checks.below_one("delta", delta) * ROUNDED, instances, absent)
         return BitSums(law, instances, delta, epsilon if delta else None, absent)
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from torchdp.brief import Brief
 from torchdp.checks import function
 from torchdp.simulate.blocks import Asked, Block, Gathering, Part, Sampler, run_block
 from torchdp.simulate.moments import Measured, Moments
@@ -18,7 +17,7 @@ from torchdp.simulate.workers import Jobs, Where, answers
 
 
 @dataclass(frozen=True)
-class Result(Brief, Measured):
+class Result(Measured):
     """What :func:`run` found.
 
     metrics: the moments of each number by its name, "value" where it has none, ``moments`` those of the first;

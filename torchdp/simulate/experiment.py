@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.simulate.config_runs import Row
 from torchdp.simulate.report import Report, Rows, read_table
 from torchdp.simulate.sweep import MakeTrial
@@ -25,7 +26,7 @@ C = TypeVar("C")  # a frozen dataclass: its fields are the command's options
 
 
 @dataclass(frozen=True)
-class Experiment(Generic[C]):
+class Experiment(Brief, Generic[C]):
     """A script under ``experiments/``: its module's docstring is the recipe, ``main()`` its command.
 
     measure: ``measure(config, report)`` computes and reports rows.
@@ -120,7 +121,7 @@ def _shown(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Brief):
     """A grid, what one trial of it is, and how its rows are drawn: what a script hands to ``torchdp sweep``.
 
     name: of the results' folder. grid, make_trial, trials, block_size: as in :func:`torchdp.simulate.sweep`.

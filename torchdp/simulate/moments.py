@@ -9,6 +9,7 @@ import torch
 from scipy.special import betaincinv
 from torch import Tensor
 
+from torchdp.brief import Brief
 from torchdp.checks import floating, fraction, instance, within
 
 _FAN_IN = 1024
@@ -124,7 +125,7 @@ def same_numbers(a: Mapping[str, Moments], b: Mapping[str, Moments]) -> None:
         raise ValueError(f"a trial must measure the same numbers in each block, not {list(a)} and then {list(b)}")
 
 
-class Measured:
+class Measured(Brief):
     """What has moments of several numbers by name, and took so many ``seconds``."""
 
     metrics: Mapping[str, Moments]

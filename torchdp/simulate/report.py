@@ -10,17 +10,20 @@ from typing import Any
 import torch
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.simulate.code import facts
 from torchdp.text import integer, number
 
 Rows = list[dict[str, Any]]
 
 
-class Report:
+class Report(Brief):
     """Where an experiment says what it finds: ``folder/<table>.csv``, with every digit, and the terminal.
 
     device: where its tensors are. ``folder/runs.jsonl`` gets a line for each run: device, command, versions, time.
     """
+
+    _printed = ("folder", "device")
 
     def __init__(self, folder: str | os.PathLike[str], device: torch.device | str = "cpu") -> None:
         self.folder, self.device = checks.path("folder", folder), checks.device("device", device)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.simulate.blocks import Asked, Sampler, ranks, run_block
 from torchdp.simulate.code import code_of, start
 from torchdp.simulate.config_runs import ConfigRun, Job, OnError, OtherCode, Row, Work, runs_of, same_facts
@@ -21,7 +22,7 @@ from torchdp.simulate.workers import Where, answers
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Brief):
     """What one configuration runs, and what is known about it beforehand.
 
     sample: ``sample(generator, size)`` returns a tensor of shape (size,) of independent samples, or a mapping or named

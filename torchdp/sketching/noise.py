@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.sketching.coalition import AdaptiveCoalition, Coalition
@@ -20,7 +21,7 @@ from torchdp.sketching.sketch import Sketch
 EVERYBODY = AdaptiveCoalition(0)  # is honest
 
 
-class DivisibleNoise(ABC):
+class DivisibleNoise(Brief, ABC):
     """Noise whose parts are added by the clients; n clients, s copies, m rows, d columns."""
 
     def sample_sum(

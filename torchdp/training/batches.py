@@ -42,7 +42,7 @@ class ParticipationLog:
         refused = (times > 0) & self.participation.refuses(self.step, first, last, times)
         if refused.any():
             raise ValueError(
-                f"{int(refused.sum())} of the {len(batch)} users in the batch of step {self.step} may not take part "
+                f"{int(refused.sum())} of the {len(batch)} users in the batch of step {self.step} may not participate "
                 f"again under {self.participation}; take batches from training.Batches, or calibrate for a wider rule"
             )
         first = torch.where(times > 0, first, self.step)

@@ -48,6 +48,6 @@ def opened(state: dict[str, Any], plan: Mechanism) -> tuple[Secret, dict[str, An
         raise ValueError(f"secret must be what Run.secret_state returns, a dict of {', '.join(names)}")
     key, digest = (octets(name, state[name]) for name in ("key", "plan"))
     if digest != plan.digest():
-        raise ValueError("secret is of another plan: its noise is not what this plan's guarantee speaks of")
+        raise ValueError("secret is of another plan: its noise is not the noise of this plan's guarantee")
     checks.integer("step", state["step"], 0, plan.strategy.steps)
     return Secret(key), {name: state[name] for name in names if name not in ("key", "plan")}

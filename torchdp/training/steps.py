@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from torchdp.brief import Brief
 from torchdp.training import replicas
 from torchdp.training.batches import Batches, ParticipationLog, Waiting
 from torchdp.training.loading import PrefetchSampler, loader
@@ -23,11 +24,13 @@ NO_BATCH = "no batch waits: backward once for each batch that iteration hands ou
 Row = TypeVar("Row")
 
 
-class Steps(ABC):
+class Steps(Brief, ABC):
     """The batches of a run, one for each step, each handed out once and used up before the next one.
 
     first: the step to begin with. past: of a secret state, or None.
     """
+
+    _printed = ("step", "plan")
 
     def __init__(self, plan: Mechanism, secret: Secret, first: int, past: dict[str, Any] | None) -> None:
         self.plan, self._secret, self._turn = plan, secret, threading.RLock()

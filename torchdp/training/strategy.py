@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization import BandedStrategy, Factorization, StreamStrategy
 from torchdp.factorization.solvers.banded_solver import long_row_norms
 from torchdp.factorization.streams.recurrence import Recurrence
@@ -19,7 +20,7 @@ MOST_DENSE = 4096  # steps of a matrix that is formed
 
 
 @dataclass(frozen=True)
-class Iterates:
+class Iterates(Brief):
     """The iterates of gradient descent as linear queries: row t of W G is how far gradients have moved the parameters.
 
     x_t = x_{t-1} - eta_t m_t, m_t = momentum m_{t-1} + g_t + weight_decay x_{t-1}: ``torch.optim.SGD``'s steps; -W G is
@@ -116,7 +117,7 @@ class Iterates:
 
 
 @dataclass(frozen=True)
-class Descent:
+class Descent(Brief):
     """Training by gradient descent: what noise adds to the losses of networks, which are curved.
 
     Weighed is the loss that noise adds to quadratic functions, every curvature alike: of each c = 1, 1/2, 1/4, ...,

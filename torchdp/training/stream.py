@@ -269,5 +269,5 @@ def _has_digits(dtype: torch.dtype, sigma: float, C: Recurrence) -> None:
     if not (low < min(sigma, least, sigma / most) and max(sigma, most, sigma / least) < high):
         raise ValueError(
             f"strategy and sigma = {sigma:.3g} leave ({low:.0e}, {high:.0e}), where {dtype} noise keeps "
-            "its law; divide both by the strategy's largest entry, which changes nothing else"
+            "its distribution; divide both by the strategy's largest entry, which changes nothing else"
         )

@@ -84,7 +84,7 @@ def factorize_buffered(
     gap = W.steps if gap is None else min(checks.integer("gap", gap, 1), W.steps)
     times = min(times, -(-W.steps // gap))
     if times > MOST_TIMES:
-        raise ValueError(f"times must be at most {MOST_TIMES} where gap leaves room for more, not {times}")
+        raise ValueError(f"times must be at most {MOST_TIMES} where gap allows more, not {times}")
     lower, slack = _lower(W, gap, times, p, tol)
     if times > 1:
         strategy = buffered_apart(W, gap, times, buffers, p)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
 from torchdp.factorization.streams.recurrence import EPS, Recurrence
 
 ATTAINED = 1e-9  # relative: a user who moves this close to the bound shows that it is exact
@@ -37,7 +38,7 @@ class Sensitivity:
         return cls(value * (1 + rounding), max(attained * (1 - rounding), 0.0))
 
 
-class StreamStrategy(ABC):
+class StreamStrategy(Brief, ABC):
     """A lower triangular C, (steps, steps), which need not be formed. A subclass says ``steps`` and ``tabulated``.
 
     All else follows from the tables: the noise, its state and its name, C itself and, through C, what a user moves. A

@@ -113,6 +113,6 @@ def answer_variances(Q: Tensor, W: Tensor, prior: Tensor | None = None) -> Tenso
     pivots = triangle.diagonal()
     hidden = math.sqrt(50 * torch.finfo(Q.dtype).eps) * pivots.max()  # by rounding, where it is a zero
     if bool(failed) or bool(pivots.min() <= hidden):
-        raise ValueError(f"Q must have rank {k}: some types cannot be told apart by its outputs")
+        raise ValueError(f"Q must have rank {k}: its columns must be linearly independent")
     V = torch.cholesky_solve(W.to(Q).mT, triangle).mT @ scaled.mT
     return V.square() @ Q - W.to(Q).square()

@@ -62,7 +62,9 @@ class StrategyMatrix(StrategyOracle):
             raise ValueError("matrix must be positive: with a 0 no epsilon holds; drop outputs that never occur")
         sums = Q.sum(0)
         if float((sums - 1).abs().max()) > COLUMN_TOLERANCE:
-            raise ValueError("matrix must have columns that add up to 1: each is the distribution of an output")
+            raise ValueError(
+                "matrix must have columns that add up to 1: column x is the output distribution of type x"
+            )
         if not bool((Q.amax(1) > Q.amin(1) * (1 + LEAST_RATIO)).any()):
             raise ValueError("matrix must have two different columns; this one says nothing about the type")
         table, epsilon = whole_table(Q / sums)

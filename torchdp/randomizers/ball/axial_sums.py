@@ -90,7 +90,7 @@ class AxialSums:
         left = torch.where(many, 0, left)
         if self.least > MOST_ALONE and int(left.sum()) > MOST_ALONE:
             raise ValueError(
-                f"more than {MOST_ALONE} users of a law so skewed are not drawn at once; lower epsilon, or take "
+                f"more than {MOST_ALONE} users of noise so skewed are not drawn at once; lower epsilon, or take "
                 "PrivUnitG, whose sums cost the same for any number of users"
             )
         while len(held := left.nonzero()[:, 0]):
