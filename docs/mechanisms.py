@@ -39,8 +39,6 @@ ROOMS = sorted(path.stem for path in (ROOT / "docs/reference").glob("*.md"))
 ELSEWHERE = {  # tests of another name than test_guarantee
     "density.Features": "density/test_density_privacy.py::"
     "test_guarantee_of_hashed_buckets_composes_one_instance_for_each_repetition",
-    "domains.NoiseShape": "domains/test_noise_shape.py::"
-    "test_guarantee_the_ellipsoid_holds_the_domain_and_the_bounds_are_in_order",
     "privacy.sampled_multiplier": "privacy/test_sampling.py::test_the_least_multiplier",
     "shuffle.BitLaw": "shuffle/test_calibrate.py::"
     "test_guarantee_calibrated_protocols_are_private_and_need_their_noise",

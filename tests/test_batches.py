@@ -1,14 +1,15 @@
 """A batch of numbers is its loop: the same bits, a float for floats, refusals that name the entry."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from laws import generator, normal
 
-from torchdp import privacy, regression
-from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
+from torchdp import pairwise, privacy, regression
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG, StrategyMatrix
 from torchdp.regression import errors, low_rank, ridge
 from torchdp.regression.second_moment_noise import NoisyMoments, moment_vector
 from torchdp.shuffle import RandomizedResponseSum, least_flip
@@ -168,3 +169,48 @@ def test_a_fit_without_loss_in_a_batch_is_named():
         regression.phi(regression.SecondMoments(N, matrix), X, 0.5)
     with pytest.raises(ValueError, match=r"singular at batch index \(0, 1\)"):
         ridge.solve_ridge(matrix[..., :-1, :-1], matrix[..., :-1, -1], 0.0)
+
+
+KERNELS = normal(1, 2, 5, 5, seed=6)
+MANY = pairwise.from_kernel(KERNELS + KERNELS.mT)
+STRATEGY = StrategyMatrix.tuned(torch.eye(5, dtype=torch.float64), 2.0, generator=generator(0), steps=20)
+PAIRS = {
+    "two messages": pairwise.TwoMessage,
+    "one message": pairwise.OneMessage,
+    "pairs of messages": lambda *at: pairwise.OneMessagePairs(*at, PrivUnit),
+    "randomized response": pairwise.RandomizedResponsePlugIn,
+    "subsets": pairwise.SubsetPairs,
+    "a strategy": lambda *at: pairwise.StrategyReports(*at, STRATEGY),
+}
+
+
+@pytest.mark.parametrize("ratio", [False, True])
+@pytest.mark.parametrize("name", PAIRS)
+def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
+    def of(at):
+        below = MANY.form.weights.abs().flip(1)[at]
+        form = pairwise.Form(MANY.form.weights[at], MANY.form.constant[at])
+        chosen = replace(MANY, form=form, denominator=pairwise.Form(below, 40.0) if ratio else None)
+        return PAIRS[name](replace(chosen, pairs=PAIRS[name](MANY, 2.0).estimated_pairs), 2.0)
+
+    def answers(protocol):
+        found, ends = protocol.analyse(tally), () if ratio else protocol.analyse(tally).interval(0.9)
+        return [found.value, found.standard_error, *ends, protocol.predicted_mse(counts), protocol.exact(counts)]
+
+    counts, n = torch.tensor([[10, 20, 30, 40, 500], [7, 0, 9, 100, 3]]), torch.tensor([50, 2000])
+    many, loop = of(...), [of((0, i)) for i in range(2)]
+    tally = many.sample_tally(counts, generator=generator(1), sample_shape=(3,))
+    each = zip(answers(many), *map(answers, loop), strict=True)
+    for found, *expected in each:
+        torch.testing.assert_close(found[..., 0, :], torch.stack(expected, -1), rtol=1e-9, atol=1e-9)
+    worst = torch.stack([one.worst_mse(n) for one in loop]).amax(0)
+    torch.testing.assert_close(many.worst_mse(n), worst, rtol=1e-10, atol=0)
+
+
+def test_kernels_have_what_each_has_alone():
+    counts, kernels = torch.tensor([10, 20, 30, 40, 50]), KERNELS + KERNELS.mT
+    alone = [PAIRS["randomized response"](pairwise.from_kernel(one), 2.0) for one in kernels[0]]
+    errors = torch.stack([one.predicted_mse(counts) for one in alone])
+    torch.testing.assert_close(PAIRS["randomized response"](MANY, 2.0).predicted_mse(counts)[0], errors)
+    torch.testing.assert_close(MANY.kernel(MANY.form), kernels)
+    assert MANY.radius**2 == pytest.approx(max(sum(one.statistic.points.square().sum(1) for one in alone)))

@@ -390,14 +390,14 @@ def shares(name: str, value: Tensor, k: int, positive: bool = False) -> Tensor:
     return value / value.sum()
 
 
-def random_source(generator: torch.Generator, device: torch.device) -> torch.Generator:
-    """A generator that lives on ``device``. Raises TypeError, ValueError."""
+def random_source(generator: torch.Generator, device: torch.device | None = None) -> torch.Generator:
+    """A generator, on ``device`` where one is given. Raises TypeError, ValueError."""
     if not isinstance(generator, torch.Generator):
         raise TypeError(
             f"generator must be a torch.Generator, not {type(generator).__name__}; "
             "make one with torch.Generator(device).manual_seed(seed)"
         )
-    if generator.device.type != device.type:
+    if device is not None and generator.device.type != device.type:
         raise ValueError(f"generator is on {generator.device}, the data on {device}; make it on {device}")
     return generator
 

@@ -31,8 +31,8 @@ def root(
     *Method.* An end that does not enclose the root moves out, each step 1.5 to 4 times as long as the last, as the
     secant says; what was one end becomes the other. From there on f(low) > 0 >= f(high) as evaluated: each step of
     Chandrupatla's method replaces the end of its own sign. It stays half the tolerance away from both ends, so that
-    both come in. The answer is the end that is safe. So no monotonicity is used for safety, only for the word "least",
-    and whoever evaluates to r subtracts r from its target.
+    both come in; where rounding hides the root, each time four times as far. The answer is the end that is safe. So no
+    monotonicity is used for safety, only for the word "least", and whoever evaluates to r subtracts r from its target.
 
     Args:
         excess: elementwise, float64, or of one float; a NaN of it counts as unsafe.
@@ -107,15 +107,17 @@ def _found(f: Any, where: Any, at: Any, value: Any, grow: Any, longest: float, t
     b, fb, a, fa = _enclosed(f, where, at, value, grow, longest)  # a is the newest point, b the other side
     every = ASKED if isinstance(a, Tensor) and a.device.type != "cpu" else 1
     enclosed, nearest = (fb > 0) & (fa <= 0), where(fb <= 0, b, math.nan)
-    c, fc, t = b, fb, 0.5
+    c, fc, t, push = b, fb, 0.5, 1.0
     for turn in range(ROUNDS):
         ulps = ULPS * abs(a)
         room = where(ulps > tolerance, ulps, tolerance) / abs(b - a)
         open_ = enclosed & (room < 1)
         if turn % every == 0 and not bool(open_.any()):
             break
-        t = where(t < 1 - room / 2, t, 1 - room / 2)
-        x = where(open_, a + where(t > room / 2, t, room / 2) * (b - a), a)
+        short = where(room * push < 1, room * push, 1.0) / 2
+        inner = where(t > short, where(t < 1 - short, t, 1 - short), short)
+        push = where(inner == t, push, 4 * push)  # where rounding hides the root the next such step is longer
+        x = where(open_, a + inner * (b - a), a)
         fx = f(x)
         same = (fx > 0) == (fa > 0)
         c, fc = where(open_, where(same, a, b), c), where(open_, where(same, fa, fb), fc)

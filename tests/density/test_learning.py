@@ -135,28 +135,3 @@ def test_guarantee_what_is_learned_is_read_from_the_release_alone(tmp_path):
     again = classify(loaded, queries), nearest_centre(loaded, queries), nearest_words(loaded, queries, 3)
     assert all(torch.equal(a, b) for a, b in zip(answers[0], again, strict=True))
     assert loaded.guarantee == learner.guarantee and loaded.guarantee.epsilon == 4.0
-
-
-def test_wrong_labels_and_counts_are_refused_before_anything_is_drawn():
-    x, labels = clusters(12)
-    features = GaussianSquareWave(D).draw(2, generator=generator())
-    learner = classes_of(
-        ShuffledKDE, features, class_counts(labels, CLASSES), lambda n: RandomizedResponseSum(n, 0.2)
-    )
-    source = generator(4)
-    before = source.get_state()
-    moved = labels.clone()
-    moved[0] = 1
-    for some, reported, kind, match in [
-        (x, moved, ValueError, "for whom the noise is calibrated"),
-        (x[:11], labels, ValueError, "one row for each user"),
-        (x, labels.clamp_max(1), ValueError, r"classes \[2\] have none"),
-        (x, labels + 1, ValueError, r"lie in \[0, 3\)"),
-        (x, labels.double(), TypeError, "integer"),
-        (x, labels[:, None], ValueError, "shape"),
-    ]:
-        with pytest.raises(kind, match=match):
-            learner.sample_estimate((some, reported), generator=source)
-        with pytest.raises(kind, match=match):
-            learner.collect((some, reported))
-    assert torch.equal(source.get_state(), before)

@@ -53,7 +53,7 @@ def measured(domain, p, shift=True):
     points = torch.cat([spanning, domain.extreme(drawn)])
     u = torch.linalg.lstsq(shape.root, (points - shape.centre).mT, driver="gelsd").solution
     size = float((spanning - spanning.mean(0)).norm(dim=-1).max())
-    back = shape.points(shape.coordinates(points)) - points
+    back = shape.centre + u.mT @ shape.root.mT - points
     contradiction = not 0 < lower <= upper * (1 + 1e-10) + 2.0**-46 * float(spanning.abs().max())
     return contradiction, upper / lower - 1, float(u.norm(dim=0).max()) - 1, float(back.norm(dim=-1).max()) / size
 

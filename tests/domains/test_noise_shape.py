@@ -146,7 +146,7 @@ def test_guarantee_the_ellipsoid_holds_the_domain_and_the_bounds_are_in_order(na
     points = torch.cat([domain.extreme(normal(200, domain.dimension, seed=14)), domain.spanning()])
     u = (points - shape.centre) @ torch.linalg.pinv(shape.root).mT
     assert float(u.norm(dim=-1).max()) <= 1 + 1e-7
-    assert torch.allclose(shape.points(shape.coordinates(points)), points, atol=1e-6)
+    assert torch.allclose(shape.centre + u @ shape.root.mT, points, atol=1e-6)
     assert float(shape.certificate.lower) <= shape.upper * (1 + 1e-12)
     assert shape.upper == pytest.approx(norm(shape.root.norm(dim=-1), p), rel=1e-12)
     heaviest = torch.argsort(shape.weights, descending=True)[:20]
@@ -194,15 +194,6 @@ def test_guarantee_an_ellipsoid_that_misses_a_direction_is_completed_and_one_bes
     assert float(torch.linalg.svdvals(completed.root)[-1]) >= 1
     segment = FiniteSet(torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
     assert enclose(segment, flat, flat, torch.tensor([0.0, 1.0]).double(), 2.0).upper == math.inf
-
-
-@varied
-def test_guarantee_coordinates_never_leave_the_unit_ball(name):
-    domain = VARIED[name]
-    shape = noise_shape(domain, 2.0)
-    far = 100 * normal(20, domain.dimension, seed=15)
-    assert float(shape.coordinates(far).norm(dim=-1).max()) <= 1 + 1e-12
-    assert float(shape.coordinates(far.float()).norm(dim=-1).max()) <= 1 + 1e-12
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
@@ -311,7 +302,6 @@ def test_a_single_point_needs_no_noise_and_two_points_a_segment(p):
         one = noise_shape(FiniteSet(POINTS[:1]), p)
         box = noise_shape(Box(LOW, LOW), p)
     assert one.upper <= 1e-12 and box.upper <= 1e-12
-    assert torch.allclose(one.points(one.coordinates(POINTS[:1])), POINTS[:1])
     two = noise_shape(FiniteSet(POINTS[:2]), p)
     assert two.upper == pytest.approx(norm(POINTS[0] - POINTS[1], p) / 2, rel=1e-4)
     assert two.root.shape == (3, 1)

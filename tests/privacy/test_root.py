@@ -54,6 +54,8 @@ def test_few_evaluations_of_what_is_smooth():
     tried = []
     found = root(lambda x: tried.append(x) or math.exp(-x) - 1e-6, 0.0, 1.0)
     assert found == pytest.approx(6 * math.log(10), abs=TOLERANCE * 2) and len(tried) < 20
+    tried.clear()  # where rounding hides the root
+    assert root(lambda x: tried.append(x) or float(round((20.3 - x) * 2.0**38)), 0.0, 1.0) and len(tried) < 40
 
 
 def test_ends_that_may_not_move_and_functions_without_a_root():

@@ -70,7 +70,7 @@ class Question:
         else:
             floor = (
                 (sums * gamma).sqrt().clamp_min(1) / self.delta
-            ).log()  # equal shares have P(D = 0) >= e^-variance
+            ).log()  # equal shares: P(D = 0) >= e^-variance
             found = 1.003 * normal + (4.8 * normal + floor.square()).sqrt()
         return found * (self.n / (self.n - self.absent))
 
@@ -188,7 +188,7 @@ def choose(
     generator = _same() if generator is None else generator
     limit = math.sqrt(2) * asked.sigma / users
     with torch.device("cpu"):  # what is new is small; features are where the generator is
-        tried = list(plans(kernel, box, dimension, limit, mean, checks.random_source(generator, generator.device)))
+        tried = list(plans(kernel, box, dimension, limit, mean, checks.random_source(generator)))
         found, kde = _certified(tried, asked)
     parts = [math.sqrt(part) for part in found.parts[:3]]
     note = "feature {:.3g}, rounding {:.3g}, noise {:.3g}; ".format(*parts) + (

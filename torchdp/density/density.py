@@ -1,21 +1,21 @@
 """The released function: public features, noisy means, and what they promise; nothing else of the data."""
 
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from enum import EnumType
-from typing import Any, get_type_hints
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features
-from torchdp.density.laplacian import Grid
-from torchdp.density.stationary import StationaryKernel
+from torchdp.density.family import NUMBERS_AT_ONCE, Features
+from torchdp.description import described, made
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Estimate
+
+ROOMS = ("torchdp.density", "torchdp.privacy.guarantee")  # whose classes a saved density is made of
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -72,8 +72,9 @@ class Density(Estimate):
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Everything above, into one file. Raises OSError."""
-        torch.save(replace(self, value=self.value.contiguous()), path)
+        """Everything above, into one file. Raises OSError; TypeError for an error that is a function (SecureKDE's)."""
+        with open(path, "w", encoding="ascii") as file:
+            json.dump(described(self, name="density"), file)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Density":
@@ -81,32 +82,15 @@ class Density(Estimate):
 
         Raises OSError, ValueError.
         """
-        with torch.serialization.safe_globals(_parts()):
-            try:
-                loaded = torch.load(path, map_location="cpu", weights_only=True)
-            except (OSError, MemoryError):
-                raise
-            except Exception as error:  # torch raises UnpicklingError, RuntimeError, EOFError ... for other files
-                raise ValueError(f"{os.fspath(path)} holds no Density; write it with Density.save") from error
-        if not isinstance(loaded, Density) or "standard_error" not in vars(loaded):
-            raise ValueError(f"{os.fspath(path)} holds no Density; write it with Density.save")
-        return replace(loaded)  # goes through the checks
+        with open(path, "rb") as file:
+            text = file.read()
+        try:
+            return checks.instance("the file", made(json.loads(text), {}, rooms=ROOMS), Density)
+        except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+            raise ValueError(f"{os.fspath(path)} holds no Density; write it with Density.save") from error
 
     def _rights(self, y: Tensor) -> Iterator[Tensor]:
         """g(y) part by part, (some, instances), float64."""
         y = self.features.family.queries(y)
         parts = y.split(max(1, NUMBERS_AT_ONCE // self.features.numbers))
         return (self.features.g(part).to(self.value) for part in parts)
-
-
-def _parts() -> list[Any]:
-    """The classes that a saved density is made of: this package's own families and features, no one else's."""
-    kinds = [kind for kind in get_type_hints(Guarantee).values() if isinstance(kind, EnumType)]
-    found: list[Any] = [Density, Guarantee, *kinds, Grid]
-    heirs: list[type] = [Family, Features, StationaryKernel]
-    while heirs:
-        heir = heirs.pop()
-        heirs += heir.__subclasses__()
-        if heir.__module__.startswith(f"{__package__}."):
-            found.append(heir)
-    return found

@@ -305,5 +305,4 @@ class SignFeatures(Features):
 
 def drawn(repetitions: int, generator: torch.Generator) -> tuple[int, torch.Generator]:
     """The arguments of ``draw``, checked. Raises TypeError, ValueError."""
-    device = generator.device if isinstance(generator, torch.Generator) else torch.device("cpu")
-    return checks.integer("repetitions", repetitions, 1, 2**30), checks.random_source(generator, device)
+    return checks.integer("repetitions", repetitions, 1, 2**30), checks.random_source(generator)

@@ -178,11 +178,8 @@ def _checked(features: Features, steps: Tensor | float | None, kind: type[Messag
         return None
     if not kind.takes_counts:
         raise TypeError(f"steps must be None with {kind.__name__}: it sends bits; take BoundedSum or PoissonSum")
-    found = (
-        checks.floating("steps", steps).double()
-        if isinstance(steps, Tensor)
-        else torch.tensor([float(steps)], dtype=torch.float64)
-    )
+    given = steps if isinstance(steps, Tensor) else torch.tensor([float(steps)], dtype=torch.float64)
+    found = checks.floating("steps", given).double()
     if found.shape != (features.instances,) and found.numel() != 1:
         raise ValueError(f"steps must be one number or {features.instances}, not of shape {tuple(found.shape)}")
     if not (0 < float(found.min()) and float(found.max()) <= MOST_STEPS):

@@ -41,10 +41,8 @@ def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None 
     family = checks.instance("family", family, Family)
     x, y = family.validate(x).detach(), family.queries(y).detach()
     weights = torch.ones_like(x[:, 0]) if counts is None else checks.counts("counts", counts, len(x))
-    total, size = (
-        torch.zeros(len(y), dtype=torch.float64, device=x.device),
-        max(1, NUMBERS_AT_ONCE // max(1, len(y))),
-    )
+    total = torch.zeros(len(y), dtype=torch.float64, device=x.device)
+    size = max(1, NUMBERS_AT_ONCE // max(1, len(y)))
     for part, weight in zip(x.split(size), weights.double().split(size), strict=True):
         total += weight @ family.k(part, y.to(part)).double()
     return total / weights.sum()

@@ -63,9 +63,7 @@ class Projected(Family):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(
-            self.family, GaussianFourier | GaussianSquareWave
-        ):  # others bound norms before projection
+        if not isinstance(self.family, GaussianFourier | GaussianSquareWave):  # others bound norms first
             kind = type(self.family).__name__
             raise TypeError(f"family must be a GaussianFourier or a GaussianSquareWave, not {kind}")
         checks.integer("dimension", self.dimension, self.family.dimension)

@@ -206,9 +206,8 @@ def lattice(family: Waves, periods: list[float]) -> Lattice:
     """The module's bounds, of every number of waves."""
     kernel, d, sides = family.stationary, family.dimension, family.sides
     line = torch.arange(-REACH[d], REACH[d] + 1)
-    places = torch.cartesian_prod(*[line] * d).view(-1, d)[
-        (2 * REACH[d] + 1) ** d // 2 :
-    ]  # one of each pair, 0 first
+    places = torch.cartesian_prod(*[line] * d).view(-1, d)
+    places = places[len(places) // 2 :]  # one of each pair, 0 first
     volume = math.prod(periods)
     c = kernel.transform(places * (2 * math.pi / torch.tensor(periods, dtype=torch.float64))) / volume
     constant, C = float(c[0]), 2 * c[1:]

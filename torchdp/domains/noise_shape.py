@@ -93,20 +93,6 @@ class NoiseShape(Brief):
         """d."""
         return self.root.shape[0]
 
-    def coordinates(self, x: Tensor) -> Tensor:
-        """u = A^+ (x - v), (..., r) for x (..., d), moved into the unit ball where it sticks out: x = v + A u on K.
-
-        Float64. Guarantees: ||u||_2 <= 1 for every x, in K or not, so that one user moves a sum of u by at most 2.
-        """
-        x = checks.shaped("x", checks.floating("x", x), ..., self.dimension).to(self.root)
-        u = (x - self.centre) @ torch.linalg.pinv(self.root).mT
-        return u / u.norm(dim=-1, keepdim=True).clamp_min(1.0)
-
-    def points(self, u: Tensor) -> Tensor:
-        """v + A u, (..., d) for u (..., r). Raises TypeError, ValueError."""
-        u = checks.shaped("u", checks.floating("u", u), ..., self.root.shape[1])
-        return self.centre + u.to(self.root) @ self.root.mT
-
 
 def noise_shape(domain: Domain, p: float, *, shift: bool = True, tol: float = 1e-4) -> NoiseShape:
     """The ellipsoid around the domain K with the least l_p norm of row norms, and a certificate of how good it is.

@@ -5,7 +5,7 @@ import math
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.statistic import Pairs, PairwiseStatistic
+from torchdp.pairwise.statistic import Pairs, PairwiseStatistic, one_kernel
 from torchdp.randomizers import strategy_lower_bound
 
 LEAST, MOST = 1e-6, 700.0  # a bound for the one holds for less; beyond the other it is put at 0
@@ -25,7 +25,7 @@ def lower_bound(statistic: PairwiseStatistic, n: int, epsilon: float, histogram:
     """
     n = checks.integer("n", n, 2)
     epsilon = max(checks.positive("epsilon", epsilon), LEAST)
-    asked = checks.instance("statistic", statistic, PairwiseStatistic).approximates or statistic
+    asked = one_kernel(statistic).approximates or statistic
     h = checks.shares("histogram", histogram, asked.types).to(asked.points)
     kernel = asked.kernel(asked.form)
     if asked.denominator is not None:

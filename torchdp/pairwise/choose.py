@@ -16,7 +16,7 @@ from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.reports import SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
 from torchdp.pairwise.standard import from_kernel
-from torchdp.pairwise.statistic import PairwiseStatistic, histograms_of
+from torchdp.pairwise.statistic import PairwiseStatistic, histograms_of, one_kernel
 from torchdp.pairwise.strategy_reports import StrategyReports, merges
 from torchdp.protocol import Choice
 from torchdp.protocol.choice import Candidate
@@ -68,7 +68,7 @@ def choose(
     """
     if not isinstance(statistic, PairwiseStatistic):
         statistic = from_kernel(statistic)
-    n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
+    n, epsilon, statistic = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), one_kernel(statistic)
     if checks.integer("rounds", rounds, 1) > 2:
         raise ValueError(f"rounds must be 1 or 2, not {rounds}; a third gains nothing over two")
     family = histograms_of(prior, statistic.points)
@@ -140,7 +140,7 @@ def histograms(statistic: PairwiseStatistic) -> Tensor:
     Uniform, Zipf (1/(x + 1)), Zipf from the other end and, unless a ratio may lose its denominator, all users of one
     type, for each of them, or for j = 64 evenly spaced ones of more.
     """
-    k, device = checks.instance("statistic", statistic, PairwiseStatistic).types, statistic.points.device
+    k, device = one_kernel(statistic).types, statistic.points.device
     if statistic.likely is not None:
         return statistic.likely
     zipf = 1 / torch.arange(1, k + 1, dtype=torch.float64, device=device)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.pairwise.protocol import PairwiseProtocol
+from torchdp.pairwise.statistic import one_kernel
 from torchdp.protocol import Tally
 
 
@@ -35,7 +36,7 @@ def consistent(protocol: PairwiseProtocol, tally: Tally, *, tol: float = 1e-9) -
     """
     checks.instance("protocol", protocol, PairwiseProtocol)
     tol = checks.positive("tol", tol)
-    tally, statistic = protocol.check(tally, 2), protocol.statistic
+    tally, statistic = protocol.check(tally, 2), one_kernel(protocol.statistic)
     h = nearest(protocol, tally, tol)
     asked = statistic.approximates or statistic
     means = [asked.mean(h * tally.users(1), form) for form in asked.forms]

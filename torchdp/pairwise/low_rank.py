@@ -8,7 +8,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.descent import Adam, cosine
 from torchdp.factorization import LowRankRelaxation
-from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
+from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of, one_kernel
 from torchdp.randomizers import PrivUnitG
 from torchdp.threads import one_thread
 
@@ -101,7 +101,7 @@ def fewer_dimensions(
 
 def kernel_of(statistic: PairwiseStatistic) -> Tensor:
     """The kernel matrix of a mean, (k, k). Raises ValueError for a ratio."""
-    if not isinstance(statistic, PairwiseStatistic) or statistic.denominator is not None:
+    if one_kernel(statistic).denominator is not None:
         raise ValueError("statistic must be a PairwiseStatistic that is a mean, not a ratio")
     return statistic.kernel(statistic.form)
 

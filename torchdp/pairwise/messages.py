@@ -256,9 +256,8 @@ class OneMessagePairs(SingleMessage):
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         points = self.statistic.points
-        others = form.weights[..., None, :] * (
-            (counts @ points)[..., None, :] - points
-        )  # (*batch, k, r): J (s - u_x)
+        apart = (counts @ points)[..., None, :] - points  # (*batch, k, r): s - u_x
+        others = form.weights[..., None, :] * apart
         return self._variance((counts * others.square().sum(-1)).sum(-1), counts.sum(-1), form)
 
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torchdp import checks
 from torchdp.pairwise.consistent import nearest
 from torchdp.pairwise.reports import NEAR
-from torchdp.pairwise.statistic import PairwiseStatistic
+from torchdp.pairwise.statistic import PairwiseStatistic, one_kernel
 from torchdp.pairwise.strategy_reports import StrategyReports
 from torchdp.protocol import Estimate, Tally
 from torchdp.randomizers import StrategyMatrix
@@ -33,7 +33,7 @@ def after_pilot(pilot: StrategyReports, heard: Tally, n: int) -> StrategyReports
     Source: McKenna, Maity, Mazumdar, Miklau (2020) for strategies of a prior; the pilot is made here.
     """
     checks.instance("pilot", pilot, StrategyReports)
-    statistic, n, heard = pilot.statistic, checks.integer("n", n, 2), pilot.check(heard, 2)
+    statistic, n, heard = one_kernel(pilot.statistic), checks.integer("n", n, 2), pilot.check(heard, 2)
     if statistic.denominator is not None or statistic.approximates is not None:
         raise ValueError(
             "pilot must be of a mean that approximates no other: a family of priors serves ratios as well"
@@ -84,4 +84,4 @@ def _alike(one: PairwiseStatistic, other: PairwiseStatistic) -> bool:
     """Whether both ask for the same mean."""
     same = torch.equal(one.points, other.points) and torch.equal(one.form.weights, other.form.weights)
     means = one.denominator is None and other.denominator is None and one.pairs is other.pairs
-    return same and means and one.form.constant == other.form.constant
+    return same and means and bool(one.form.constant == other.form.constant)

@@ -5,9 +5,9 @@ from functools import cached_property
 
 from torch import Tensor
 
-from torchdp.pairwise.reports import ReportPairs, spread_noise
+from torchdp.pairwise.reports import ReportPairs
 from torchdp.pairwise.statistic import Form
-from torchdp.pairwise.variance import in_parts, symmetric_variance, worst_symmetric
+from torchdp.pairwise.variance import in_parts
 from torchdp.protocol import Tally
 from torchdp.randomizers import RandomizedResponse
 
@@ -36,27 +36,17 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         f, m, n = self.statistic.kernel(form), self.client, tally.users()
-        decoded = self.decoded(tally)
-        rows = f.sum(1)
-        own = (f.diagonal() - 2 * m.q * rows + m.q**2 * rows.sum()) / (m.p - m.q) ** 2  # Y^T f Y for each report
-        return (((decoded @ f) * decoded).sum(-1) - tally["reports"].double() @ own) / (n * (n - 1))
-
-    def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        kernel = self.statistic.kernel
-        return symmetric_variance(lambda weights: kernel(Form(weights)), *self._spread, counts, form.weights)
-
-    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
-        return worst_symmetric(self.statistic.kernel(Form(form.weights)), *self._spread, n)
+        decoded, rows = self.decoded(tally), f.sum(-1)
+        own = f.diagonal(dim1=-2, dim2=-1) - 2 * m.q * rows + m.q**2 * rows.sum(-1, keepdim=True)
+        own = own / (m.p - m.q) ** 2  # Y^T f Y for each report
+        both = ((decoded[..., None, :] @ f)[..., 0, :] * decoded).sum(-1)
+        return (both - (tally["reports"] * own).sum(-1)) / (n * (n - 1))
 
     @property
-    def _spread(self) -> tuple[float, float]:
-        """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0."""
+    def spread(self) -> tuple[float, float]:
         m = self.client
         gain = m.p - m.q
         return m.q / gain**2, (1 - gain) / gain
-
-    def noise(self, counts: Tensor) -> Tensor:
-        return spread_noise(*self._spread, self.statistic.points - self.statistic.points.mean(0), counts)
 
     def mean_point(self, tally: Tally) -> Tensor:
         return self.decoded(tally) @ self.statistic.points / tally.users(1)
@@ -68,7 +58,7 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
         is linear in c and positive: F = c^T f P D P f c, G = tr(P f P D P f P D). The mean of F at the decoded counts
         exceeds F by G + 2 own sum_t (P f c)_t (P f P)_tt D_tt to first order. A fraction 1/n is left out.
         """
-        flat, own = self._spread
+        flat, own = self.spread
 
         def part(counts: Tensor, weights: Tensor) -> Tensor:
             n = counts.sum(-1)

@@ -11,7 +11,7 @@ from torchdp.collection import Collection, Journal
 from torchdp.collection.journal import held
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.rounds.projection import project
-from torchdp.pairwise.statistic import Form, Pairs
+from torchdp.pairwise.statistic import Form, Pairs, one_kernel
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import ErrorParts
 
@@ -42,7 +42,7 @@ def of_population(collection: Collection | Journal) -> Estimate:
     protocol, tally, n = collection.protocol, collection.tally, float(collection.n)
     if not isinstance(protocol, PairwiseProtocol):
         raise TypeError(f"collection must be of a pairwise protocol, not of {type(protocol).__name__}")
-    statistic, estimate = protocol.statistic, collection.estimate()
+    statistic, estimate = one_kernel(protocol.statistic), collection.estimate()
     if statistic.pairs is not Pairs.DISTINCT:
         raise ValueError("statistic must have pairs=Pairs.DISTINCT: only that mean does not depend on n")
     form, below = statistic.form, torch.ones_like(estimate.value)
@@ -77,7 +77,7 @@ def mann_whitney(collection: Collection | Journal) -> MannWhitney:
     protocol, tally, n = collection.protocol, collection.tally, collection.n
     if not isinstance(protocol, PairwiseProtocol) or protocol.statistic.name != "auc":
         raise ValueError("collection must be of a pairwise protocol whose statistic is auc")
-    statistic, auc = protocol.statistic, collection.estimate()
+    statistic, auc = one_kernel(protocol.statistic), collection.estimate()
     form, below = statistic.forms
     wins = Form(form.weights + below.weights / 2, form.constant + below.constant / 2)  # u over n (n - 1)
     scale, mean = n * (n - 1), protocol.pairs_mean(tally, wins)

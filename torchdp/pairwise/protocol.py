@@ -22,7 +22,7 @@ ROUNDING = 1e-9  # of sums over users
 
 @dataclass(frozen=True)
 class PairwiseProtocol(Protocol[Tensor]):
-    """One pairwise statistic of users who hold one of k types each; a summary is counts (k,).
+    """One pairwise statistic of users who hold one of k types each; a summary is counts (*batch, k).
 
     The estimate's error is that of the privacy noise: it refers to these n users, not of a population they came from.
     Coverage of ``interval(0.95)``, measured over 624 cells, seven kernels (experiments/pairwise/coverage.py): one and
@@ -60,7 +60,7 @@ class PairwiseProtocol(Protocol[Tensor]):
 
     @abstractmethod
     def mean(self, tally: Tally, form: Form) -> Tensor:
-        """Unbiased estimate of the mean of a form over the native pairs."""
+        """Unbiased estimate of the mean of a form over the native pairs; of many forms, of a tally ``beside_forms``."""
 
     @abstractmethod
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
@@ -104,6 +104,14 @@ class PairwiseProtocol(Protocol[Tensor]):
 
         return RatioError(parts, at(torch.zeros_like(ratio)), at)
 
+    def beside_forms(self, tally: Tally) -> Tally:
+        """The tally with dimensions of one behind its batch in the place of the statistic's forms."""
+        if not (ones := (1,) * len(self.statistic.answer)):
+            return tally
+        rows = tally.parts.items()
+        parts = {name: part.reshape(*part.shape[:-1], *ones, part.shape[-1]) for name, part in rows}
+        return Tally(tally.n.view(*tally.n.shape, *ones) if isinstance(tally.n, Tensor) else tally.n, parts)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
         return checks.types("x", x, self.statistic.types).to(self.statistic.points.device)
@@ -125,14 +133,14 @@ class PairwiseProtocol(Protocol[Tensor]):
         standard errors from 0, since the value may then be far off (a class that hardly anybody belongs to). Raises
         TypeError, ValueError.
         """
-        tally, statistic = self.check(tally, 2), self.statistic
-        limits = statistic.limits or (-math.inf, math.inf)
+        n, statistic = self.check(tally, 2).n, self.statistic
+        limits, tally = statistic.limits or (-math.inf, math.inf), self.beside_forms(tally)
         kept = Tally(tally.n, {name: part.clone() for name, part in tally.parts.items()})  # for intervals
         value, slope = self.pairs_mean(tally, statistic.form), self.slope(tally.users())
         if statistic.denominator is None:
             error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
             bias = slope * (self.approximation_bias(tally) + self.clipping_bias(tally))
-            return Estimate(value, error, tally.n, bias, partial(self._error, kept), limits)
+            return Estimate(value, error, n, bias, partial(self._error, kept), limits)
         below = self.pairs_mean(tally, statistic.denominator)
         below = torch.where(below.abs() > self._rounding(statistic.denominator), below, torch.nan)
         ratio = value / below
@@ -140,7 +148,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         _warn_of_small(parts.curvature)
         bias = self.approximation_bias(tally) / below.abs()
         wider = partial(self._ratio_error, kept, ratio, below, parts)
-        return Estimate(statistic.offset + ratio, parts.variance[..., 0].sqrt(), tally.n, bias, wider, limits)
+        return Estimate(statistic.offset + ratio, parts.variance[..., 0].sqrt(), n, bias, wider, limits)
 
     def approximation_bias(self, tally: Tally) -> Tensor | float:
         """The most by which ``mean`` of an approximate form misses that of the statistic's own."""
@@ -175,7 +183,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         return ErrorParts(*((scale * each)[..., None] for each in (variance, -2 * covariance, own)))
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
-        """Mean squared error, (*batch), for counts (*batch, k) of users, real numbers allowed, 2 at least.
+        """Mean squared error, (*batch, *answer), for counts (*batch, k) of users, real numbers allowed, 2 at least.
 
         Exact for a mean. For a ratio a/b (AUC) it is the delta method's V times 1 + 3 d^2 (1 + 2 c^2), d the relative
         deviation of b and c its correlation with a - r b, as if both were normal: E e^2 (1 - d z + d^2 z^2)^2 to order
@@ -204,12 +212,14 @@ class PairwiseProtocol(Protocol[Tensor]):
     def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
         """A bound of ``predicted_mse`` over all data of n >= 2 users; inf for a ratio, whose classes may be empty."""
         checks.instance("objective", objective, Objective)
-        users, form = beside(checks.people("n", n, 2)), self.statistic.form
-        if self.statistic.denominator is not None:
-            return torch.as_tensor(torch.inf * users, dtype=torch.float64)
-        self._convert(torch.zeros(()), users, form)
-        worst = self.worst_variance(users, form) + self.distortion**2
-        return torch.as_tensor(worst * self.slope(users) ** 2, dtype=torch.float64)
+        n, form, answer = checks.people("n", n, 2), self.statistic.form, self.statistic.answer
+        users, batch = beside(n, len(answer)), n.shape if isinstance(n, Tensor) else ()
+        worst: Tensor | float = torch.inf
+        if self.statistic.denominator is None:
+            self._convert(torch.zeros(()), users, form)
+            worst = (self.worst_variance(users, form) + self.distortion**2) * self.slope(users) ** 2
+        mse = torch.as_tensor(worst, dtype=torch.float64).expand((*batch, *answer))
+        return objective.of(mse, len(batch))
 
     def bias(self, counts: Tensor) -> Tensor | float:
         """What the estimate misses on average for counts (*batch, k), real numbers allowed.
@@ -224,7 +234,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         expected = replace(self.statistic, pairs=self.estimated_pairs, approximates=None).mean(counts, form)
         return self._convert(expected, counts.sum(-1), form) - self.statistic.exact(counts)
 
-    def _rounding(self, form: Form) -> float:
+    def _rounding(self, form: Form) -> Tensor:
         """What rounding may leave of a mean that is 0."""
         return 1e-13 * self.statistic.size(form)
 

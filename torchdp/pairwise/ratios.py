@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchdp import checks, workloads
 from torchdp.pairwise.standard import absolute_difference, from_kernel
-from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
+from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
 from torchdp.workloads import Workload
 
 WEIGHT = 0.1  # of the denominator's squared norm, to that of the numerator
@@ -30,7 +30,7 @@ def ratio(
     """
     for key, each in (("above", above), ("below", below)):
         if (
-            checks.instance(key, each, PairwiseStatistic).denominator is not None
+            one_kernel(checks.instance(key, each, PairwiseStatistic)).denominator is not None
             or each.pairs is not Pairs.DISTINCT
         ):
             raise ValueError(f"{key} must be a mean over distinct pairs, not a ratio or over other pairs")

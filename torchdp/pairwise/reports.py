@@ -1,5 +1,6 @@
 """Reports about the type itself, the kernel averaged over pairs of them: subsets and bit vectors."""
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -61,9 +62,40 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
         found = in_parts(part, both, form.weights, point.shape[-1] * max(self.statistic.points.shape))
         return found * (tally.users() / (tally.users() - 1)) ** 2
 
+    @property
     @abstractmethod
+    def spread(self) -> tuple[float, float]:
+        """(flat, own) where types are treated alike: Cov Y = flat I + own e_x e_x^T on vectors of sum 0; else NaN."""
+
+    def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
+        """``symmetric_variance``, exactly."""
+        kernel = self.statistic.kernel
+        return symmetric_variance(lambda weights: kernel(Form(weights)), *self.spread, counts, form.weights)
+
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
+        return worst_symmetric(self.statistic.kernel(Form(form.weights)), *self.spread, n)
+
     def noise(self, counts: Tensor) -> Tensor:
         """Covariance of the sum of the decoded vectors of counts (*batch, k) of users, (*batch, r, r)."""
+        return self._noise(counts, self.statistic.points)
+
+    def _noise(self, counts: Tensor, points: Tensor) -> Tensor:
+        """U^T (flat n I + own diag(counts)) U for points U less their mean, (k, r)."""
+        (flat, own), centred = self.spread, points - points.mean(0)
+        each = flat * counts.sum(-1, keepdim=True) + own * counts
+        return torch.einsum("...x,xs,xt->...st", each, centred, centred)
+
+    def principal(self, shares: Tensor, point: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """``coordinates`` of the form at mean vectors (rows, r) of users of these shares (rows, k).
+
+        By shares of the types where these are fewer, as of many kernels together.
+        """
+        points = self.statistic.points
+        if self.statistic.dim <= self.statistic.types or math.isnan(self.spread[0]):
+            return coordinates(point * weights, weights.diag_embed(), self.noise(shares))
+        types = torch.eye(len(points), dtype=points.dtype, device=points.device)
+        kernel = self.statistic.kernel(Form(weights))
+        return coordinates((point * weights) @ points.mT, kernel, self._noise(shares, types))
 
     def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         """That of the mean over all pairs, of s^T J s: its range has ends, which the truth may lie at.
@@ -71,18 +103,16 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
         The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts as independent.
         """
         h, point, n = nearest(self, tally, NEAR), self.mean_point(tally), tally.users()
-        squares, decoded, of_mean = (
-            self.statistic.points.square(),
-            self.decoded(tally) / tally.users(1),
-            h / tally.users(1),
-        )
-        rows = max(1, NUMBERS_AT_ONCE // squares.numel())
+        squares = self.statistic.points.square()
+        decoded, of_mean = self.decoded(tally) / tally.users(1), h / tally.users(1)
+        rows = max(1, NUMBERS_AT_ONCE // (squares.shape[1] * max(squares.shape)))
 
         def error(weights: Tensor, value: Tensor) -> QuadraticError:
-            weights = weights.expand_as(point)
-            each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (of_mean, point, weights)), strict=True)
-            found = [coordinates(z * w, w.diag_embed(), self.noise(shares)) for shares, z, w in each]
-            curved, linear = (torch.cat(every).view(point.shape) for every in zip(*found, strict=True))
+            weights = weights.expand(*torch.broadcast_shapes(weights.shape, point.shape))
+            wide = (x.expand(*weights.shape[:-1], -1) for x in (of_mean, point, weights))
+            each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in wide), strict=True)
+            found = [self.principal(*some) for some in each]
+            curved, linear = (torch.cat(every).view(*weights.shape[:-1], -1) for every in zip(*found, strict=True))
             diagonal = weights @ squares.mT
             apart = diagonal - diagonal.mean(-1, keepdim=True)
             own = (decoded * apart).sum(-1) + diagonal.mean(-1)
@@ -100,8 +130,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
 
     Decoded and projected on sum 1, a message is Y in R^k with E Y = e_x, and a user's vector Z = sum_x Y_x u_x has
     E Z = u_x: sum over i != j of Z_i^T J Z_j / (n (n-1)) is unbiased for distinct pairs. The sets' sizes do not give
-    Z^T J Z, so the analyst must see each message, and its distribution is drawn from messages. The variance is
-    ``symmetric_variance``, exactly.
+    Z^T J Z, so the analyst must see each message, and its distribution is drawn from messages.
     kind: the class of the oracle.
 
     Guarantees: epsilon-LDP for each user.
@@ -159,22 +188,12 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         squares = self._total(tally).square() - tally["squares"]
         return (form.weights * squares).sum(-1) / (n * (n - 1)) + form.constant
 
-    def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        kernel = self.statistic.kernel
-        return symmetric_variance(lambda weights: kernel(Form(weights)), *self.spread, counts, form.weights)
-
-    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
-        return worst_symmetric(self.statistic.kernel(Form(form.weights)), *self.spread, n)
-
     def mean_point(self, tally: Tally) -> Tensor:
         return self._total(tally) / tally.users(1)
 
     def _total(self, tally: Tally) -> Tensor:
         centred, middle = self._centred
         return self.decoded(tally) @ centred + tally.users(1) * middle
-
-    def noise(self, counts: Tensor) -> Tensor:
-        return spread_noise(*self.spread, self._centred[0], counts)
 
     @cached_property
     def _centred(self) -> tuple[Tensor, Tensor]:
@@ -184,14 +203,7 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
 
     @cached_property
     def spread(self) -> tuple[float, float]:
-        """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0, whatever x."""
         S = self.client.covariance(0)
         pair = float(S[1, 2]) if len(S) > 2 else 0.0  # two types: any value, the two parts then make up for it
         flat = float(S[1, 1]) - pair
         return flat, float(S[0, 0]) - float(S[1, 1]) - 2 * float(S[0, 1]) + 2 * pair
-
-
-def spread_noise(flat: float, own: float, centred: Tensor, counts: Tensor) -> Tensor:
-    """U^T (flat n I + own diag(counts)) U for points U less their mean, (k, r): (*batch, k) -> (*batch, r, r)."""
-    each = flat * counts.sum(-1, keepdim=True) + own * counts
-    return torch.einsum("...x,xs,xt->...st", each, centred, centred)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
+from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.protocol.interval import Error, ErrorParts
@@ -178,7 +178,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
 
 def _probabilities(statistic: PairwiseStatistic) -> tuple[Tensor, Tensor, Tensor]:
     """Probabilities of ones (k, r + 1), widths and lows (r + 1,) of all sums."""
-    if checks.instance("statistic", statistic, PairwiseStatistic).denominator is not None:
+    if one_kernel(statistic).denominator is not None:
         raise ValueError(f"{statistic.name!r} is a ratio; the shuffled form estimates means")
     points, weights = statistic.points, statistic.form.weights
     low, high = points.amin(0), points.amax(0)

@@ -23,6 +23,10 @@ def from_kernel(
 ) -> PairwiseStatistic:
     """The statistic of any symmetric kernel matrix f, (k, k), by its certified gamma_2 signature factorization.
 
+    Of many kernels (*answer, k, k): their points beside each other, so that one message serves all. Where users report
+    their types, as to :class:`RandomizedResponsePlugIn`, each kernel's error is what it is alone; a message of vectors
+    has the noise of all the kernels' radii.
+
     The points are the columns of R in f + c 1 1^T = R^T J R, with the free constant c that makes gamma_2 least, so
     radius^2 is at most that least value, up to ``tol``. Kronecker products are factored factor by factor, at c = 0
     (the best constant of Kendall's tau). tol: at least 1e-6. Raises TypeError, ValueError.
@@ -37,6 +41,12 @@ def from_kernel(
         kernel = kernel.factors[0] if len(kernel.factors) == 1 else kernel
     else:
         kernel = checks.matrix("kernel", kernel).double()
+        if kernel.ndim > 2:
+            each = [from_kernel(one, tol=tol, pairs=pairs) for one in kernel.flatten(0, -3)]
+            constants = torch.stack([kernel.new_tensor(one.form.constant) for one in each])
+            weights = torch.block_diag(*(one.form.weights for one in each)).unflatten(0, kernel.shape[:-2])
+            form = Form(weights, constants.view(kernel.shape[:-2]))
+            return PairwiseStatistic(name, torch.cat([one.points for one in each], 1), form, pairs=pairs)
     constant = 0.0
     if not isinstance(kernel, Workload):
         constant = free_constant(kernel, tol=tol).constant

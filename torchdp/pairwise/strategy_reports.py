@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.pairwise.protocol import ROUNDING
 from torchdp.pairwise.reports import ReportPairs, SubsetPairs
 from torchdp.pairwise.standard import from_kernel
-from torchdp.pairwise.statistic import Form, PairwiseStatistic, histograms_of
+from torchdp.pairwise.statistic import Form, PairwiseStatistic, histograms_of, one_kernel
 from torchdp.pairwise.variance import pairs_variance, worst_variance
 from torchdp.protocol import Tally
 from torchdp.randomizers import StrategyMatrix
@@ -38,6 +38,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     Algorithm 1, for the pairs.
     """
 
+    spread = (math.nan, math.nan)
     client: StrategyMatrix
     vectors: Tensor | None = None
 
@@ -89,7 +90,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         Source: McKenna, Maity, Mazumdar, Miklau (2020), the optimisation; the linearisation is made here.
         """
         n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
-        k, points = checks.instance("statistic", statistic, PairwiseStatistic).types, statistic.points
+        k, points = one_kernel(statistic).types, statistic.points
         family = histograms_of(prior, points)
         flat_prior = torch.ones(k, dtype=torch.float64, device=points.device)
         h = flat_prior / k if family is None else family.mean(0)
@@ -130,7 +131,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         counts in every predicted error. statistic: approximates no other; a ratio's denominator must be the same for
         all types of a bin. bins: from 2 to types. Raises TypeError, ValueError.
         """
-        k = checks.instance("statistic", statistic, PairwiseStatistic).types
+        k = one_kernel(statistic).types
         if not 2 <= checks.integer("bins", bins, 2) <= k:
             raise ValueError(f"bins must be in 2..{k}, not {bins}")
         place = torch.arange(k, device=statistic.points.device) * bins // k
@@ -145,7 +146,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
                 each.exact(family * n) - statistic.offset for each in (replace(near, approximates=None), statistic)
             )
             factor = float(kept @ whole / (kept @ kept)) if bool(kept.any()) else 1.0
-            near = replace(near, form=near.form.scaled(factor))
+            near = replace(near, form=Form(factor * near.form.weights, factor * near.form.constant))
         found = cls.tuned(small, n, epsilon, prior=law, generator=generator)
         return cls(near, epsilon, found.client.repeated(place))
 
@@ -161,8 +162,9 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
 
     def mean(self, tally: Tally, form: Form) -> Tensor:
         reports, vectors, n = tally["reports"].double(), self.output_vectors, tally.users()
-        own = vectors.square() @ form.weights
-        return ((reports @ vectors).square() @ form.weights - reports @ own) / (n * (n - 1)) + form.constant
+        own = form.weights @ vectors.square().mT
+        squares = ((reports @ vectors).square() * form.weights).sum(-1) - (reports * own).sum(-1)
+        return squares / (n * (n - 1)) + form.constant
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
         return pairs_variance(self.statistic.points, self.covariances, counts, form.weights)
@@ -234,9 +236,7 @@ def merges(statistic: PairwiseStatistic, bins: int) -> bool:
 def _fewer(statistic: PairwiseStatistic, even: Tensor) -> PairwiseStatistic:
     """The statistic on bins, even (bins, types): the kernels' means over them, in as many coordinates as it takes."""
     points, form, below = even @ statistic.points, statistic.form, statistic.denominator
-    own = (
-        torch.ones_like(form.weights, dtype=torch.bool) if below is None else below.weights == 0
-    )  # the form's alone
+    own = torch.ones_like(form.weights) > 0 if below is None else below.weights == 0  # the form's alone
     small = from_kernel((points[:, own] * form.weights[own]) @ points[:, own].mT)
     weights = torch.cat([small.form.weights, form.weights[~own]])
     if below is not None:

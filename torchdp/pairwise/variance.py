@@ -63,20 +63,20 @@ def worst_variance(vectors: Tensor, covariances: Tensor, weights: Tensor, n: flo
 
     J (s - u_i) is n - 1 times a vector of the hull of the J u_y, and g^T C g is convex in g. O(k^2 r^2).
     """
-    turned = vectors * weights
-    first = torch.einsum("ys,xst,yt->xy", turned, covariances, turned).amax()
-    joint = (covariances * weights[:, None] * weights).flatten(1)
-    return 4 * first / n + 2 * (joint @ covariances.flatten(1).mT).abs().amax() / (n * (n - 1))
+    turned = vectors * weights[..., None, :]
+    first = torch.einsum("...ys,xst,...yt->...xy", turned, covariances, turned).amax((-2, -1))
+    joint = (covariances * (weights[..., None] * weights[..., None, :])[..., None, :, :]).flatten(-2)
+    return 4 * first / n + 2 * (joint @ covariances.flatten(1).mT).abs().amax((-2, -1)) / (n * (n - 1))
 
 
 def worst_symmetric(kernel: Tensor, flat: float, own: float, n: float | Tensor) -> Tensor:
-    """The same for ``symmetric_variance``, with the kernel matrix, (k, k)."""
-    one_side = kernel - kernel.mean(0)
-    both = (one_side - one_side.mean(1, keepdim=True)).square()
-    first = flat * one_side.square().sum(0) + max(own, 0.0) * one_side.square().amax(0)
-    alone = both.sum(0)
-    second = flat**2 * alone.sum() + 2 * flat * max(own, 0.0) * alone.amax() + own**2 * both.amax()
-    return 4 * first.amax() / n + 2 * second / (n * (n - 1))
+    """The same for ``symmetric_variance``, with the kernel matrix, (*answer, k, k)."""
+    one_side = kernel - kernel.mean(-2, keepdim=True)
+    both = (one_side - one_side.mean(-1, keepdim=True)).square()
+    first = flat * one_side.square().sum(-2) + max(own, 0.0) * one_side.square().amax(-2)
+    alone = both.sum(-2)
+    second = flat**2 * alone.sum(-1) + 2 * flat * max(own, 0.0) * alone.amax(-1) + own**2 * both.amax((-2, -1))
+    return 4 * first.amax(-1) / n + 2 * second / (n * (n - 1))
 
 
 def in_parts(part: Callable[[Tensor, Tensor], Tensor], counts: Tensor, weights: Tensor, numbers: int) -> Tensor:

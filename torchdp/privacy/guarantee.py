@@ -34,9 +34,7 @@ class Arithmetic(Enum):
 
     INTEGER = "integer"  # what is drawn and sent: its chances are integers over a power of two, from uniform words
     ROUNDED = "rounded"  # what is drawn and sent: a real mechanism's integers; delta includes their table's error
-    REAL = (
-        "real"  # the theorem's real numbers: nothing is promised of each bit of floats, or of what floats decided
-    )
+    REAL = "real"  # the theorem's real numbers: nothing is promised of floats' bits, or of what floats decided
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,7 @@ def _multiplier(epsilon: float, delta: float, chance: float, times: float) -> fl
     every = gaussian_sigma(epsilon, delta, math.sqrt(times)) * (1 + 1e-9)  # where all are in each sum
     if chance == 1:
         return every
-    floor = (
-        every / math.sqrt(times) * math.exp(-LEAST)
-    )  # delta may allow that a user who was ever in a sum is seen
+    floor = every / math.sqrt(times) * math.exp(-LEAST)  # delta may allow that a user in any sum is seen
     found = partial(_epsilon, chance, times, delta)
     return least(found, epsilon, every * math.exp(-0.5), every, TOLERANCE / 40, floor=floor)
 

@@ -51,8 +51,8 @@ class QuadraticError(Error):
         """The same for independent coordinates of these variances; offset: of z1^T J z2, two vectors of mean z."""
         variance = torch.as_tensor(variance, dtype=point.dtype, device=point.device).expand(point.shape)
         curved = variance * weights
-        central, zero = curved[..., :0] if offset is None else -curved, torch.zeros_like(point[..., 0])
         linear = variance.sqrt() * weights * point
+        central, zero = curved[..., :0] if offset is None else -curved, torch.zeros_like(linear[..., 0])
         return QuadraticError(curved, linear, central, zero if offset is None else offset, zero + slack)
 
     @property

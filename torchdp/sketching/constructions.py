@@ -17,7 +17,7 @@ def osnap(clients: int, height: int, copies: int, *, generator: torch.Generator)
     Source: Nelson, Nguyen (2013), OSNAP, with fully independent columns.
     """
     n, m, s = _sizes(clients, height, copies)
-    rows = torch.empty(s, n, dtype=torch.int64, device=_device(generator))
+    rows = torch.empty(s, n, dtype=torch.int64, device=checks.random_source(generator).device)
     for c in range(s):  # Floyd (1987): a uniform subset, one random number for each member
         last = m - s + c
         pick = torch.randint(last + 1, (n,), generator=generator, device=rows.device)
@@ -33,7 +33,7 @@ def osnap_blocks(clients: int, height: int, copies: int, *, generator: torch.Gen
     """
     n, m, s = _sizes(clients, height, copies)
     block = _block(m, s)
-    rows = torch.randint(block, (s, n), generator=generator, device=_device(generator))
+    rows = torch.randint(block, (s, n), generator=generator, device=checks.random_source(generator).device)
     return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m, True)
 
 
@@ -47,7 +47,8 @@ def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.G
     """
     n, m, s = _sizes(clients, height, copies)
     block = _block(m, s)
-    rows = torch.rand(s, n, generator=generator, dtype=torch.float64, device=_device(generator)).argsort(1) % block
+    device = checks.random_source(generator).device
+    rows = torch.rand(s, n, generator=generator, dtype=torch.float64, device=device).argsort(1) % block
     return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m, True)
 
 
@@ -73,7 +74,7 @@ def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sket
     """
     n, m, _ = _sizes(clients, height, 1)
     checks.fits("the sketch", n, m)
-    device = _device(generator)
+    device = checks.random_source(generator).device
     rows = (torch.arange(n, device=device) + torch.arange(m, device=device)[:, None]) % m
     return Sketch(rows, _signs(m, n, generator), m, True)
 
@@ -86,11 +87,8 @@ def ones(clients: int, *, device: torch.device | str | None = None) -> Sketch:
 
 
 def _sizes(clients: int, height: int, copies: int) -> tuple[int, int, int]:
-    n, m, s = (
-        checks.integer("clients", clients, 1),
-        checks.integer("height", height, 1),
-        checks.integer("copies", copies, 1),
-    )
+    n, m = checks.integer("clients", clients, 1), checks.integer("height", height, 1)
+    s = checks.integer("copies", copies, 1)
     checks.fits("the sketch", s, n)
     if s > m:
         raise ValueError(f"copies must be at most height = {m}: a column has distinct rows, not {s}")
@@ -105,12 +103,6 @@ def _block(m: int, s: int) -> int:
 
 def _offsets(rows: Tensor, block: int) -> Tensor:
     return torch.arange(len(rows), device=rows.device)[:, None] * block
-
-
-def _device(generator: torch.Generator) -> torch.device:
-    if not isinstance(generator, torch.Generator):
-        raise TypeError(f"generator must be a torch.Generator, not {type(generator).__name__}")
-    return generator.device
 
 
 def _signs(s: int, n: int, generator: torch.Generator) -> Tensor:

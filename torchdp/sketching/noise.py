@@ -28,11 +28,8 @@ class DivisibleNoise(Brief, ABC):
         self, sketch: Sketch, columns: int, *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Tensor:
         """The noise of each row, exactly in distribution, without the clients': (*sample_shape, m, d)."""
-        shape, draws = (
-            checks.sample_shape(sample_shape),
-            Simulated(generator, checks.instance("sketch", sketch, Sketch).device),
-        )
-        shape = (*shape, sketch.height, checks.integer("columns", columns, 1))
+        draws = Simulated(generator, checks.instance("sketch", sketch, Sketch).device)
+        shape = (*checks.sample_shape(sample_shape), sketch.height, checks.integer("columns", columns, 1))
         checks.fits("the noise", *shape)
         return self.sums_of(sketch, shape, draws)
 

@@ -13,7 +13,7 @@ from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.rounds.question import Question, check_clip
 from torchdp.pairwise.rounds.round import Round, round_layout, round_limits
 from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
-from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
+from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally, Users
 from torchdp.protocol.users import single, users_of
@@ -36,7 +36,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
     def __post_init__(self) -> None:
         check_clip(self.clip)
         super().__post_init__()
-        if self.statistic.denominator is not None:
+        if one_kernel(self.statistic).denominator is not None:
             raise ValueError(
                 f"{self.statistic.name!r} is a ratio, whose question would change; use OneMessage for it"
             )
@@ -241,7 +241,7 @@ class Extremes:
 
 def extremes(statistic: PairwiseStatistic) -> Extremes:
     """The constants of this statistic. O(k^2 r). Raises TypeError."""
-    checks.instance("statistic", statistic, PairwiseStatistic)
+    one_kernel(statistic)
     points, weights = statistic.points, statistic.form.weights
     kernel = statistic.kernel(statistic.form) - statistic.form.constant
     generator = keyed_generator(b"interactive range", points.device)
@@ -254,4 +254,4 @@ def extremes(statistic: PairwiseStatistic) -> Extremes:
         (kernel.amax(1) - kernel.amin(1)).max(), half, kernel.abs().max(), kernel.diagonal().abs().max(),
         weights.square().sum(),
     )  # fmt: skip
-    return Extremes(column / 2, noise, largest, own, statistic.longest(statistic.form), squares)
+    return Extremes(column / 2, noise, largest, own, float(statistic.longest(statistic.form)), squares)

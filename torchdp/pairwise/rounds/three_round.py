@@ -16,7 +16,7 @@ from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, draws, 
 from torchdp.pairwise.rounds.projection import project
 from torchdp.pairwise.rounds.question import Question, ask
 from torchdp.pairwise.rounds.scalar import worst_variance
-from torchdp.pairwise.statistic import Form, PairwiseStatistic
+from torchdp.pairwise.statistic import Form, PairwiseStatistic, one_kernel
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
@@ -124,7 +124,7 @@ class ThreeRound(ProjectedProtocol):
         Source: Ghazi et al. (2023), Theorem 24.
         """
         epsilon = checks.positive("epsilon", epsilon)
-        checks.instance("statistic", statistic, PairwiseStatistic)
+        one_kernel(statistic)
         largest = float((statistic.kernel(statistic.form) - statistic.form.constant).abs().max())
         return cls(statistic, epsilon, (epsilon / 4,) * 4, clip=4 * largest)
 
