@@ -107,7 +107,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(instances=2, settings=2, prefix=8, batch=2, problems=("prefix 8",), points=3)
+SMOKE = Config(instances=2, settings=1, prefix=8, batch=2, problems=("prefix 8",), points=2)
 
 
 def once(run: Run, W: Tensor) -> dict[str, object]:

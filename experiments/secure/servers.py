@@ -110,7 +110,7 @@ def prepared(folder: Path, question: Question, x: Tensor, config: Config) -> Ses
 
 def played(config: Config, folders: list[Path]) -> None:
     """All parties, each in its process."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # imports once
     names = [*(f"server-{k}" for k in range(config.servers)), *sizes(config), "analyst"]
     running = [context.Process(target=play, args=(name, folders)) for name in names]
     for process in running:

@@ -43,7 +43,7 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config(("24,240,20",), (2.0,), ("breast cancer",), (1,), 2, 20_000)
+SMOKE = Config(("12,120,20",), (2.0,), ("breast cancer",), (1,), 2, 5_000)
 
 
 def table(name: str) -> tuple[Tensor, Tensor]:

@@ -118,11 +118,11 @@ def test_relaxation(smoke):
     """The bounds of every solver of one instance agree, and training reaches what it is asked for."""
     found = smoke("factorization/relaxation.py")
     rows = found.tables["relaxation"]
-    assert len(rows) >= 14 and found.drew("relaxation.png")
+    assert len(rows) >= 6 and found.drew("relaxation.png")
     for row in rows:
         assert row["solver"] != "relaxation" or row["gap"] <= row["setting"]
         for other in rows:
             assert row["instance"] != other["instance"] or row["lower"] <= other["upper"] * (1 + 1e-9)
     assert all(row["gap"] <= row["setting"] for row in found.tables["large"])
     named = [row for row in found.tables["named"] if row["solver"] == "fixed point"]
-    assert len(named) == 3 and all(row["gap"] <= row["setting"] for row in named)
+    assert len(named) == 2 and all(row["gap"] <= row["setting"] for row in named)

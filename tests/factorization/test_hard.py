@@ -208,11 +208,7 @@ def test_a_workload_with_its_negative_has_the_norm_without_shift():
     assert 0 < both_ways.samples(0.01, 1.0) <= symmetric.samples(0.01, 1.0)
 
 
-SIGNS = {
-    "coin": COIN.double(),
-    "two": torch.tensor([[1.0, 1.0], [1.0, -1.0]]),
-    "thresholds": 2 * SMALL["prefix"] - 1,
-}
+SIGNS = {"coin": COIN.double(), "two": torch.tensor([[1.0, 1.0], [1.0, -1.0]]), "steps": 2 * SMALL["prefix"] - 1}
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
@@ -241,7 +237,7 @@ def test_guarantee_learner_samples_are_below_a_learners():
             needed = learner_samples(D, alpha, epsilon, 0.1)
             assert 0 < needed <= PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, 0.1)
             limit = 0.8 * math.log(9) * (norm / (4 * alpha * math.sinh(epsilon / 2))) ** 2
-            assert name != "thresholds" or alpha > 0.1 or math.isclose(needed, limit, rel_tol=1e-2)
+            assert name != "steps" or alpha > 0.1 or math.isclose(needed, limit, rel_tol=1e-2)
     assert learner_samples(COIN, 0.3, 1.0) == learner_samples(COIN, 0.1, 1.0, 0.5) == 0  # t > 1; a coin will do
 
 

@@ -142,7 +142,7 @@ def test_weights_from_a_coarser_matrix_save_iterations_and_no_more(kind, size, m
         W[1 - size % 2 :: 2, 1 - size % 2 :: 2] = 0
         W = W + 1e-9
     exact = plain(W, math.inf, False, 1e-6)
-    monkeypatch.setattr(spectrum, "LARGE_ROUGH", 16)
+    monkeypatch.setattr(fixed_point, "LARGE_ROUGH", 16)
     even = factorize(W, tol=1e-3)
     for name, value in (("LARGE", 16), ("COARSEST", 8), ("SMOOTH", math.inf)):
         monkeypatch.setattr(fixed_point, name, value)
@@ -164,32 +164,18 @@ def test_a_false_symmetry_would_be_charged(monkeypatch):
     assert laws.overlap(wrong, truth)
 
 
-@pytest.mark.parametrize("shift", [False, True])
-def test_many_small_matrices_begin_in_float32_and_end_like_each_alone(shift):
-    low = normal(2, 6, 1) * normal(2, 1, 6)
-    W = torch.cat([normal(30, 6, 6), 1e-6 * normal(3, 6, 6), torch.zeros(1, 6, 6), low])
-    W[3] = W[3] * 10 ** -torch.linspace(0, 7, 6, dtype=torch.float64)
-    assert spectrum.choose_rough(W, False) is not None
-    together = factorize(W.reshape(4, 9, 6, 6), math.inf, shift, tol=1e-4)
-    assert together.certificate.gap.max() <= 1e-4 or shift
-    for index in (0, 3, 31, 33, 35):
-        one = factorize(W[index], math.inf, shift, tol=1e-6).certificate
-        part = [x.flatten()[index] for x in (together.certificate.lower, together.certificate.upper)]
-        rounding = 1e-12 * W[index].abs().max()
-        assert part[0] <= one.upper * (1 + 1e-12) + rounding and one.lower <= part[1] * (1 + 1e-12) + rounding
-
-
 def test_wrong_first_weights_only_cost_iterations(monkeypatch):
     """Negative control: the beginning in float32 ends anywhere. Bounds and gap are those of float64."""
-    W, choose = normal(20, 6, 6), fixed_point.choose_rough
+    W = normal(20, 6, 6)
+    W, honest = W + W.mT, factorize(W + W.mT, tol=1e-5)
 
-    class Wrong(spectrum.Contracted):
+    class Wrong(spectrum.Mirrored):
         def step(self, X, c, P, gap):
             step = super().step(X, c, P, gap)
             return step._replace(a=step.a.flip(-1), trace=3 * step.trace)
 
-    honest = factorize(W, tol=1e-5)
-    monkeypatch.setattr(fixed_point, "choose_rough", lambda *args: Wrong() if choose(*args) else None)
+    monkeypatch.setattr(fixed_point, "LARGE_ROUGH", 4)
+    monkeypatch.setattr(fixed_point, "Mirrored", Wrong)
     found = factorize(W, tol=1e-5)
     assert found.certificate.gap.max() <= 1e-5
     assert (found.certificate.lower <= honest.certificate.upper * (1 + 1e-12)).all()

@@ -169,11 +169,11 @@ def test_momentum_and_rates_change_no_share_of_a_curved_loss():
         assert one.weight_decay * 0.5 / (1 - 0.9) == pytest.approx(c)
 
 
-@pytest.mark.parametrize("epsilon", [1.0, 2.0, 8.0])
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_single_steps_are_noisiest_under_plans_that_a_flat_loss_prefers(epsilon):
     """Where a step's own noise counts, DP-SGD is first: what Adam is given, whose error a flat loss does not see."""
     ask = {"users": 1500, "batch": 100, "epsilon": epsilon, "delta": 1e-5}
-    flat, curved = (choose(W, **ask) for W in (Iterates(30, 0.9), Descent(30)))
+    flat, curved = (choose(W, **ask) for W in (Iterates(20, 0.9), Descent(20)))
     assert curved.candidates[0].name == "Poisson, independent noise" != flat.candidates[0].name
     own = [float(one.best.deviations().square().mean().sqrt()) for one in (flat, curved)]
     assert own[0] > 1.5 * own[1]

@@ -50,7 +50,7 @@ class BallImage(Domain):
 
     One block, q = 2: exact (a trust-region problem); q = 1: exact, z runs over +-e_j; 1 < q < 2: inside the image of
     the l_2 ball, within N^{2/q - 1}. Else the semidefinite relaxation of :func:`maximise_image`: within pi/2 where
-    every q_b >= 2, and exact for at most 11 signs.
+    every q_b >= 2, and exact for at most 23 signs.
     """
 
     centre: Tensor

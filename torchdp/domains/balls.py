@@ -123,7 +123,7 @@ class Zonotope(BallImage):
     """{centre + sum_j z_j g_j: -1 <= z_j <= 1}, the image of the sign cube. columns (d, N): g_j; centre (d,).
 
     Gamma_2 is between sqrt(2/pi) and 1 times sum_j ||g_j||, and the ellipsoid given is the best that a semidefinite
-    bound can prove; for at most 11 generators all corners are tried instead and Gamma_p is certified.
+    bound can prove; for at most 23 generators all corners are tried instead and Gamma_p is certified.
     Raises ValueError, TypeError.
     Source: Nesterov (1998); Nikolov, Tang (2023), Theorem 32.
     """

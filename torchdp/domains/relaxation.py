@@ -10,7 +10,7 @@ from torchdp.factorization.certificates.certificate import conjugate, power_norm
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
 
-ENUMERATED = 12  # signs: all 2^11 pairs of corners are tried
+ENUMERATED = 24  # signs: all 2^23 pairs of corners are tried
 STARTS = 64  # random roundings
 SWEEPS = 2000  # of the semidefinite program; it mostly stops long before
 SOLVED = 1e-6  # relative gap at which it stops
@@ -27,7 +27,8 @@ def maximise_image(G: Tensor, g: Tensor, groups: Groups) -> tuple[Tensor, float]
     The least such bound is a semidefinite program, whose dual max <H^T H, V V^T> is climbed in the rows of V; y comes
     from its gradient. Rounding: z = (row norms of V) sign(V times a Gaussian vector) has the covariance
     (2/pi) arcsin(.) >= 2/pi of V V^T, so for q_b >= 2 the least bound is at most pi/2 times the maximum; local search
-    improves on the best of many z. With signs alone, at most 12 of them, all corners are tried: exact.
+    improves on the best of many z. With signs alone, at most 24 of them, all corners are tried: exact. Each is a sum of
+    two halves' a and b, and ||a + b||^2 a sum of squares and of one product of matrices.
 
     G: (d, N); g: (d,). Returns points (k, N), the best first, and the bound.
     Source: Nesterov (1998); Krivine (1974) for 2 < q < inf; Nikolov, Tang (2023), Theorem 32.
@@ -37,11 +38,13 @@ def maximise_image(G: Tensor, g: Tensor, groups: Groups) -> tuple[Tensor, float]
     groups = (*groups, (1, math.inf)) if lifted else groups
     signs = all(q == math.inf or size == 1 for size, q in groups)
     if signs and H.shape[1] <= ENUMERATED:
-        n = H.shape[1]  # all sign vectors with last entry +1
-        z = 1 - 2 * ((torch.arange(1 << (n - 1))[:, None] >> torch.arange(n)) & 1).to(H)
-        values = (z @ H.mT).square().sum(-1)
-        order = torch.argsort(values, descending=True)[:STARTS]
-        z, upper = z[order], float(values[order[0]])
+        k = H.shape[1] // 2
+        first, last = _corners(k, k, H), _corners(H.shape[1] - k, H.shape[1] - k - 1, H)  # the last entry is +1
+        a, b = first @ H[:, :k].mT, last @ H[:, k:].mT
+        values = torch.addmm(a.square().sum(-1)[:, None] + b.square().sum(-1), a, b.mT, alpha=2).flatten()
+        place = values.topk(min(STARTS, len(values))).indices
+        z = torch.cat([first[place // len(b)], last[place % len(b)]], -1)
+        upper = float((z @ H.mT).square().sum(-1).max())
     else:
         V, upper = _program(H, groups)
         normal = _normal(STARTS, V.shape[1]).to(V) @ V.mT
@@ -50,6 +53,11 @@ def maximise_image(G: Tensor, g: Tensor, groups: Groups) -> tuple[Tensor, float]
     if lifted:
         z = z[:, :-1] * z[:, -1:]
     return z, upper
+
+
+def _corners(n: int, free: int, like: Tensor) -> Tensor:
+    """(2^free, n): all signs of the first ``free`` entries, +1 in the others."""
+    return 1 - 2 * ((torch.arange(1 << free)[:, None] >> torch.arange(n)) & 1).to(like)
 
 
 def split(S: Tensor, p: float, groups: Groups) -> tuple[Tensor, Tensor]:

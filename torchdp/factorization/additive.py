@@ -42,9 +42,7 @@ def least_noise_variance(epsilon: float, delta: float = 0.0) -> float:
         return 0.0
     terms = math.ceil((math.log(b + d) - math.log(d)) / epsilon)
     if terms > MOST_TERMS:
-        raise ValueError(
-            f"epsilon = {epsilon:g} and delta = {delta:g} need {terms:g} terms; take a larger epsilon"
-        )
+        raise ValueError(f"epsilon = {epsilon:g} and delta = {delta:g} need {terms:g} terms; raise epsilon")
     j = np.arange(terms, dtype=np.float64)
     s = q**j * (b + d) - d
     return float(((j + 0.25) * s).sum() + ((j + 0.75) * s)[:-1].sum())

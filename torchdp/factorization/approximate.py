@@ -50,6 +50,7 @@ def approximate(
     given = matrix_of(W)
     dense, alpha = given.double(), amounts("alpha", alpha, given)
     alpha = alpha.expand(torch.broadcast_shapes(given.shape[:-2], alpha.shape))
+    dense = dense.expand(*alpha.shape, *dense.shape[-2:])
     left, right, proof, iterations = _solve(dense, alpha, tol, max_iterations)
     left, right = left.to(given.dtype), right.to(given.dtype)
     certificate = certify_approximate(dense, alpha, left, right, *proof)
@@ -62,7 +63,7 @@ def _solve(W: Tensor, alpha: Tensor, tol: float, max_iterations: int) -> tuple[T
     """Factors, their proof and the iterations: both phases on W scaled to largest entry 1, its longer side first."""
     (m, n), batch, size = W.shape[-2:], alpha.shape, _size(W)
     level = (alpha / size).reshape(-1, 1, 1)
-    scaled = (W / size[..., None, None]).expand(*batch, m, n).reshape(-1, m, n)
+    scaled = (W / size[..., None, None]).reshape(-1, m, n)
     tall = m >= n
     Y = scaled if tall else scaled.mT
     exact = factorize(Y, tol=tol)
@@ -83,7 +84,7 @@ def _solve(W: Tensor, alpha: Tensor, tol: float, max_iterations: int) -> tuple[T
     left, right, U, c, P = best.left, best.right, best.witness, best.row_weights, best.column_weights
     if not tall:
         left, right, U, c, P = right.mT, left.mT, U.mT, P, c
-    half = size.expand(batch).sqrt()[..., None, None]
+    half = size.sqrt()[..., None, None]
 
     def shaped(x: Tensor) -> Tensor:
         return x.reshape(*batch, *x.shape[1:])

@@ -89,9 +89,8 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
     scaled = U / torch.where(scale > 0, scale, 1.0)
     *batch, m, n = U.shape
     rank = math.ceil(math.sqrt(2 * (m + n))) + 1
-    start = torch.randn(
-        n, rank, dtype=torch.float64, device="cpu", generator=keyed_generator(b"gamma2_dual", "cpu")
-    )
+    generator = keyed_generator(b"gamma2_dual", "cpu")
+    start = torch.randn(n, rank, dtype=torch.float64, device="cpu", generator=generator)
     Y = _unit(start.to(U.device)).expand(*batch, n, rank)
     X = scaled.new_zeros(*batch, m, rank)
     old, last, age = Y, scaled.new_full(batch, -math.inf), scaled.new_zeros(batch)

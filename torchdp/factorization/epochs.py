@@ -61,7 +61,8 @@ def factorize_epochs(
         raise ValueError(f"W must be one (m, n) matrix, not of shape {tuple(W.shape)}")
     period, p, tol = checks.integer("period", period, 1), check_exponent(p), checks.positive("tol", tol)
     max_iterations = checks.integer("max_iterations", max_iterations, 1)
-    size, (m, n) = float(W.abs().max()) or 1.0, W.shape
+    largest, (m, n) = W.double().abs().max(), W.shape
+    size = float(largest) or 1.0
     A = W.double() / size
     order, shapes = classes_of(n, period, W.device)
     values = torch.linalg.svdvals(A)
@@ -69,11 +70,9 @@ def factorize_epochs(
         A = torch.cat([A, _slack(tol, p, n, shapes[0][1]) * torch.eye(n, dtype=A.dtype, device=A.device)])
     for found in attempts(A[:, order], shapes, p, tol, max_iterations):
         result = _finish(W, size, order, shapes[0][1], period, p, found)
-        if closed(result.certificate, tol, W.double().abs().max(), W.dtype):
+        if closed(result.certificate, tol, largest, W.dtype):
             break
-    warn_where_open(
-        result.certificate, tol, W.double().abs().max(), W.dtype, result.iterations, max_iterations, stacklevel=3
-    )
+    warn_where_open(result.certificate, tol, largest, W.dtype, result.iterations, max_iterations)
     return result
 
 
@@ -149,13 +148,10 @@ def factorize_separated(
     C, rows = banded_strategy(W, gap, times, p, 5 * max_iterations)
     upper = float(torch.linalg.vector_norm(_row_norms(W, C), ord=p))
     dual, X = separated_bound(W, C, rows, gap, times, p, upper, tol, max_iterations)
-    C, errors = min(
-        (_balanced(W, each, gap, times) for each in (C, _triangular(X)) if each is not None),
-        key=lambda found: float(torch.linalg.vector_norm(found[1], ord=p)),
-    )
+    found = [_balanced(W, each, gap, times) for each in (C, _triangular(X)) if each is not None]
+    C, errors = min(found, key=lambda one: float(torch.linalg.vector_norm(one[1], ord=p)))
     C, errors = C.to(given.device), (errors * size).to(given.device)
-    proof = (dual.row_weights, dual.steps, dual.directions, dual.weights)
-    dual = SeparatedDual(*(x.to(given.device) for x in proof))
+    dual = SeparatedDual(**{name: x.to(given.device) for name, x in vars(dual).items()})
     left = torch.linalg.solve_triangular(C, given.double(), upper=False, left=False)
     certificate = certify_separated(given, left, C, dual, gap, times, p=p)
     return StreamFactorization(BandedStrategy.of(C), errors, certificate, dual)

@@ -131,8 +131,7 @@ def factorize(
     Source: Edmonds, Nikolov, Ullman (2020), section 2; Nikolov, Tang (2023), Definition 2, Theorems 23 and 26,
     and Lemma 62 (Kronecker products).
     """
-    if not isinstance(shift, bool):
-        raise TypeError(f"shift must be True or False, not {shift!r}")
+    checks.instance("shift", shift, bool)
     if isinstance(W, RunningSums):
         if shift or error_weights is not None:
             raise ValueError("shift and error_weights need the matrix itself: pass RunningSums(...).dense()")

@@ -37,19 +37,17 @@ def polar(M: Tensor, loss: float, dtype: torch.dtype = torch.float64) -> Tensor:
     if M.shape[-2] < M.shape[-1]:
         return polar(M.mT, loss, dtype).mT
     X, gram, share = _scaled(M, dtype)
-    return _climb(X, gram, polar_steps(loss, M.shape[-1], float(share), dtype), torch.float64)
+    return _climb(X, gram, polar_steps(loss, M.shape[-1], float(share), dtype))
 
 
-def contraction(
-    M: Tensor, steps: list[Step], dtype: torch.dtype, last: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor]:
+def contraction(M: Tensor, steps: list[Step], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """:func:`polar` of M (*batch, m, n), m >= n, by steps chosen before; and the share that chooses the next, ().
 
-    Whatever the steps of :func:`polar_steps`: ||Q||_2 <= 1 to the rounding of ``last``, the type of the last step.
+    Whatever the steps of :func:`polar_steps`: ||Q||_2 <= 1 to the rounding of float64, the last step's.
     Nothing is read back from M's device.
     """
     X, gram, share = _scaled(M, dtype)
-    return _climb(X, gram, steps, last), share
+    return _climb(X, gram, steps), share
 
 
 def polar_steps(loss: float, n: int, share: float, dtype: torch.dtype) -> list[Step]:
@@ -98,12 +96,12 @@ def _scaled(M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return X / bound.sqrt(), gram / bound, share
 
 
-def _climb(X: Tensor, gram: Tensor, steps: list[Step], last: torch.dtype) -> Tensor:
+def _climb(X: Tensor, gram: Tensor, steps: list[Step]) -> Tensor:
     for step in steps[:-1]:
         X = _cubic(X, gram, *step) if len(step) == 1 else _rational(X, gram, *step)
         gram = X.mT @ X
-    if X.dtype != last:
-        X = X.to(last)
+    if X.dtype != torch.float64:
+        X = X.double()
         gram = X.mT @ X
     return _cubic(X, gram, *steps[-1])
 

@@ -47,8 +47,7 @@ def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorizat
     p = check_exponent(p)
     if LARGEST_EXPONENT < p < math.inf:
         raise ValueError(f"p must be at most {LARGEST_EXPONENT:g}, or inf, for the program; factorize takes any")
-    if not isinstance(shift, bool):
-        raise TypeError(f"shift must be True or False, not {shift!r}")
+    checks.instance("shift", shift, bool)
     W = checks.matrix("W", W).detach()
     if W.ndim != 2 or sum(W.shape) > LARGEST:
         raise ValueError(

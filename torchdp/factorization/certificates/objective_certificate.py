@@ -104,14 +104,8 @@ def certify_approximate(
     Source: Ghazi et al. (2023), section 1 (entries within alpha; Edmonds, Nikolov, Ullman (2020) define it with
     alpha/2, but their dual, Lemma 12, is the one for alpha); Lemma 13 for the weights.
     """
-    W, left = (checks.matrix(*pair).detach().double() for pair in (("W", W), ("left", left)))
+    W = checks.matrix("W", W).detach().double()
     m, n = W.shape[-2:]
-    try:
-        W = W.expand(*torch.broadcast_shapes(W.shape[:-2], left.shape[:-2]), m, n)
-    except RuntimeError as error:
-        raise ValueError(
-            f"left of shape {tuple(left.shape)} must have a batch that broadcasts with that of W, {tuple(W.shape[:-2])}"
-        ) from error
     weights = {"row_weights": row_weights, "column_weights": column_weights}
     left, right, U, *given = fitting(W, left=left, right=right, U=(U, (m, n)), **weights)
     alpha = amounts("alpha", alpha, W)

@@ -82,7 +82,7 @@ class _Search:
         self.sizes, self.gap, self.times = sizes, gap, times
         self.free = times == -(
             -len(sizes) // gap
-        )  # the number of steps is no limit: one table serves all that remain
+        )  # the number is no limit: one table serves all steps that remain
         self.ahead = _ahead(sizes, gap, None if self.free else times)
         self.best, self.found = 0.0, [0]
 

@@ -16,16 +16,6 @@ class History:
         self.changes = torch.empty(0)  # differences of both, (*batch, memory, 2 d), scaled
         self.extrapolated: Tensor | bool = False  # the last move of which problems
 
-    def pick(self, which: Tensor) -> "History":
-        """That of the problems ``which`` of a flat batch."""
-        picked = History(self.memory)
-        picked.count = self.count
-        if self.last is not None:
-            picked.last, picked.changes = self.last[which], self.changes[which]
-        last = self.extrapolated
-        picked.extrapolated = last if isinstance(last, bool) else last[which]
-        return picked
-
     def mix(self, x: Tensor, update: Tensor, measure: Tensor, back: Tensor | None) -> Tensor:
         """The next point after x, whose plain successor is x + update; ``measure`` weighs the coordinates' squares.
 

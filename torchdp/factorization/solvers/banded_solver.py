@@ -1,6 +1,7 @@
 """Banded strategies of least error by L-BFGS: free, of one row of coefficients, and of very many steps."""
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -39,19 +40,22 @@ def banded_strategy(
     age = torch.arange(bands, dtype=torch.float64)
     first = torch.cumprod(torch.cat([torch.ones(1, dtype=torch.float64), (2 * age[1:] - 1) / (2 * age[1:])]), 0)
     x = np.concatenate([first[:, None].expand(bands, n).flatten().numpy(), np.ones(n - gap + 1 + free)])
-    for power in [p / 2] if p < math.inf else SHARP:
-
-        def value(point: Tensor) -> Tensor:
-            """log of the l_power norm of the squared row norms."""
-            squares = _squares(W, _strategy(point, n, bands, gap, times))
-            return (power * squares.log()).logsumexp(0) / power  # noqa: B023
-
-        x = quasi_newton(value, x, max_iterations, stop=1e-10)
+    powers = [p / 2] if p < math.inf else SHARP
+    x = _descended(lambda x: _squares(W, _strategy(x, n, bands, gap, times)), x, powers, max_iterations, 1e-10)
     C = _strategy(torch.from_numpy(x), n, bands, gap, times)
     C = C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one distribution
     squares = _squares(W, C)
-    c = ((power - 1) * (squares / squares.max()).log()).exp()
+    c = ((powers[-1] - 1) * (squares / squares.max()).log()).exp()
     return C.to(device), c.to(device)
+
+
+def _descended(
+    squares: Callable[[Tensor], Tensor], x: np.ndarray, powers: Sequence[float], most: int, stop: float
+) -> np.ndarray:
+    """x of least l_power norm of the squared row norms, for one power after the other, by L-BFGS on its logarithm."""
+    for power in powers:
+        x = quasi_newton(lambda x: (power * squares(x).log()).logsumexp(0) / power, x, most, stop=stop)  # noqa: B023
+    return x
 
 
 def _squares(W: Tensor, C: Tensor) -> Tensor:
@@ -155,13 +159,8 @@ def long_banded(inverse: Tensor, c: Tensor, period: int, p: float, evaluations: 
         whole = torch.zeros(period, dtype=x.dtype).index_add(0, place, sizes)
         return E * ((sizes / whole[place]).sqrt() / E.norm(dim=0))
 
-    for power in [p / 2] if p < math.inf else FEWER:
-
-        def value(point: Tensor) -> Tensor:
-            rows, _ = _variances(_product(columns(point), inverse), layout)
-            return (power * rows.log()).logsumexp(0) / power  # noqa: B023
-
-        x = quasi_newton(value, x, evaluations, stop=1e-8)
+    powers = [p / 2] if p < math.inf else FEWER
+    x = _descended(lambda x: _variances(_product(columns(x), inverse), layout)[0], x, powers, evaluations, 1e-8)
     found = columns(torch.from_numpy(x))
     age = torch.arange(bands)
     past = torch.arange(n)[:, None] - age

@@ -61,9 +61,8 @@ class _Weights:
         one = torch.eye(shapes[0][1], dtype=A.dtype, device=A.device) / classes
         self.M = [one[:k, :k].expand(count, k, k) for count, k in shapes]
         self.floor, self.history, self.step, self.previous = FLOOR * tol / m, History(8), 1.0, 0.0
-        self.measure = torch.cat(
-            [self.s] + [B.diagonal(dim1=1, dim2=2)[..., None].expand_as(B).flatten() for B in self.M]
-        )
+        spread = [B.diagonal(dim1=1, dim2=2)[..., None].expand_as(B).flatten() for B in self.M]
+        self.measure = torch.cat([self.s, *spread])
 
     def dual(self) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """c, M^{1/2} and M^{-1/2}."""
@@ -77,9 +76,8 @@ class _Weights:
         self.previous = 0.0 if back else trace
         moved = _scaled([_grown(B, root, G / trace) for B, root, G in zip(self.M, roots, X, strict=True)])
         logs = [_power(B, None) for B in self.M]
-        update = [self._rows(a, trace)] + [
-            (_power(B, None) - L).flatten() for B, L in zip(moved, logs, strict=True)
-        ]
+        update = [self._rows(a, trace)]
+        update += [(_power(B, None) - L).flatten() for B, L in zip(moved, logs, strict=True)]
         x = torch.cat([self.s.log()] + [L.flatten() for L in logs])
         x = self.history.mix(x, self.step * torch.cat(update), self.measure, back)
         rows, *blocks = x.split([len(self.s)] + [B.numel() for B in self.M])

@@ -28,12 +28,12 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import certify
+from torchdp.factorization.solvers.acceleration import History, pick
 from torchdp.factorization.solvers.spectrum import (
     RANK_TOLERANCE,
     Mirrored,
     Spectrum,
     choose,
-    choose_rough,
     factors,
     triangle,
 )
@@ -42,6 +42,7 @@ from torchdp.factorization.solvers.symmetry import Problem, symmetry_of
 from torchdp.factorization.solvers.weights import ROUNDING, Best, Weights
 
 MOST, PATIENCE = 50, 6  # iterations; of them without progress
+LARGE_ROUGH = 256  # side from which eigenvectors begin in float32: below, the step again in float64 costs more
 LARGE, COARSEST = 1024, 128  # side from which weights come from a coarser matrix, and of the coarsest
 SMOOTH = 1 / 16  # change from row to row, relative, of a matrix that coarser ones are like
 EVEN = 0.01  # share of even weights in those that a coarser matrix gives: none is lost
@@ -169,53 +170,36 @@ def _complete(X: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def begin(weights: Weights, tol: float, most: int) -> int:
-    """Moves ``weights`` as far as float32 goes, where that is cheaper than float64; returns the iterations.
+    """Moves ``weights`` of large symmetric matrices as far as float32 goes, from coarser ones where they serve.
 
-    Each problem of a batch gets the weights at which its own bounds, as float32 sees them, were closest. It is done
-    where they meet up to ``tol``; where half of a batch is done the rest goes on alone. Nothing is proved here.
+    Returns the iterations: none on a GPU, which begins in float32 anyhow. Nothing is proved here.
     """
-    problem = weights.problem
-    spectrum = choose_rough(problem.W, problem.symmetric)
-    if spectrum is None or most < 1:
+    W = weights.problem.W
+    if W.is_cuda or not weights.problem.symmetric or W.shape[-1] < LARGE_ROUGH or most < 1:
         return 0
-    if _smooth(problem):
+    if _smooth(weights.problem):
         weights.weights = torch.lerp(_from_coarser(weights, tol)[0].softmax(-1), weights.weights, EVEN)
-    return _advance(weights, spectrum, tol, most)
+    return _advance(weights, tol, most)
 
 
-def _advance(weights: Weights, spectrum: Spectrum, tol: float, most: int) -> int:
-    batch, tol = weights.weights.shape[:-2], max(0.9 * tol, CLOSE)
-    going, which = _flat(weights), torch.arange(weights.weights[..., 0, 0].numel(), device=weights.weights.device)
-    chosen, closest = going.weights.clone(), going.weights.new_full((len(which),), math.inf)
-    worst, marked, mark = math.inf, 0, math.inf
+def _advance(weights: Weights, tol: float, most: int) -> int:
+    """To the weights at which each problem's bounds, as float32 sees them, were closest; done where they meet."""
+    spectrum, going, tol = Mirrored(torch.float32), copy(weights), max(0.9 * tol, CLOSE)
+    going.history, closest = History(weights.history.memory), torch.full_like(weights.previous, math.inf)
+    marked, mark = 0, math.inf
     for iteration in range(1, min(most, MOST) + 1):
-        found = going.problem.look(going.weights, going.previous, spectrum, worst)
+        found = going.problem.look(going.weights, going.previous, spectrum, mark)
         gap = found.value.double() / found.trace.double() - 1
-        nearer = gap < closest[which]
-        chosen[which[nearer]], closest[which[nearer]] = going.weights[nearer], gap[nearer]
-        open_ = closest[which] > tol
-        count = int(open_.sum())
-        worst = float(closest[which].amax())
+        weights.weights = pick(gap < closest, going.weights, weights.weights)
+        closest = torch.minimum(gap, closest)
+        worst = float(closest.amax())
         if worst < 0.9 * mark:
             mark, marked = worst, iteration
-        if count == 0 or iteration - marked >= PATIENCE or not spectrum.hear(found.notes.tolist(), worst):
+        if worst <= tol or iteration - marked >= PATIENCE or not spectrum.hear(found.notes.tolist(), worst):
             break
         rounded = found._replace(norms=found.norms.double(), trace=found.trace.double())
         going.move(rounded, bool(found.steady.all()))
-        if 2 * count <= len(which):
-            going, which = going.pick(open_), which[open_]
-    weights.weights = chosen.reshape(*batch, *chosen.shape[1:])
     return iteration
-
-
-def _flat(weights: Weights) -> Weights:
-    """The same weights of a batch with one dimension."""
-    flat, problem = copy(weights), copy(weights.problem)
-    problem.W = problem.W.reshape(-1, *problem.W.shape[-2:])
-    flat.problem, flat.history = problem, copy(weights.history)
-    flat.weights = weights.weights.reshape(-1, *weights.weights.shape[-2:])
-    flat.steps, flat.previous = weights.steps.reshape(-1), weights.previous.reshape(-1)
-    return flat
 
 
 def _smooth(problem: Problem) -> bool:
@@ -240,7 +224,7 @@ def _from_coarser(weights: Weights, tol: float) -> tuple[Tensor, Tensor]:
     if len(W) >= COARSEST:
         start, guess = _from_coarser(coarse, tol)
         coarse.weights = start.softmax(-1)
-    _advance(coarse, Mirrored(torch.float32), tol, MOST)
+    _advance(coarse, tol, MOST)
     logs = coarse.weights.log()
     plain = torch.nn.functional.interpolate(logs[None], size=len(weights.problem.W), mode="linear")[0]
     if guess is None:

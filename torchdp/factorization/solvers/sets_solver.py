@@ -114,12 +114,8 @@ def _joined(sets: SeparatedDual, X: Tensor, gap: int, times: int) -> SeparatedDu
         return sets
     added = torch.from_numpy(steps[fresh[:ADDED]]).to(sets.steps.device)
     weights = torch.cat([sets.weights * (1 - SHARE), sets.weights.new_full((len(added),), SHARE / len(added))])
-    return SeparatedDual(
-        sets.row_weights,
-        torch.cat([sets.steps, added]),
-        torch.cat([sets.directions, _identity(added, len(X)).to(sets.weights.dtype)]),
-        weights,
-    )
+    directions = torch.cat([sets.directions, _identity(added, len(X)).to(sets.weights.dtype)])
+    return SeparatedDual(sets.row_weights, torch.cat([sets.steps, added]), directions, weights)
 
 
 def exchanged(Z: np.ndarray, steps: np.ndarray, gap: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,9 +16,6 @@ SHARE = 1 / 256  # of the gap so far, that an inexact polar factor may cost: mor
 LIGHT = 1e-5  # of the lightest weight w, the same: with a singular value of some w unresolved, a row of no weight grows
 SINGLE = 1e-2  # gap down to which float32 is tried for matrix products
 LARGE = 256  # short side from which a GPU takes matrix products: its eigenvectors come one matrix after the other
-ROUGHEST, FINEST = 1e-2, 1e-5  # loss of a polar factor that only moves weights
-LARGE_ROUGH = 256  # side from which eigenvectors begin in float32: below, the step again in float64 costs more
-MANY, SMALL = 16, 64  # so many matrices, of such a short side, begin with products: LAPACK takes one at a time
 
 Maps = tuple[Tensor, Tensor]
 
@@ -62,19 +59,6 @@ def choose(W: Tensor, mirrored: bool = False) -> Spectrum:
     if W.is_cuda and min(W.shape[-2:]) >= LARGE:
         return Iterated()
     return Mirrored() if mirrored else Decomposed()
-
-
-def choose_rough(W: Tensor, mirrored: bool) -> "Spectrum | None":
-    """What finds weights in float32, to begin with, where that is cheaper than to begin in float64; else None.
-
-    For small matrices: eigh of one of 32 x 32 costs 40 products in float64 and 100 in float32.
-    """
-    count, short = W[..., 0, 0].numel(), min(W.shape[-2:])
-    if W.is_cuda:
-        return None  # Iterated begins in float32; eigenvectors of small matrices wait for launches
-    if mirrored and short >= LARGE_ROUGH:
-        return Mirrored(torch.float32)
-    return Contracted() if count >= MANY and 1 < short <= SMALL else None
 
 
 def factors(X: Tensor, inner: Tensor, across: Tensor) -> tuple[Tensor, Tensor]:
@@ -184,31 +168,6 @@ class Mirrored(Spectrum):
         norms = (V.square() @ S[..., None])[..., 0] / c
         notes = torch.sub(S.amin(-1), S.amax(-1), alpha=SQUARE_TOLERANCE).amin()[None]
         return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None, notes)
-
-
-class Contracted(Spectrum):
-    """The polar factor Q of M in float32, no closer than weights on their way need: no factors come of it.
-
-    Row and column sums of M * Q are those of the norms: diag(M Q^T) / c and diag(Q^T M) / P.
-    """
-
-    def __init__(self) -> None:
-        self.share = 1.0  # see contraction
-
-    def hear(self, notes: list[float], gap: float) -> bool:
-        self.share = notes[0]
-        return True
-
-    def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        M, short, tall = _weighed(X, c, P)
-        loss = max(FINEST, min(ROUGHEST, gap / 16))
-        M = M.float()
-        steps = polar_steps(loss, M.shape[-1], self.share, torch.float32)
-        Q, share = contraction(M, steps, torch.float32, torch.float32)
-        products = M * Q
-        along, side = products.sum(-1), products.sum(-2)
-        a, b = (along / c, side / P) if tall else (side / c, along / P)
-        return Step((M, short), _singular_maps, a, b, along.sum(-1), None, share.double()[None])
 
 
 class Iterated(Spectrum):

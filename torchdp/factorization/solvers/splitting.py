@@ -45,9 +45,8 @@ class Best:
         value = (1 - theta) * rows * columns + theta * self.size[which]
         better = value < self.upper[which]
         chosen, theta = which[better], theta[better, None, None]
-        scale = torch.where((rows > 0) & (columns > 0), columns / rows.clamp_min(TINY), 1.0).sqrt()[
-            better, None, None
-        ]
+        ratio = torch.where((rows > 0) & (columns > 0), columns / rows.clamp_min(TINY), 1.0)
+        scale = ratio.sqrt()[better, None, None]
         self.upper[chosen] = value[better]
         self.left[chosen], self.right[chosen] = compress(
             torch.cat([(1 - theta).sqrt() * scale * left[better], theta.sqrt() * self.exact[0][chosen]], -1),

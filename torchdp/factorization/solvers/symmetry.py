@@ -43,10 +43,6 @@ class Problem:
         places = torch.arange(max(m, n), device=W.device)
         self.inside = torch.stack([(places < side).double() for side in ((m,) if symmetric else (m, n))])
 
-    def pick(self, which: Tensor) -> "Problem":
-        """The problems ``which`` of a flat batch."""
-        return Problem(self.W[which], self.symmetric, self.p, self.shift)
-
     def split(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of the rows, (*batch, m), and of the columns, (*batch, n)."""
         m, n = self.W.shape[-2:]

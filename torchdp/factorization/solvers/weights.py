@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from copy import copy
 from functools import partial
 
 import torch
@@ -39,16 +38,6 @@ class Weights:
         self.previous = W.new_zeros(W.shape[:-2])  # trace norm
         self.history = History(memory)
 
-    def pick(self, which: Tensor) -> "Weights":
-        """The problems ``which`` of a flat batch."""
-        picked = copy(self)
-        picked.problem = self.problem.pick(which)
-        picked.weights, picked.steps, picked.previous = (
-            x[which] for x in (self.weights, self.steps, self.previous)
-        )
-        picked.history = self.history.pick(which)
-        return picked
-
     def forget(self) -> None:
         """The next trace norm counts as a rise."""
         self.previous = torch.zeros_like(self.previous)
@@ -72,9 +61,8 @@ class Weights:
         update = torch.maximum(update, self.lowest - x)  # at the floor: nowhere to fall
         logarithms = self.history.mix(x.flatten(-2), update.flatten(-2), self.weights.flatten(-2), back)
         logarithms = logarithms.view_as(x)
-        raised = torch.maximum(
-            (logarithms if self.masked is None else logarithms + self.masked).softmax(-1), self.floor
-        )
+        logarithms = logarithms if self.masked is None else logarithms + self.masked
+        raised = torch.maximum(logarithms.softmax(-1), self.floor)
         self.weights = raised / raised.sum(-1, keepdim=True)
 
     def _rows(self, a: Tensor) -> Tensor:

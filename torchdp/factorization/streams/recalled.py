@@ -162,9 +162,8 @@ def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor
     both = own + zeros[first, None] * with_s[first] + zeros[second, None] * with_s[second]
     sums = each_with(nu, late(Filter.apply(both, zeros[first] * zeros[second])))  # of cov(s_a, s_b)
     new = (own + 2 * (nu @ with_s) + nu @ sums) / after.square()
-    held = Filter.apply(
-        with_o + (zeros[:, None] * (with_s + sums) + own + nu @ with_s) / after, zeros
-    )  # cov(o, s_a)
+    new_o = with_o + (zeros[:, None] * (with_s + sums) + own + nu @ with_s) / after
+    held = Filter.apply(new_o, zeros)  # cov(o, s_a)
     return (new + 2 * (with_o + nu @ late(held)) / after).cumsum(0)
 
 

@@ -23,11 +23,7 @@ from torchdp.factorization.streams.recalled import RecalledStrategy, recalled_sq
 from torchdp.threads import on_host
 from torchdp.workloads import RunningSums
 
-KNOTS, LEVELS, PLACES = (
-    12,
-    6,
-    3,
-)  # of D1's logarithm; of D2's in each pass or window; of A's for each pair of passes
+KNOTS, LEVELS, PLACES = 12, 6, 3  # of D1; of D2 in each pass or window; of A for each pair of passes
 APART = (-7.0, 30.0)  # of what makes the logits' steps: no pole meets a zero
 SMOOTH = 3.0  # by sharpness, of absolute values, relative: their sum over a class is what a user moves
 LEAST_PERIOD, MOST_PASSES, MOST_RECALLED = 8, 64, 16
@@ -88,13 +84,13 @@ class Problem:
         head, knots = 2 * self.buffers, 2 * self.buffers + KNOTS
         places = torch.cat([x[:1], -torch.nn.functional.softplus(x[1:head])]).cumsum(0).sigmoid()
         heights = x[knots : knots + LEVELS * self.windows].view(self.windows, LEVELS)
-        after = (heights @ self.shapes[1].mT).exp().flatten()[: self.W.steps]
+        after = (heights @ self.shapes[1].mT).exp().flatten()[: self.W.steps] if self.windows else x.new_ones(1)
         return places[0::2], places[1::2], (self.shapes[0] @ x[head:knots]).exp(), after
 
     def made(self, x: Tensor, sharp: float) -> Parts:
-        """Poles, zeros, D1 and D2, scaled."""
-        poles, zeros, before, _ = self.parts(x)
-        return poles, zeros, before, series.overlaps(poles, zeros, before)[0].rsqrt()
+        """Poles, zeros, D1 and D2, scaled: here its levels stand beside the inverse column norms."""
+        poles, zeros, before, after = self.parts(x)
+        return poles, zeros, before, after * series.overlaps(poles, zeros, before)[0].rsqrt()
 
     def rows(self, made: Parts) -> Tensor:
         """Squared row norms of W C^{-1}."""
@@ -121,14 +117,10 @@ class Passes(Problem):
 
 @dataclass(frozen=True)
 class Apart(Problem):
-    """For users of at most ``times`` steps, ``each`` apart: D2's levels stand beside the inverse column norms."""
+    """For users of at most ``times`` steps, ``each`` apart."""
 
     times: int = 2
     smoothed = True
-
-    def made(self, x: Tensor, sharp: float) -> Parts:
-        poles, zeros, before, after = self.parts(x)
-        return poles, zeros, before, after * series.overlaps(poles, zeros, before)[0].rsqrt()
 
     def moved(self, made: Parts, sharp: float) -> Tensor:
         return series.largest(series.links(*made, self.each, self.times), self.each, sharp).log()

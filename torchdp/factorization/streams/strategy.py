@@ -129,9 +129,8 @@ class StreamStrategy(Brief, ABC):
         if (found := self.recurrence.first_column()) is None:
             return None
         c, rounding = found
-        bound, moved = (
-            float(sum_of_columns(x, gap, times).norm()) for x in (c.flip(0).cummax(0).values.flip(0), c)
-        )
+        envelope = c.flip(0).cummax(0).values.flip(0)
+        bound, moved = (float(sum_of_columns(x, gap, times).norm()) for x in (envelope, c))
         if moved < (1 - ATTAINED) * bound and self.steps <= SEARCHED:
             return None
         return Sensitivity.rounded(bound, moved, rounding + (self.steps + times + 16) * EPS)

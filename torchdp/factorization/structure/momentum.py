@@ -166,6 +166,4 @@ def _borders(P: Tensor, r: Tensor, rates: Tensor, motion: Motion) -> tuple[State
     for product in products.flip(0)[:-1]:
         x = (after[-1][:, None] @ product)[:, 0]
         after.append(x / x.sum(-1, keepdim=True))
-    return tuple(torch.stack(before, -1).unbind(1)), tuple(
-        torch.stack(after[::-1], -1).unbind(1)
-    )  # (batch, parts)
+    return tuple(torch.stack(before, -1).unbind(1)), tuple(torch.stack(after[::-1], -1).unbind(1))

@@ -94,9 +94,7 @@ def factorize_product(
     Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper.
     Source: Nikolov, Tang (2023), Lemma 62; Lee, Shraibman, Spalek (2008) for p = inf.
     """
-    if not isinstance(W, Workload):
-        raise TypeError(f"W must be a Workload, not {type(W).__name__}; factorize takes tensors")
-    matrices = matrices_of(W)
+    matrices = matrices_of(checks.instance("W", W, Workload))
     result = ProductFactorization(factors(matrices, p, False, tol, max_iterations))
     warn(matrices, result.certificate, tol, max(factor.iterations for factor in result.factors), max_iterations)
     return result

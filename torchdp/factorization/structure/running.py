@@ -23,10 +23,7 @@ from torchdp.workloads import RunningSums
 
 POWER, MEMORY = 1.5, 3  # of the multiplicative update, in (0, 2); differences that Anderson's acceleration keeps
 COARSEST, RATIO = 256, 8  # steps of the first problem; how much larger the next one is
-ROUGH, COARSE_GAP = (
-    1e-3,
-    1e-4,
-)  # loss of the rule while weights are looked for; gap of the smaller problems, at most
+ROUGH, COARSE_GAP = 1e-3, 1e-4  # loss of the rule while weights are looked for; gap of smaller problems
 END = 32  # steps at both ends whose weights are taken over one by one, times 1 / (1 - momentum)
 LEAST = 1e-9  # of a weight, in units of their mean
 MOST_ORDER = 300.0  # p of the l_p norm: the dual weights of a larger one move too slowly
