@@ -6,9 +6,11 @@ Prints: (1) for each call the largest relative difference between a batch and it
     those of the loop of the same calls on numbers; milliseconds of one number, and of the same one again; launches,
     operations of torch other than views: of one number, and of the batch over those of one. (2) ten thousand
     mechanisms in one call: PrivUnit at 100 epsilons times 100 dimensions, shuffled randomized response at 1,000
-    epsilons times ten numbers of users, and Gaussian noise, beside scipy's brentq in a loop of a few of them.
+    epsilons times ten numbers of users, and Gaussian noise, beside scipy's brentq in a loop of a few of them. (3) 100
+    kernels answered from one tally, and 100 factorizations: as (1), the difference over the loop's largest entry.
 Expected: (1) no difference, but for ``least_flip``, below 1e-4; ratios below .02, of flips .2, bound by memory;
     launches 1 to 4: one's root is in floats. (2) scipy's answers within 1e-4; a tenth of its time, PrivUnit as much.
+    (3) no difference above 1e-8, for certificates 1e-3; ratios below .3.
 Artifact: - | a batch is its loop
 Status: agrees
 Time: four minutes on one core; --smoke in seconds. On the CPU, whatever --device says.
@@ -18,6 +20,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +30,8 @@ from scipy.stats import norm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp import privacy
+from torchdp.factorization import factorize
+from torchdp.pairwise import RandomizedResponsePlugIn, from_kernel
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import RandomizedResponseSum, least_flip
@@ -53,13 +58,22 @@ CALLS: dict[str, tuple[Callable[..., torch.Tensor], Ranges]] = {
 }
 
 ALONE = {  # what takes no batch, as docs/batches.md has it
-    "sampled_multiplier": "one call, a loop inside: each is judged by distributions of dp_accounting",
     "gaussian_guarantee, sampled_guarantee; calibrated, tuned, choose": "one promise, protocol or choice",
     "composed_delta, composed_epsilon, delta_of, epsilon_of; mixtures; PureMean; least_noise_variance": (
         "tables whose sizes depend on the numbers"
     ),
-    "variances of oracles of types": "whole chances of 2^63, exact in Python's integers",
-    "lower bounds of mean, sensitivities of regression, paper modules": "formulas of one line",
+    "variances of oracles of types, scales of discrete noise, level of secure sums": (
+        "whole chances of 2^63, distances on a grid and honest pairs, exact in Python's integers"
+    ),
+    "scale of LaplaceNoise, lower bounds of mean, sensitivities of regression, paper modules": (
+        "formulas of one line"
+    ),
+    "protocols in rounds": "a round's protocol is made of the tally before it",
+    "ShuffledForm, PrivateLearner, StrategyCovariance": "sums over tables of one crowd",
+    "secure sketches; collections, journals": "servers and keys for each; a row of a file for each",
+    "domains, noise_shape": "column generation adds other points to each set",
+    "sketches, feature families": "one release has one; B times R features are one draw of B R",
+    "searches of strategies; plans": "each stops by itself",
 }
 
 
@@ -71,9 +85,10 @@ class Config:
     epsilons: int = 1000  # of shuffled responses
     users: tuple[int, ...] = (10, 17, 28, 46, 77, 129, 215, 359, 599, 1000)
     peers: int = 20  # scipy is asked for so many
+    objects: int = 100  # kernels and matrices
 
 
-FULL, SMOKE = Config(), Config(30, 5, 5, 6, (10, 40), 3)
+FULL, SMOKE = Config(), Config(30, 5, 5, 6, (10, 40), 3, 4)
 
 
 def drawn(name: str, size: int) -> dict[str, torch.Tensor]:
@@ -200,9 +215,40 @@ def cells(config: Config, report: Report) -> None:
         report.row("cells", call=name, cells=found.numel(), seconds=seconds, scipy_s=scaled, apart=apart)
 
 
+def objects(config: Config, report: Report) -> None:
+    report.say(f"(3) {config.objects} kernels of twelve types, one tally of reports; as many matrices; the loop")
+    generator = keyed_generator(b"objects")
+    kernels = torch.rand(config.objects, 12, 12, dtype=torch.float64, generator=generator)
+    counts = torch.randint(100, 1000, (12,), generator=generator)
+    every = kernels + kernels.mT
+    many, each = from_kernel(every), [from_kernel(one) for one in every]
+    reports = [RandomizedResponsePlugIn(one, 2.0) for one in (many, *each)]
+    tally = reports[0].sample_tally(counts, generator=generator)
+    asked: dict[str, tuple[Callable[[Any], torch.Tensor], list[Any]]] = {
+        "exact of kernels": (lambda one: one.exact(counts), [many, *each]),
+        "predicted_mse of kernels": (lambda one: one.predicted_mse(counts), reports),
+        "estimates of kernels": (lambda one: one.analyse(tally).value, reports),
+        "intervals of kernels": (lambda one: torch.stack(one.analyse(tally).interval(), -1), reports),
+        "factorize": (lambda one: factorize(one).certificate.upper, [kernels, *kernels]),
+    }
+    for name, (call, (whole, *single)) in asked.items():
+        call(single[0])
+        found, seconds = timed(lambda call=call, whole=whole: call(whole))
+        loop, looped = timed(lambda call=call, single=single: torch.stack([call(one) for one in single]))
+        apart = float((found - loop).abs().max() / loop.abs().max())
+        numbers = []
+        for one in (single[0], whole):
+            with Launches() as counted:
+                call(one)
+            numbers.append(counted.number)
+        own = {"one_launches": numbers[0], "launches": numbers[1] / numbers[0]}
+        report.row("objects", call=name, apart=apart, ratio=seconds / looped, loop_s=looped, **own)
+
+
 def measure(config: Config, report: Report) -> None:
     calls(config, report)
     cells(config, report)
+    objects(config, report)
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)

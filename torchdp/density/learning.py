@@ -124,11 +124,9 @@ class ShuffledClasses(Brief):
         parts = [kde.guarantee for kde in self.kdes]
         worst = max(parts, key=lambda part: part.epsilon)
         label = self.response.epsilon if self.response is not None else 0.0
-        source = (
-            "randomized response of the label, then the density of the reported class: epsilons add up"
-            if label
-            else worst.source
-        )
+        source = worst.source
+        if label:
+            source = "randomized response of the label, then the density of the reported class: epsilons add up"
         delta = max(part.delta for part in parts)
         exact = worst.exact and not label
         speaks, variation = weaker(parts), max(part.variation for part in parts)  # randomized response is exact

@@ -72,13 +72,9 @@ def _waves(family: Waves, limit: float, mean: bool, device: torch.device) -> Ite
     crowd = low + (high - low) * points
     for count in COUNTS:
         bounds = [one.average if mean else one.worst for one in lattices(family)]
-        lattice, bound = min(
-            (
-                (one, float(each[min(count, len(each)) - 1]))
-                for one, each in zip(lattices(family), bounds, strict=True)
-            ),
-            key=lambda pair: pair[1],
-        )
+        pairs = zip(lattices(family), bounds, strict=True)
+        tried = ((one, float(each[min(count, len(each)) - 1])) for one, each in pairs)
+        lattice, bound = min(tried, key=lambda pair: pair[1])
         features = lattice.features(family, count, device)
         weights = features.weights.cpu().repeat_interleave(2)
         shape = weights.abs().sqrt()

@@ -1,9 +1,8 @@
 """Pairwise statistics as quadratic forms in one vector for each type."""
 
-import math
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -24,12 +23,7 @@ class Pairs(Enum):
 
 
 M = TypeVar("M", "Form", "PairwiseStatistic")
-
-
-def _finite(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number, not {value!r}")
-    return float(value)
+_finite = partial(checks.within, low=-1e300, high=1e300)
 
 
 @dataclass(frozen=True)
