@@ -41,6 +41,7 @@ class Config:
     limits: tuple[int, ...] = (10, 150)
     epsilons: tuple[float, ...] = (1.0, 4.5)
     splits: int = 20
+    first: int = 0  # of the splits
     runs: int = 20
     data: str = ""
 
@@ -72,7 +73,7 @@ def measure_classes(config: Config, report: Report) -> None:
         for epsilon in config.epsilons:
             hits: dict[str, list[float]] = {"chosen": [], "curator": []}
             seconds = []
-            for split in range(max(1, config.splits // fewer)):
+            for split in range(config.first, config.first + max(1, config.splits // fewer)):
                 generator = keyed_generator(b"split %d" % split)
                 order = torch.randperm(len(x), generator=generator)
                 users, queries = order[:train], order[train:]

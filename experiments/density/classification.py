@@ -48,7 +48,7 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy.accounting import composed_delta
 from torchdp.privacy.composition import pure_profile
 from torchdp.randomizers import RandomizedResponse
-from torchdp.shuffle import CorrelatedSum, ExactSum, PoissonSum, RandomizedResponseSum, paper
+from torchdp.shuffle import CentralGaussianSum, CorrelatedSum, PoissonSum, RandomizedResponseSum, paper
 from torchdp.simulate import Experiment, Report, columns, subplots, sweep
 
 # (Gaussian RR, Gaussian 3NB, inner product RR, inner product 3NB); the paper prints DBPedia's inner product for SST2
@@ -89,7 +89,7 @@ def protocol(name: str, features: Features, n: int, epsilon: float, delta: float
     if name in EXACT:
         return ShuffledKDE.calibrated(features, EXACT[name], n, epsilon, delta)
     if name == "no privacy":
-        return CentralKDE(features, ExactSum(n), delta)
+        return CentralKDE(features, CentralGaussianSum(n, 0.0), delta)
     if name == CURATOR:
         return CentralKDE.calibrated(features, n, epsilon, delta)
     if name == "local":

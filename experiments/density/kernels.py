@@ -37,7 +37,7 @@ from torchdp.density import (
     classify,
 )
 from torchdp.randomness import keyed_generator
-from torchdp.shuffle import BoundedSum, ExactSum, PoissonSum
+from torchdp.shuffle import BoundedSum, CentralGaussianSum, PoissonSum
 from torchdp.simulate import Experiment, Report
 from torchdp.threads import on_host
 
@@ -100,7 +100,7 @@ def split(labels: Tensor, users: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def density(way: str, features: Features, n: int, epsilon: float) -> Kde:
     if way == "no privacy":
-        return CentralKDE(features, ExactSum(n), DELTA)
+        return CentralKDE(features, CentralGaussianSum(n, 0.0), DELTA)
     if way == "curator":
         return CentralKDE.calibrated(features, n, epsilon, DELTA)
     if way == "before":

@@ -23,13 +23,7 @@ from torchdp.density import (
 )
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
-from torchdp.shuffle import (
-    CentralGaussianSum,
-    CorrelatedSum,
-    ExactSum,
-    PoissonSum,
-    RandomizedResponseSum,
-)
+from torchdp.shuffle import CentralGaussianSum, CorrelatedSum, PoissonSum, RandomizedResponseSum
 
 D = 8
 FAMILIES = [
@@ -94,7 +88,7 @@ def test_a_curator_adds_up_the_features_themselves():
     x, y = points(40), points(5, seed=3)
     for family, repetitions in FAMILIES:
         features = family.draw(repetitions, generator=generator())
-        exact = CentralKDE(features, ExactSum(40), 1e-5)
+        exact = CentralKDE(features, CentralGaussianSum(40, 0.0), 1e-5)
         crowd = exact.summary(x)
         for density in (exact.estimate(x), exact.sample_estimate(crowd, generator=generator())):
             torch.testing.assert_close(density.value, features.left(x).mean(0))
@@ -109,7 +103,7 @@ def test_classes_may_be_summed_by_a_curator():
     x, labels = points(90), torch.arange(90) % 3
     features = InnerProduct(D).draw(1, generator=generator())
     kde = CentralKDE.calibrated(features, 30, 1.0, 1e-5)
-    classes = ShuffledClasses((kde, kde, CentralKDE(features, ExactSum(30), 1e-5)))
+    classes = ShuffledClasses((kde, kde, CentralKDE(features, CentralGaussianSum(30, 0.0), 1e-5)))
     assert classes.guarantee.epsilon == math.inf
     assert ShuffledClasses((kde, kde, kde)).guarantee.epsilon == pytest.approx(1.0)
     truth = torch.stack([x[labels == c].mean(0) for c in range(3)])
@@ -128,7 +122,7 @@ def test_the_order_of_the_references():
     features = InnerProductRotated(D, 2.0).draw(1, generator=generator())
     flips = PoissonSum.calibrated(400, 1.0, 1e-5, features.composed)
     kdes = [
-        CentralKDE(features, ExactSum(400), 1e-5),
+        CentralKDE(features, CentralGaussianSum(400, 0.0), 1e-5),
         CentralKDE.calibrated(features, 400, 1.0, 1e-5),
         ShuffledKDE.calibrated(features, PoissonSum, 400, 1.0, 1e-5),
         ShuffledKDE(features, flips, 1e-5),

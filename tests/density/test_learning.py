@@ -20,7 +20,7 @@ from torchdp.density import (
 )
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import RandomizedResponse
-from torchdp.shuffle import CentralGaussianSum, ExactSum, PoissonSum, RandomizedResponseSum
+from torchdp.shuffle import CentralGaussianSum, PoissonSum, RandomizedResponseSum
 
 D, CLASSES, DELTA = 8, 3, 1e-5
 
@@ -104,7 +104,8 @@ def test_nearest_centre_corrects_the_norms_for_the_noise():
     assert ((squares - noise - wanted).abs() < 1 / counts + 0.05).all()
     assert float(squares[2] - wanted[2]) > 5 * float((squares - noise - wanted)[2].abs())
     many, groups = clusters(3000)
-    exact = classes_of(CentralKDE, features, class_counts(groups, CLASSES), ExactSum).estimate((many, groups))
+    sizes = class_counts(groups, CLASSES)
+    exact = classes_of(CentralKDE, features, sizes, lambda n: CentralGaussianSum(n, 0.0)).estimate((many, groups))
     assert (nearest_centre(exact, queries) == truth).double().mean() > 0.95
     assert nearest_centre(densities, queries).shape == (2000, 90)
 

@@ -49,8 +49,7 @@ def less_noise(protocol, by):
 
 
 @pytest.mark.parametrize(
-    ("kind", "setting"),
-    [*((kind, MANY) for kind in KINDS), *((kind, ABSENT) for kind in KINDS)],
+    ("kind", "setting"), [*((kind, MANY) for kind in KINDS), *((kind, ABSENT) for kind in KINDS)]
 )
 def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, setting):
     users, epsilon, delta, instances, absent = setting

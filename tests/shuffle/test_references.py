@@ -10,7 +10,7 @@ from scipy import stats
 
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
-from torchdp.shuffle import CentralGaussianSum, ExactSum
+from torchdp.shuffle import CentralGaussianSum
 
 
 @pytest.mark.parametrize("sigma", [0.3, 2.0, 30.0])
@@ -30,7 +30,3 @@ def test_the_curator_adds_one_normal_number_to_each_sum():
     for draws in (Simulated(generator(1)), SeededNoise(2)):
         error = (law.noised(ones, draws) - ones) / 3
         assert stats.kstest(error.numpy(), "norm").pvalue > 1e-6
-
-
-def test_the_exact_sum_has_no_error():
-    assert ExactSum(50).rmse == 0

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypedDict, Unpack, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -27,7 +27,8 @@ SCALES = torch.logspace(-1.5, 2, 90, dtype=torch.float64, device="cpu")  # of st
 NEAR = 1.01  # of the least error: fewest messages win among those below
 FINE = 0.01  # of the variance of noise: steps whose rounding is below are fine enough
 AGAIN, CLOSE = 3, 1.02  # how often a prediction is corrected, and how much more error is no reason to
-LAWS: tuple[type[PoissonSum] | type[BoundedSum], ...] = (PoissonSum, BoundedSum)
+Law = type[PoissonSum] | type[BoundedSum]
+LAWS: tuple[Law, ...] = (PoissonSum, BoundedSum)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class Found:
     """A plan at one scale and noise: predicted variances and messages of a user, in the mean and at most."""
 
     plan: Plan
-    law: type[PoissonSum] | type[BoundedSum]
+    law: Law
     scale: float
     parts: tuple[float, float, float, float, float]
 
@@ -59,7 +60,7 @@ class Question:
         """A curator's at distance 1."""
         return gaussian_sigma(self.epsilon, self.delta)
 
-    def variance(self, law: type[PoissonSum] | type[BoundedSum], gamma: Tensor, sums: int) -> Tensor:
+    def variance(self, law: Law, gamma: Tensor, sums: int) -> Tensor:
         """Of the noise of one sum, about: fitted to certified mechanisms of epsilon 0.1 to 8, 64 to 256 sums.
 
         Mostly within a tenth; what is chosen is certified.
@@ -74,16 +75,14 @@ class Question:
             found = 1.003 * normal + (4.8 * normal + floor.square()).sqrt()
         return found * (self.n / (self.n - self.absent))
 
-    def sent(self, law: type[PoissonSum] | type[BoundedSum], variance: Tensor) -> Tensor:
+    def sent(self, law: Law, variance: Tensor) -> Tensor:
         """Messages of noise of one user in one sum."""
         own = variance / self.n
         if law is PoissonSum:
             return own
         return (((1 + 12 * own).sqrt() - 1) / 2).floor().clamp_min(0) + 1
 
-    def parts(
-        self, plan: Plan, law: type[PoissonSum] | type[BoundedSum], scales: Tensor, variance: Tensor
-    ) -> Tensor:
+    def parts(self, plan: Plan, law: Law, scales: Tensor, variance: Tensor) -> Tensor:
         """(scales, 5), as in ``Found``; variance: of the noise of one sum, (scales,)."""
         sums, steps = len(plan.shape), scales[:, None] * plan.shape
         gain = plan.gain / steps.square()
@@ -111,30 +110,15 @@ class Question:
                 yield Found(plan, law, float(scales[i]), tuple(parts[i].tolist()))
 
 
-class Options(TypedDict, total=False):
-    """The rest of ``choose``'s."""
-
-    box: Tensor | None
-    dimension: int | None
-    absent: int
-    most_messages: float
-    objective: Objective
-    generator: torch.Generator | None
+@overload
+def choose(kernel: Kernel, *, n: int, classes: None = ..., **more: Any) -> Choice[ShuffledKDE]: ...
 
 
 @overload
-def choose(
-    kernel: Kernel, *, epsilon: float, delta: float, n: int, classes: None = ..., **more: Unpack[Options]
-) -> Choice[ShuffledKDE]: ...
+def choose(kernel: Kernel, *, n: int | None = ..., classes: Tensor, **more: Any) -> Choice[ShuffledClasses]: ...
 
 
-@overload
-def choose(
-    kernel: Kernel, *, epsilon: float, delta: float, n: int | None = ..., classes: Tensor, **more: Unpack[Options]
-) -> Choice[ShuffledClasses]: ...
-
-
-@one_thread
+@one_thread  # type: ignore[misc]  # more: of the arguments below, so that they are listed once
 def choose(
     kernel: Kernel,
     *,

@@ -19,15 +19,14 @@ from torchdp.protocol import Crowd, CuratorProtocol, Layout, Limits, Tally, User
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
 from torchdp.protocol.users import alike, beside, combined
 from torchdp.shuffle import CentralGaussianSum
-from torchdp.shuffle.references import CuratorSum
 
 
 @dataclass(frozen=True, eq=False)
 class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     """The same density by a trusted curator, who sums the features without rounding.
 
-    features: public. law: ``CentralGaussianSum``, or ``ExactSum`` for no privacy at all. delta: at which the guarantee
-    is stated. Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError, ValueError.
+    features: public. law: of the noise; with sigma = 0 no privacy at all. delta: at which the guarantee is stated.
+    Whole steps of the noise leave (:class:`RoundedSum`). Raises TypeError, ValueError.
 
     Guarantees: (epsilon, delta)-DP for replacing one user's vector, of what leaves: Gaussian noise at the l_2 distance
     that ``features.movement`` allows, with room for floats (``moved``).
@@ -35,12 +34,12 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     """
 
     features: Features
-    law: CuratorSum
+    law: CentralGaussianSum
     delta: float
 
     def __post_init__(self) -> None:
         checks.instance("features", self.features, Features)
-        checks.instance("law", self.law, CuratorSum)
+        checks.instance("law", self.law, CentralGaussianSum)
         checks.keep(self, delta=checks.fraction)
 
     @staticmethod
@@ -53,10 +52,8 @@ class CentralKDE(OfFeatures, CuratorProtocol[Crowd]):
     @cached_property
     def sums(self) -> RoundedSum | None:
         """What the curator adds up, and its noise; None without noise."""
-        law = self.law
-        return (
-            replace(_rounded(self.features)(1.0), sigma=law.sigma) if isinstance(law, CentralGaussianSum) else None
-        )
+        sigma = self.law.sigma
+        return replace(_rounded(self.features)(1.0), sigma=sigma) if sigma else None
 
     @cached_property
     def guarantee(self) -> Guarantee:

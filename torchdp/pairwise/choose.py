@@ -66,14 +66,23 @@ def choose(
     Guarantees: the best's own; nothing is read from data.
     Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance.
     """
-    if not isinstance(statistic, PairwiseStatistic):
+    if isinstance(statistic, Tensor | Workload):
         statistic = from_kernel(statistic)
-    n, epsilon, statistic = checks.integer("n", n, 2), checks.positive("epsilon", epsilon), one_kernel(statistic)
+    if not isinstance(statistic, PairwiseStatistic):
+        kinds = "a PairwiseStatistic, such as pairwise.gini(16), or a symmetric kernel, a torch.Tensor or Workload"
+        raise TypeError(f"statistic must be {kinds}, not {type(statistic).__name__}")
+    n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
+    statistic = one_kernel(statistic)
     if checks.integer("rounds", rounds, 1) > 2:
         raise ValueError(f"rounds must be 1 or 2, not {rounds}; a third gains nothing over two")
     family = histograms_of(prior, statistic.points)
     judged = histograms(statistic) if family is None else family
-    protocols = _one_round(statistic, epsilon)
+    kinds = (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
+    protocols = [
+        *_messages("", statistic, epsilon),
+        ("randomized response", RandomizedResponsePlugIn(statistic, epsilon)),
+        *((f"{kind.__name__} pairs", SubsetPairs(statistic, epsilon, kind)) for kind in kinds),
+    ]
     if statistic.denominator is None:
         protocols += _tuned(statistic, n, epsilon, None if family is None else family.mean(0), rounds, search)
     varies = bool((statistic.points != statistic.points[:1]).any())
@@ -89,16 +98,6 @@ def choose(
         ]
     least = math.sqrt(fmean(lower_bound(statistic, n, epsilon, h) ** 2 for h in judged)) if rounds == 1 else None
     return Choice(tuple(candidates), least)
-
-
-def _one_round(statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:
-    """Those that know nothing of n and the prior."""
-    kinds = (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
-    return [
-        *_messages("", statistic, epsilon),
-        ("randomized response", RandomizedResponsePlugIn(statistic, epsilon)),
-        *((f"{kind.__name__} pairs", SubsetPairs(statistic, epsilon, kind)) for kind in kinds),
-    ]
 
 
 def _tuned(

@@ -1,7 +1,6 @@
 """Reports about the type itself, the kernel averaged over pairs of them: subsets and bit vectors."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +18,7 @@ from torchdp.protocol import Layout, Limits, Relay, Tally, Users
 from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.protocol.types import from_messages
-from torchdp.randomizers import (
-    OptimizedUnaryEncoding,
-    SubsetSelection,
-    SymmetricUnaryEncoding,
-)
+from torchdp.randomizers import OptimizedUnaryEncoding, SubsetSelection, SymmetricUnaryEncoding
 from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.draws import unpack
@@ -34,7 +29,10 @@ O = TypeVar("O", bound=FrequencyOracle)
 
 @dataclass(frozen=True)
 class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
-    """Users report their type by an oracle, ``client``; the analyst averages the kernel over pairs of reports."""
+    """Users report their type by an oracle, ``client``; the analyst averages the kernel over pairs of reports.
+
+    The variance is ``symmetric_variance``, exactly, of an oracle that treats all types alike.
+    """
 
     @property
     def estimated_pairs(self) -> Pairs:
@@ -62,13 +60,7 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
         found = in_parts(part, both, form.weights, point.shape[-1] * max(self.statistic.points.shape))
         return found * (tally.users() / (tally.users() - 1)) ** 2
 
-    @property
-    @abstractmethod
-    def spread(self) -> tuple[float, float]:
-        """(flat, own) where types are treated alike: Cov Y = flat I + own e_x e_x^T on vectors of sum 0; else NaN."""
-
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        """``symmetric_variance``, exactly."""
         kernel = self.statistic.kernel
         return symmetric_variance(lambda weights: kernel(Form(weights)), *self.spread, counts, form.weights)
 
@@ -97,6 +89,27 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
         kernel = self.statistic.kernel(Form(weights))
         return coordinates((point * weights) @ points.mT, kernel, self._noise(shares, types))
 
+    @cached_property
+    def _centred(self) -> tuple[Tensor, Tensor]:
+        """The points less their mean over types, and that mean."""
+        middle = self.statistic.points.mean(0)
+        return self.statistic.points - middle, middle
+
+    @cached_property
+    def spread(self) -> tuple[float, float]:
+        """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0, whatever x."""
+        S = self.client.covariance(0)
+        pair = float(S[1, 2]) if len(S) > 2 else 0.0  # two types: any value, the two parts then make up for it
+        flat = float(S[1, 1]) - pair
+        return flat, float(S[0, 0]) - float(S[1, 1]) - 2 * float(S[0, 1]) + 2 * pair
+
+    def mean_point(self, tally: Tally) -> Tensor:
+        return self._total(tally) / tally.users(1)
+
+    def _total(self, tally: Tally) -> Tensor:
+        centred, middle = self._centred
+        return self.decoded(tally) @ centred + tally.users(1) * middle
+
     def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
         """That of the mean over all pairs, of s^T J s: its range has ends, which the truth may lie at.
 
@@ -104,7 +117,7 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
         """
         h, point, n = nearest(self, tally, NEAR), self.mean_point(tally), tally.users()
         squares = self.statistic.points.square()
-        decoded, of_mean = self.decoded(tally) / tally.users(1), h / tally.users(1)
+        decoded, of_mean = (each / tally.users(1) for each in (self.decoded(tally), h))
         rows = max(1, NUMBERS_AT_ONCE // (squares.shape[1] * max(squares.shape)))
 
         def error(weights: Tensor, value: Tensor) -> QuadraticError:
@@ -187,23 +200,3 @@ class SubsetPairs(ReportPairs[BitVectorOracle]):
         n = tally.users()
         squares = self._total(tally).square() - tally["squares"]
         return (form.weights * squares).sum(-1) / (n * (n - 1)) + form.constant
-
-    def mean_point(self, tally: Tally) -> Tensor:
-        return self._total(tally) / tally.users(1)
-
-    def _total(self, tally: Tally) -> Tensor:
-        centred, middle = self._centred
-        return self.decoded(tally) @ centred + tally.users(1) * middle
-
-    @cached_property
-    def _centred(self) -> tuple[Tensor, Tensor]:
-        """The points less their mean over types, and that mean."""
-        middle = self.statistic.points.mean(0)
-        return self.statistic.points - middle, middle
-
-    @cached_property
-    def spread(self) -> tuple[float, float]:
-        S = self.client.covariance(0)
-        pair = float(S[1, 2]) if len(S) > 2 else 0.0  # two types: any value, the two parts then make up for it
-        flat = float(S[1, 1]) - pair
-        return flat, float(S[0, 0]) - float(S[1, 1]) - 2 * float(S[0, 1]) + 2 * pair

@@ -102,10 +102,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         return Pairs.ALL
 
     def validate(self, x: Tensor) -> Tensor:
-        x = super().validate(x)
-        if len(x) > self.users:
-            raise ValueError(f"x must be of at most {self.users} users, as the noise counts on, not {len(x)}")
-        return x
+        return self.few(super().validate(x))
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         q = self.probabilities[x]
@@ -113,11 +110,10 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """The ones of each sum are binomial for each type; the noise is drawn at once. All ``users`` speak."""
-        counts = self.validate_summary(summary)
-        if (n := single(users_of(counts))) != self.users:
+        if (n := single(users_of(summary))) != self.users:
             raise ValueError(f"summary must be of {self.users} users, as the protocol says, not {n}")
         ones = torch.zeros(*shape, self.instances, dtype=torch.int64, device=self.widths.device)
-        for crowd, q in zip(counts, self.probabilities, strict=True):  # types, not users
+        for crowd, q in zip(summary, self.probabilities, strict=True):  # types, not users
             if crowd > 0:
                 ones += draws.binomial(crowd.expand(ones.shape), q)
         return Tally(self.users, {"total": self.law.noised(ones, draws)})
@@ -172,8 +168,8 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
         share = (self._ones(tally) / tally.n).clamp(0, 1)
         second = self.widths.square() * (n * torch.minimum(largest, share * (1 - share)) + self.noise)
         point, last = self.mean_point(tally), ErrorParts.normal(second[..., -1] / n**4)
-        of = lambda weights: QuadraticError.isotropic(point, weights, second[..., :-1] / n**2)  # noqa: E731
-        return lambda weights, value: of(weights).joined(last)
+        noise = second[..., :-1] / n**2
+        return lambda weights, value: QuadraticError.isotropic(point, weights, noise).joined(last)
 
 
 def _probabilities(statistic: PairwiseStatistic) -> tuple[Tensor, Tensor, Tensor]:

@@ -200,5 +200,8 @@ def _threshold(squares: Tensor, own: Tensor) -> Tensor:
     left = torch.maximum(left, torch.maximum((2 * spread).sqrt(), NEAR * size))
     many = (own.sum(-1).square() / spread.clamp_min(TINY)).clamp_min(1)
     most = (4 * (1 - 1 / many) + 2 * many.log()).expand_as(size)
-    excess = lambda t: (squares - t[..., None] * own).clamp_min(0).sum(-1) - left  # noqa: E731
+
+    def excess(t: Tensor) -> Tensor:
+        return (squares - t[..., None] * own).clamp_min(0).sum(-1) - left
+
     return between(excess, torch.zeros_like(most), most)

@@ -19,13 +19,7 @@ from torchdp.queries.fitted_choice import fitted_choice
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import ORACLES
 from torchdp.queries.protocol import QueryProtocol
-from torchdp.randomizers import (
-    PrivUnit,
-    PrivUnitG,
-    ShiftStrategy,
-    StrategyMatrix,
-    strategy_lower_bound,
-)
+from torchdp.randomizers import PrivUnit, PrivUnitG, ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
 from torchdp.randomizers.alphabet.strategy import SHARP

@@ -1,5 +1,6 @@
 """Which mechanism answers a workload best where somebody is trusted: a curator, or a shuffler of messages."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -13,21 +14,26 @@ from torchdp.privacy import Model
 from torchdp.protocol import Choice, Objective
 from torchdp.queries.adaptive import decoding
 from torchdp.queries.central import CentralFactorization
-from torchdp.queries.choose import factors, ranked, shares_of
+from torchdp.queries.choose import CAREFUL_STRATEGY, LEAST_EPSILON, MARGIN, factors, ranked, shares_of
 from torchdp.queries.factored import FactoredQueries, dense
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import KINDS, OracleQueries
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.queries.shuffled import ShuffledQueries
+from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.randomness import keyed_generator
 from torchdp.shuffle import Amplified, BoundedSum, PoissonSum
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 MOST_BITS = 4096  # sums of bits that a user takes part in
 LAWS = PoissonSum, BoundedSum
+ROUNDS = 2  # of strategy optimisation
 Trusted = QueryProtocol | Amplified
 Named = tuple[str, Trusted, str]
+Crowd = tuple[str, Amplified]
+Kind = Callable[[float], OracleQueries | LocalFactorization]
 
 
 @one_thread
@@ -45,10 +51,11 @@ def choose_trusted(
     """The mechanism of least predicted error for n users who trust a curator, or a shuffler alone.
 
     Candidates that need a shuffler: one message of each user, at the local epsilon that a crowd of n hides
-    (:class:`~torchdp.shuffle.Amplified`), from each frequency oracle and from PrivUnit with gamma_2; sums of bits, one
-    for each type, for each node of a binary tree, or for each query of zeros and ones, by Poisson and by bounded noise
-    (:class:`ShuffledQueries`). Those that need a curator: Gaussian noise by gamma_2, gamma_F, identity, binary tree,
-    and on the plain answers. A note says who is trusted, and what one user sends.
+    (:class:`~torchdp.shuffle.Amplified`), from each frequency oracle, from PrivUnit with gamma_2 and, where a shuffler
+    is all that is trusted, up to 64 types from a strategy optimised for that epsilon, in some seconds; sums of bits,
+    one for each type, for each node of a binary tree, or for each query of zeros and ones, by Poisson and by bounded
+    noise (:class:`ShuffledQueries`). Those that need a curator: Gaussian noise by gamma_2, gamma_F, identity, binary
+    tree, and on the plain answers. A note says who is trusted, and what one user sends.
 
     trust: ``Model.CENTRAL`` or ``Model.SHUFFLE``, the most that is trusted; delta in (0, 1); the others as in
     :func:`choose`. Raises TypeError, ValueError.
@@ -64,7 +71,13 @@ def choose_trusted(
             f"trust must be Model.CENTRAL or Model.SHUFFLE, not {trust}; where no one is, take choose"
         )
     exact = factors(W, tol)
-    named = list(_messages(W, exact[0][1], n, epsilon, delta))
+    search = trust is Model.SHUFFLE and W.shape[1] <= CAREFUL_STRATEGY and epsilon >= LEAST_EPSILON
+    crowds = list(_crowds(W, exact[0][1], n, epsilon, delta))
+    if search and bool((W != W[:, :1]).any()):
+        crowds.append(("optimised strategy", _optimised(W, dict(crowds)["SubsetSelection"], prior)))
+    note = "a shuffler, one message at epsilon {:.3g}"
+    named: list[Named] = [(name, one, note.format(one.client.guarantee.epsilon)) for name, one in crowds]
+    named += _sums(W, n, epsilon, delta)
     if trust is Model.CENTRAL:
         every = (*exact, ("binary tree", FactoredQueries.tree(W)))
         named += [(name, CentralFactorization(one, epsilon, delta), "a curator") for name, one in every]
@@ -72,8 +85,8 @@ def choose_trusted(
     return Choice(tuple(replace(one, note=note) for one, (*_, note) in zip(found, named, strict=True)))
 
 
-def _messages(W: Tensor, exact: FactoredQueries, n: int, epsilon: float, delta: float) -> Iterator[Named]:
-    """Through a shuffler."""
+def _crowds(W: Tensor, exact: FactoredQueries, n: int, epsilon: float, delta: float) -> Iterator[Crowd]:
+    """One message of each user, through a shuffler."""
     k = W.shape[1]
 
     def reports(oracle: Callable[[int, float], FrequencyOracle], local: float) -> OracleQueries:
@@ -82,16 +95,37 @@ def _messages(W: Tensor, exact: FactoredQueries, n: int, epsilon: float, delta: 
     def vectors(local: float) -> LocalFactorization:
         return LocalFactorization.calibrated(exact, epsilon=local)
 
-    kinds: list[tuple[str, Callable[[float], OracleQueries | LocalFactorization]]] = [
-        ("gamma_2, PrivUnit", vectors)
-    ]
+    kinds: list[tuple[str, Kind]] = [("gamma_2, PrivUnit", vectors)]
     if k > 1:
         kinds += [(oracle.__name__, partial(reports, oracle)) for oracle in KINDS]
     for name, kind in kinds:
-        crowd = Amplified.calibrated(kind, n, epsilon, delta)
-        local = crowd.client.guarantee.epsilon
-        yield name, crowd, f"a shuffler, one message at epsilon {local:.3g}"
-    every = [("sums", torch.eye(k).to(W)), ("sums of a binary tree", FactoredQueries.tree(W).right)]
+        yield name, Amplified.calibrated(kind, n, epsilon, delta)
+
+
+def _optimised(W: Tensor, crowd: Amplified, prior: Tensor | None) -> Amplified:
+    """By a strategy for the local epsilon of another crowd, then one for that which its own crowd hides."""
+    law, centred = None if prior is None else 0.98 * prior + 0.02 / W.shape[1], W - W.mean(1, keepdim=True)
+    for _ in range(ROUNDS):
+        generator, local = keyed_generator(b"choose_trusted", W.device), crowd.client.guarantee.epsilon
+        kind = partial(_weakened, W, StrategyMatrix.tuned(centred, local, law, generator=generator))
+        crowd = Amplified.calibrated(kind, crowd.users, crowd.guarantee.epsilon, crowd.delta, largest=local)
+    return crowd
+
+
+def _weakened(W: Tensor, made: StrategyMatrix, local: float) -> OracleQueries:
+    """Its message is drawn whatever the type with the least chance t that leaves this epsilon.
+
+    (1 - t) high + t law <= e^epsilon ((1 - t) low + t law) for each output.
+    """
+    growth, (low, high) = math.exp(local * MARGIN), made.matrix.aminmax(dim=1)
+    beyond = (high - growth * low).clamp_min(0)
+    t = (beyond / (beyond + made.law * (growth - 1))).amax()
+    return decoding(W, StrategyMatrix((1 - t) * made.matrix + t * made.law[:, None], made.prior))
+
+
+def _sums(W: Tensor, n: int, epsilon: float, delta: float) -> Iterator[Named]:
+    """Of bits, through a shuffler."""
+    every = [("sums", torch.eye(W.shape[1]).to(W)), ("sums of a binary tree", FactoredQueries.tree(W).right)]
     if not torch.equal(W, every[0][1]):
         every.append(("sums of the answers", W))
     for name, bits in ((name, R[(R != R[:, :1]).any(1)]) for name, R in every):  # other rows are public

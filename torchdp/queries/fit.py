@@ -72,11 +72,7 @@ def fitted(protocol: QueryProtocol, tally: Tally, *, ordered: bool = True) -> Fi
     own = {each.name: getattr(unbiased, each.name) for each in fields(Estimate)}
     own["value"] = h @ protocol.workload.mT
     return Fit(
-        **own,
-        unbiased=unbiased,
-        histogram=h,
-        gap=gap.view(batch),
-        weights=weights.mT.reshape(*batch, len(fits)),
+        **own, unbiased=unbiased, histogram=h, gap=gap.view(batch), weights=weights.mT.reshape(*batch, len(fits))
     )
 
 
@@ -128,15 +124,14 @@ class FittedOracle(OracleQueries[FrequencyOracle]):
         found = torch.empty(len(counts), len(self.workload), dtype=torch.float64, device=counts.device)
         for total in users.unique():
             alike = (users == total)[:, 0].nonzero()[:, 0]
-            reports = torch.stack([self._drawn(one, times) for one in counts[alike]])  # (alike, times, outputs)
-            value = self.analyse(Tally(int(total), {"reports": reports})).value
+            drawn = []
+            for one in counts[alike]:
+                generator = keyed_generator(b"fits", counts.device)
+                drawn.append(self.sample_tally(one, generator=generator, sample_shape=(times,))["reports"])
+            value = self.analyse(Tally(int(total), {"reports": torch.stack(drawn)})).value  # (alike, times, m)
             truth = (counts[alike] / total) @ self.workload.mT
             found[alike] = (value - truth[:, None]).square().mean(1)
         return found.view(*h.shape[:-1], -1)
-
-    def _drawn(self, counts: Tensor, times: int) -> Tensor:
-        generator = keyed_generator(b"fits", counts.device)
-        return self.sample_tally(counts, generator=generator, sample_shape=(times,))["reports"]
 
 
 def whole(h: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:

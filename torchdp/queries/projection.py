@@ -1,6 +1,7 @@
 """The nearest histograms in the metric of the reports' noise, at several strengths of smoothing."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -56,6 +57,11 @@ def _strengths(gram: Tensor, rough: Tensor) -> list[float]:
     found = []
     for wanted in FREEDOMS:
         if wanted < len(kept) - 1:
-            more = lambda x: float((kept / (kept + math.exp(x) * (1 - kept))).sum()) - wanted  # noqa: E731, B023
-            found.append(scale * math.exp(root(more, -STEEPEST, STEEPEST, grow=(False, False))))
+            least = root(partial(_excess, kept, wanted), -STEEPEST, STEEPEST, grow=(False, False))
+            found.append(scale * math.exp(least))
     return found
+
+
+def _excess(kept: Tensor, wanted: float, log_strength: float) -> float:
+    """Degrees of freedom at this strength, in A + scale R, above those that are wanted."""
+    return float((kept / (kept + math.exp(log_strength) * (1 - kept))).sum()) - wanted

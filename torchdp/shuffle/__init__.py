@@ -17,7 +17,7 @@ tells; ``BitSums`` runs it in many instances. S is the number of ones among n ``
 | :class:`BoundedSum` | the same, more | D symmetric, without a floor: a curator's error at large epsilon |
 | :class:`CorrelatedSum` | a few; best for one instance | discrete Laplace, masked by pairs that cancel |
 | :class:`PureSum` | more | the same at delta = 0 |
-| :class:`CentralGaussianSum`, :class:`ExactSum` | references: a curator's | N(0, sigma^2); none |
+| :class:`CentralGaussianSum` | a reference: to a curator, without noise too | N(0, sigma^2) |
 
 Guarantees: ``delta_of`` and ``epsilon_of`` certify (epsilon, delta) over I instances from exact dominating pairs (Ghazi
 et al. 2020; Cheu et al. 2019), composed on a grid that is rounded up (Doroshenko et al. 2022, Algorithm 1), or from how
@@ -32,7 +32,7 @@ from torchdp.shuffle.correlated import CorrelatedSum
 from torchdp.shuffle.laws import BitLaw, ShuffledMessages
 from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
 from torchdp.shuffle.pure import PureSum
-from torchdp.shuffle.references import CentralGaussianSum, ExactSum
+from torchdp.shuffle.references import CentralGaussianSum
 from torchdp.shuffle.response import RandomizedResponseSum
 from torchdp.shuffle.response_curve import least_flip
 from torchdp.shuffle.search import Sensitivity
@@ -45,7 +45,6 @@ __all__ = [
     "BoundedSum",
     "CentralGaussianSum",
     "CorrelatedSum",
-    "ExactSum",
     "NegativeBinomialSum",
     "PoissonSum",
     "PureSum",

@@ -60,11 +60,7 @@ def epsilon_of(law: BitLaw, delta: float, instances: int | Sensitivity, absent: 
 
 
 def promise(
-    law: MessageLaw,
-    delta: float,
-    instances: int | Sensitivity,
-    absent: int = 0,
-    epsilon: float | None = None,
+    law: MessageLaw, delta: float, instances: int | Sensitivity, absent: int = 0, epsilon: float | None = None
 ) -> Guarantee:
     """The guarantee of shuffled sums with this noise at this delta; arguments as in ``delta_of``.
 

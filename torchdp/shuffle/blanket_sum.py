@@ -124,7 +124,10 @@ def _log_moments(mass: Array, value: Array, a: Array) -> Array:
 def _order(mass: Array, value: Array, n: int, top: float) -> float:
     """About the least n ln M(a) - 2 ln a: the order at which the largest term of the sum is
     least."""
-    heights = lambda grid: n * _log_moments(mass, value, grid) - 2 * np.log(grid)  # noqa: E731
+
+    def heights(grid: Array) -> Array:
+        return n * _log_moments(mass, value, grid) - 2 * np.log(grid)
+
     rough = ORDERS / top
     near = rough[np.argmin(heights(rough))] * (ORDERS[1] / ORDERS[0]) ** NEARER
     return float(near[np.argmin(heights(near))])

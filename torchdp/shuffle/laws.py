@@ -147,13 +147,7 @@ class BitLaw(ABC):
 
     @classmethod
     def calibrated(
-        cls,
-        users: int,
-        epsilon: float,
-        delta: float,
-        instances: int | Sensitivity,
-        absent: int = 0,
-        **own: float,
+        cls, users: int, epsilon: float, delta: float, instances: int | Sensitivity, absent: int = 0, **own: float
     ) -> Self:
         """That of this kind with the least noise that is (epsilon, delta)-DP over ``instances`` instances.
 
@@ -167,7 +161,7 @@ class BitLaw(ABC):
                 messages, 1 - ratio times those of Poisson noise of this variance, and need more variance; ``share``
                 of ``CorrelatedSum``, 0.05: spent on a flood that is not unlimited, about the increase of the RMSE.
 
-        Noise is found to 1e-4. Raises ValueError; TypeError where it has no noise.
+        Noise is found to 1e-4. Raises ValueError, TypeError.
 
         Guarantees: ``delta_of`` of the result at epsilon is at most delta; where noise is searched for it is computed
         last.
@@ -179,9 +173,9 @@ class BitLaw(ABC):
         return cls.least(target, **own)
 
     @classmethod
+    @abstractmethod
     def least(cls, target: Target, *args: Any, **own: Any) -> Self:
         """``calibrated`` for checked arguments."""
-        raise TypeError(f"{cls.__name__} has no noise to calibrate; take PoissonSum or another that has")
 
     @final
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchdp.shuffle.count_laws import CountLaw
+from torchdp.shuffle.count_laws import CountLaw, merged
 
 Array = np.ndarray
 WIDTH = 2048  # outcomes beyond which they are told by blocks
@@ -48,7 +48,7 @@ class Move:
     ) -> None:
         self.up, self.beta, self.edge = up, beta, edge
         if len(base) > WIDTH:
-            base, excess = blocks(base, excess)
+            base, excess = (each[0] for each in merged(base[None], excess[None], starts_of(base)))
         self.base, self.excess = base, excess
         self.moments = [float(base @ excess**j) for j in (1, 2, 3)]
         with np.errstate(divide="ignore"):
@@ -86,7 +86,7 @@ class Move:
             ratio[np.arange(len(grid)), k] = d[0] / d[k]
             ratio = np.where(mass > 0, ratio, 1.0)
         if len(d) > WIDTH:
-            mass, ratio = _ratio_blocks(mass, ratio)
+            mass, ratio = merged(mass, ratio, starts_of(mass.max(0)))
         return mass, np.log(ratio)
 
     def moduli(self, a: float, step: float, count: int) -> Iterator[Array]:
@@ -119,29 +119,8 @@ class Move:
         return rate, np.maximum(0.0, slope.real)
 
 
-def blocks(base: Array, excess: Array, width: int = WIDTH) -> tuple[Array, Array]:
-    """Fewer outcomes: each is split into two, of the least and the largest excess of its block; masses stay.
-
-    (base, O_1) is what remains of that pair when it is forgotten which of the two it was.
-    """
-    mass, found = _ratio_blocks(base[None], excess[None], width)
-    return mass[0], found[0]
-
-
-def _starts(mass: Array, width: int) -> Array:
+def starts_of(mass: Array, width: int = WIDTH) -> Array:
     """Where blocks begin: half of them evenly, half as the cube root of the mass asks, for the loss' variance."""
     weight = np.cumsum(np.cbrt(mass))
     weight = weight / weight[-1] + np.arange(1, len(mass) + 1) / len(mass)
     return np.unique(np.searchsorted(weight, weight[-1] * np.arange(width // 2) / (width // 2), side="right"))
-
-
-def _ratio_blocks(mass: Array, ratio: Array, width: int = WIDTH) -> tuple[Array, Array]:
-    """The same for ratios O_x/base, or what they exceed 1 by, a row for each x."""
-    starts = _starts(mass.max(0), width)
-    total, moved = (np.add.reduceat(each, starts, axis=1) for each in (mass, mass * ratio))
-    low = np.minimum.reduceat(np.where(mass > 0, ratio, np.inf), starts, axis=1)
-    high = np.maximum.reduceat(np.where(mass > 0, ratio, -np.inf), starts, axis=1)
-    low, high = np.where(total > 0, low, 1.0), np.where(total > 0, high, 1.0)
-    room = np.where(high > low, high - low, 1.0)
-    share = np.clip((moved / np.where(total > 0, total, 1.0) - low) / room, 0.0, 1.0)
-    return np.concatenate([total * (1 - share), total * share], 1), np.concatenate([low, high], 1)

@@ -43,8 +43,11 @@ def split(epsilon: float, delta: float, instances: int, sparsity: int = 1) -> tu
     Source: Wagner (2025), Theorem 3.1 and section 5.
     """
     epsilon, delta = checks.within("epsilon", epsilon, LEAST, LARGEST), checks.fraction("delta", delta)
-    found = lambda inverse: composition(1 / inverse, 0.0, instances, delta / 2, sparsity)[0]  # noqa: E731
-    inverse = least(found, epsilon, 1.6 / epsilon, 2.7 / epsilon, 2.0**-46)
+
+    def spent(inverse: float) -> float:
+        return composition(1 / inverse, 0.0, instances, delta / 2, sparsity)[0]
+
+    inverse = least(spent, epsilon, 1.6 / epsilon, 2.7 / epsilon, 2.0**-46)
     return 1 / inverse, delta / (2 * instances * sparsity)
 
 

@@ -199,9 +199,7 @@ class PureSum(MessageLaw):
         # the share that leaves nothing to drops: 1/sinh(x/2)^2 = 2 budget
         most = 1 - 2 * math.asinh(1 / math.sqrt(2 * budget)) / epsilon
         best = minimize_scalar(
-            lambda share: law(share).messages_per_user,
-            bounds=(1e-3 * most, (1 - 1e-6) * most),
-            method="bounded",
+            lambda share: law(share).messages_per_user, bounds=(1e-3 * most, (1 - 1e-6) * most), method="bounded"
         )
         return law(float(best.x))
 

@@ -14,11 +14,7 @@ from torchdp.privacy.accounting import Profile
 from torchdp.protocol import Limits
 from torchdp.shuffle.draws import SURELY
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
-from torchdp.shuffle.response_curve import (
-    flip_of,
-    least_flip,
-    response_profile,
-)
+from torchdp.shuffle.response_curve import flip_of, least_flip, response_profile
 from torchdp.shuffle.search import Target, least_noise
 
 
