@@ -54,8 +54,8 @@ def floors(rows):
         )
         parts.append(f'<text x="{x}" y="14" text-anchor="middle">{tick:g}</text>')
     return (
-        f'<svg class="floors" viewBox="0 0 {LEFT + WIDTH + 20} {at + 6}" role="img" font-size="11" fill="currentColor" '
-        f'aria-label="Times of calls over their floors">{"".join(parts)}</svg>'
+        f'<div class="output"><svg class="floors" viewBox="0 0 {LEFT + WIDTH + 20} {at + 6}" role="img" font-size="11" fill="currentColor" '
+        f'aria-label="Times of calls over their floors">{"".join(parts)}</svg></div>'
     )
 
 
@@ -66,7 +66,7 @@ def on_page_markdown(markdown, page, config, files):
 
 def labelled(table):
     """A table whose code may break behind slashes; the cells of a wide one name their columns."""
-    text = re.sub(r"(?<=<code>)[^<]*", lambda code: re.sub("(/|::|_)", r"\1<wbr>", code[0]), table[0])
+    text = re.sub(r"(?<=<code>)[^<]*/[^<]*", lambda code: re.sub("(/|::|_)", r"\1<wbr>", code[0]), table[0])
     names = [re.sub("<.*?>", "", name) for name in re.findall(r"<th[^>]*>(.*?)</th>", text, re.S)]
     if len(names) < WIDE:
         return text

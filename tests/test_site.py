@@ -95,7 +95,7 @@ async function look(page, width) {
   await loaded;
   const root = frame.contentDocument.documentElement, found = [], cut = (part) => part.scrollWidth - part.clientWidth;
   if (cut(root) > 0) found.push(`${page} at ${width} scrolls by ${cut(root)}`);
-  for (const code of root.querySelectorAll("pre, pre > code, article p > code"))
+  for (const code of root.querySelectorAll("pre, pre > code, .md-typeset__scrollwrap"))
     if (cut(code) > 0) found.push(`${page} at ${width} cuts ${cut(code)} px of ${code.textContent.slice(0, 60)}`);
   frame.remove();
   return found;

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from torchdp import cli, simulate
-from torchdp.cli.estimate import PROTOCOLS, ask
+from torchdp.cli.estimate import ask
+from torchdp.cli.questions import PROTOCOLS
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, Trial

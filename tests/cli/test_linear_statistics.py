@@ -249,7 +249,10 @@ def test_policies_say_who_was_left_out(tmp_path, quick, estimate):
         "row 102: outside the stated bounds 0:8 (2 such rows)" in error and "--out-of-bounds clip or drop" in error
     )
     left = estimate(*drop, "--out-of-bounds", "drop")
-    assert "2 of 105 users are left out, a cell is missing: that they send nothing is seen" in left.err
+    assert (
+        "2 of 105 users are left out, because a cell is missing; an observer sees that they send nothing"
+        in left.err
+    )
     assert (
         "2 of 103 users are left out, dose is beyond the stated bounds 0:8" in left.err and "101 users" in left.out
     )

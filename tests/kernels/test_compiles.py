@@ -4,6 +4,7 @@ Triton's interpreter would let more pass: types that do not compile, spills, sca
 """
 
 import ast
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -13,7 +14,6 @@ import pytest
 pytest.importorskip("triton")
 import triton
 
-from torchdp.cli import examine
 from torchdp.kernels.dispatch import every
 
 BENCH, KERNELS = Path(__file__).parents[2] / "experiments" / "bench", Path(__file__).parents[2] / "kernels"
@@ -172,8 +172,9 @@ def test_no_version_and_no_tile_that_may_be_chosen_spills(name):
     if name == "static_tiles.txt":
         chosen = {(kernel.split(".")[0], *call.split("; ")[1:]) for _, kernel, call, *_ in rows}
         for kernel in every.KERNELS:
-            package, sizes = kernel.package.rpartition(".")[2], list(examine.products(kernel))
-            forms = {(package, *(f"{each} {size}" for each, size in tiles.items())) for tiles in sizes}
+            package, names = kernel.package.rpartition(".")[2], list(kernel.case.tiles)
+            sizes = itertools.product(*kernel.case.tiles.values())
+            forms = {(package, *map(" ".join, zip(names, map(str, each), strict=True))) for each in sizes}
             assert len(forms - chosen) == 1, package  # the committed sizes, whose table is static_versions.txt
 
 

@@ -160,7 +160,7 @@ def _bound(each: Heard, result: dict[str, Any]) -> str:
     several = len(each.answers) > 1
     which = " of the AUC" if any(one.p_value is not None for one in each.answers) else ", root mean square"
     noise = ", of the noise alone" if "population" in result["error_of"] else ""
-    return bounded_by(each.bound) + (which if several else "") + noise + ", at the shares that the messages show"
+    return bounded_by(each.bound) + (which if several else "") + noise + ", for the estimated shares"
 
 
 def _line(one: Answer) -> str:

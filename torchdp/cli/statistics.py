@@ -176,8 +176,8 @@ class Asking:
             return Bins(*self.bounds[name], self.bins)
         if users is None or not self.options.bounds_from_data:
             raise ValueError(
-                f"column {name!r} needs public bounds, --bounds {name}=LOW:HIGH; bounds read from the data "
-                "are not private (--bounds-from-data does it all the same)"
+                f"column {name!r} needs public bounds, --bounds {name}=LOW:HIGH (a histogram of words: --categories "
+                "A,B,...); bounds read from the data are not private (--bounds-from-data does it all the same)"
             )
         return Bins(*range_of(users, name), self.bins)
 

@@ -29,7 +29,7 @@ MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}  # in small le
 WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
 ROWS = 2**16  # at a time
 SWAPPED = str.maketrans(".,", ",.")
-SEEN = "that they send nothing is seen"
+SEEN = "an observer sees that they send nothing"
 YEARS = 1700, 2200  # of dates: pandas holds each nanosecond of these
 
 
@@ -294,7 +294,7 @@ def _without_missing(users: "pd.DataFrame", policy: str, notes: list[str]) -> "p
         )
     if count == len(users):
         raise ValueError(f"--missing drop leaves no user: all {count} rows lack a cell of {', '.join(users)}")
-    notes.append(f"{count} of {len(users)} users are left out, a cell is missing: {SEEN}")
+    notes.append(f"{count} of {len(users)} users are left out, because a cell is missing; {SEEN}")
     return users[~lacking]
 
 
@@ -304,7 +304,7 @@ def bounded(users: "pd.DataFrame", name: str, bins: Bins, policy: str, notes: li
     count, stated = int(outside.sum()), f"the stated bounds {bins.low:g}:{bins.high:g}"
     if policy == "clip":
         notes.append(
-            f"each {name} beyond {stated} is moved to the nearer bound before it is hidden; how many is not said"
+            f"each {name} beyond {stated} is moved to the nearer bound before it is randomized; how many is not said"
         )
         return users.assign(**{name: users[name].clip(bins.low, bins.high)})
     if not count:
@@ -316,7 +316,7 @@ def bounded(users: "pd.DataFrame", name: str, bins: Bins, policy: str, notes: li
         )
     if count == len(users):
         raise ValueError(f"--out-of-bounds drop leaves no user: all {count} numbers of {name} are beyond {stated}")
-    notes.append(f"{count} of {len(users)} users are left out, {name} is beyond {stated}: {SEEN}")
+    notes.append(f"{count} of {len(users)} users are left out, {name} is beyond {stated}; {SEEN}")
     return users[~outside]
 
 
