@@ -50,6 +50,7 @@ STEPS = (30, 300, 3000)
 Line = tuple[Callable[[float], Run], tuple[float, ...]]
 LINES: dict[str, Line] = {
     "relaxation": (lambda gap: partial(relaxation, tol=gap), GAPS[:6]),
+    "relaxation, float32": (lambda gap: lambda W: relaxation(W.float(), gap), (1e-4,)),
     "relaxation by Adam": (lambda steps: partial(by_adam, steps=int(steps)), STEPS),
     "fixed point": (lambda gap: partial(fixed_point, tol=gap), GAPS[:6]),
     "cvxpy, SCS": (lambda eps: partial(by_cvxpy, solver="SCS", eps=eps, max_iters=20_000), (1e-3, 1e-5)),
@@ -174,7 +175,7 @@ def largest(W: Tensor, run: Run) -> dict[str, object]:
 def draw(tables: dict) -> dict:
     names = list(dict.fromkeys(row["problem"] for row in tables["named"]))
     solvers = list(dict.fromkeys([*LINES, *NAMED]))
-    hues = ("#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+    hues = ("#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#999999")
     colours = dict(zip(solvers, hues, strict=True))
     figure, panels = subplots(1 + len(names), size=(6, 4))
     for axes, problem in zip(panels, [None, *names], strict=True):

@@ -141,7 +141,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("groups", statistic=question.title, difference=f"{one} less {two}", **cells)
 
 
-EXPERIMENT = Experiment(measure, Config(), Config(500))
+EXPERIMENT = Experiment(measure, Config(), Config(300))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -178,8 +178,8 @@ def test_messages_and_sums_of_unequal_steps_have_one_law():
     one = torch.stack([kde.collect(x, noise=SeededNoise(i))["total"] for i in range(800)])
     other = kde.sample_tally(kde.summary(x), generator=generator(2), sample_shape=(800,))["total"]
     assert one_law(one, other)
-    each = torch.stack([kde.collect(x[:1].expand(9, -1), noise=SeededNoise(i))["total"] for i in range(300)])
-    alone = [[kde.tally(kde.randomize(x[:1], noise=SeededNoise(9 * i + j))) for j in range(9)] for i in range(300)]
+    each = torch.stack([kde.collect(x[:1].expand(9, -1), noise=SeededNoise(i))["total"] for i in range(150)])
+    alone = [[kde.tally(kde.randomize(x[:1], noise=SeededNoise(9 * i + j))) for j in range(9)] for i in range(150)]
     assert one_law(each, torch.stack([kde.add(*nine)["total"] for nine in alone]))
 
 
@@ -207,7 +207,7 @@ def test_absent_users_cost_noise_and_other_objectives_more_waves():
 
 def test_classes_of_unequal_sizes_take_the_noise_of_the_smallest():
     counts = torch.tensor([60, 75, 200, 900])
-    choice = choose(InnerProduct(8), epsilon=2.0, delta=1e-5, classes=counts, absent=6, most_messages=300)
+    choice = choose(InnerProduct(8), epsilon=2.0, delta=1e-5, classes=counts, absent=6, most_messages=100)
     found = choice.best
     assert isinstance(found, ShuffledClasses) and found.guarantee.epsilon == 2.0
     assert [kde.law.users for kde in found.kdes] == counts.tolist() and all(kde.absent == 6 for kde in found.kdes)

@@ -74,7 +74,7 @@ def attacked(folder, role, line):
 
 
 @pytest.mark.parametrize("role", ["submit", "serve", "agree"])
-@pytest.mark.parametrize("step", [60, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [90, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_role_that_is_killed_goes_on_and_releases_once(tmp_path, role, step):
     line = 0
     while attacked(tmp_path / f"{line}", role, line):
