@@ -56,7 +56,7 @@ class Config:
 
     questions: tuple[str, ...] = (*GRIDS, *sorted(QUERIES, key=lambda each: int(each.split("/")[1])))
     most: int = 64  # types; cells of more are left out
-    trials: int = 48
+    trials: int = 100
 
 
 FULL = Config()
@@ -121,10 +121,10 @@ def columns_of(
     cell: Cell, factors: list[Tensor], W: Tensor, counts: Tensor, trials: int
 ) -> tuple[str, dict[str, Tensor]]:
     """Who is chosen, and the answers (trials, m) of each column."""
-    ordered, generator = cell.task in ORDERED, keyed_generator(cell.seed)
+    ordered = cell.task in ORDERED
 
-    def tally(protocol: QueryProtocol) -> Tally:
-        return protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
+    def tally(protocol: QueryProtocol) -> Tally:  # one client, one set of reports
+        return protocol.sample_tally(counts, generator=keyed_generator(cell.seed), sample_shape=(trials,))
 
     def smooth(client: FrequencyOracle, reports: Tensor) -> Tensor:
         even = torch.full((trials, client.k), 1 / client.k, dtype=torch.float64)

@@ -131,19 +131,19 @@ def drawn_survey(tables: Mapping[str, Rows]) -> "Figure":
     figure, (left, right) = subplots(2, size=(5, 3.6))
     score, truth, private, low, high = columns(tables["survey"], "score", "truth", "private", "low", "high")
     left.fill_between(score, low, high, color="#0072B2", alpha=0.25, linewidth=0, label="95 % intervals")
-    left.plot(score, private, "o-", color="#0072B2", markersize=4, label="private, epsilon = 2, nobody trusted")
+    left.plot(score, private, "o-", color="#0072B2", markersize=4, label="private, epsilon = 2, local model")
     left.plot(score, truth, "--", color="black", label="truth")
     left.set(xlabel="score", ylabel="share of people at or below", title="20,000 people")
     left.legend(frameon=False)
     people, error = columns(tables["plan"], "people", "error")
     right.loglog(people, error, "o-", color="#D55E00")
-    right.set(xlabel="people asked", ylabel="error of the worst step", title="known before anybody is asked")
+    right.set(xlabel="people asked", ylabel="error of the worst step", title="error predicted in advance")
     right.grid(alpha=0.3, which="both")
     return figure
 
 
 def drawn_maps(rows: Rows) -> "Figure":
-    names = {"truth": "truth, which nobody holds", "epsilon_1.0": "epsilon = 1", "epsilon_0.1": "epsilon = 0.1"}
+    names = {"truth": "truth", "epsilon_1.0": "epsilon = 1", "epsilon_0.1": "epsilon = 0.1"}
     figure, axes = subplots(3, size=(3.6, 3.4), wide=3, sharex=True, sharey=True)
     side = round(len(rows) ** 0.5)
     top = max(float(row["truth"]) for row in rows)
@@ -162,7 +162,7 @@ def drawn_training(tables: Mapping[str, Rows]) -> "Figure":
             rows = [row for row in tables["training"] if (row["plan"], row["epsilon"]) == (name, epsilon)]
             step, error = columns(rows, "step", "error")
             left.plot(step, error, style, color=COLOURS[name], label=f"{name}, epsilon = {epsilon:g}")
-    left.set(xlabel="step", ylabel="error, clipping bounds", title="what noise adds to a curved loss")
+    left.set(xlabel="step", ylabel="error, clipping bounds", title="error that the noise adds to a curved loss")
     left.legend(frameon=False)
     for at, name in enumerate(COLOURS):
         found = [float(row["accuracy"]) for row in tables["accuracy"] if row["plan"] == name]

@@ -92,6 +92,13 @@ def judged(rows, stated):
 
 
 @disassembled
+def test_first_form_of_each_kernel_on_a_hopper_gpu(static, stated):
+    rows = [static.row("90", found) for found in static.launched("cuda", "90", "first")]
+    assert {row["kernel"] for row in rows} == {kernel for _, kernel, _ in stated[0]}
+    judged(rows, stated)
+
+
+@disassembled
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["90", "80"])
 def test_every_launch(static, stated, target):

@@ -73,8 +73,7 @@ class Density(Estimate):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Everything above, into one file. Raises OSError; TypeError for an error that is a function (SecureKDE's)."""
-        with open(path, "w", encoding="ascii") as file:
-            json.dump(described(self, name="density"), file)
+        checks.path("path", path).write_text(json.dumps(described(self, name="density")), encoding="ascii")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Density":
@@ -82,8 +81,7 @@ class Density(Estimate):
 
         Raises OSError, ValueError.
         """
-        with open(path, "rb") as file:
-            text = file.read()
+        text = checks.path("path", path).read_bytes()
         try:
             return checks.instance("the file", made(json.loads(text), {}, rooms=ROOMS), Density)
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:

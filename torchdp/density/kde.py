@@ -128,9 +128,8 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         return counted(self.features, x, self.steps, draws)
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        return {
-            "total": self.law.limits(alike(n), 1.0 if self.steps is None else math.ceil(float(self.steps.max())))
-        }
+        largest = 1.0 if self.steps is None else math.ceil(float(self.steps.max()))
+        return {"total": self.law.limits(alike(n), largest)}
 
     @property
     def messages_per_user(self) -> float:

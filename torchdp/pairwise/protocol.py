@@ -29,8 +29,8 @@ class PairwiseProtocol(Protocol[Tensor]):
     two messages and randomized response 0.94 to 0.985, from 100 users on; two rounds 0.936 to 0.961 from 10,000 users
     on, but only from 0.89 with 100 or 1,000. Chosen protocols from 1,000 users on, seven cells near stationary points
     of their form included: 0.940 to 0.979 in 235 cells (experiments/league/local_coverage.py); above 0.965 in seven.
-    Random kernels from 300 users on, 90 cells (experiments/pairwise/random_kernels.py): 0.942 to 0.987, at stationary
-    points 0.942 to 0.998, where intervals are up to 2.2 times as wide as normal ones.
+    Random kernels from 300 users on, 300 cells (experiments/pairwise/random_kernels.py): 0.941 to 0.987, near and at
+    stationary points 0.939 to 0.998, where intervals are up to 2.2 times as wide as normal ones.
     statistic: what is estimated. epsilon: the whole budget of one user.
     """
 

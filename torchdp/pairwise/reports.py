@@ -85,9 +85,9 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
         points = self.statistic.points
         if self.statistic.dim <= self.statistic.types or math.isnan(self.spread[0]):
             return coordinates(point * weights, weights.diag_embed(), self.noise(shares))
-        types = torch.eye(len(points), dtype=points.dtype, device=points.device)
-        kernel = self.statistic.kernel(Form(weights))
-        return coordinates((point * weights) @ points.mT, kernel, self._noise(shares, types))
+        apart, types = points - points.mean(0), torch.eye(len(points)).to(points)  # noise adds up to 0
+        kernel = (apart * weights[..., None, :]) @ apart.mT
+        return coordinates((point * weights) @ apart.mT, kernel, self._noise(shares, types))
 
     @cached_property
     def _centred(self) -> tuple[Tensor, Tensor]:

@@ -43,9 +43,8 @@ def from_kernel(
         kernel = checks.matrix("kernel", kernel).double()
         if kernel.ndim > 2:
             each = [from_kernel(one, tol=tol, pairs=pairs) for one in kernel.flatten(0, -3)]
-            constants = torch.stack([kernel.new_tensor(one.form.constant) for one in each])
             weights = torch.block_diag(*(one.form.weights for one in each)).unflatten(0, kernel.shape[:-2])
-            form = Form(weights, constants.view(kernel.shape[:-2]))
+            form = Form(weights, kernel.new_tensor([one.form.constant for one in each]).view(kernel.shape[:-2]))
             return PairwiseStatistic(name, torch.cat([one.points for one in each], 1), form, pairs=pairs)
     constant = 0.0
     if not isinstance(kernel, Workload):

@@ -77,8 +77,6 @@ class PairwiseStatistic(Brief):
         checks.own(self)
         if checks.matrix("points", self.points).ndim != 2:
             raise ValueError(f"points must have shape (types, r), not {tuple(self.points.shape)}")
-        for form in self.forms:
-            checks.instance("form and denominator", form, Form)
         object.__setattr__(self, "offset", _finite("offset", self.offset))
         checks.instance("name", self.name, str)
         checks.instance("pairs", self.pairs, Pairs)
@@ -87,12 +85,13 @@ class PairwiseStatistic(Brief):
             low, high = checks.instance("limits", self.limits, tuple)
             if not _finite("limits", low) < _finite("limits", high):
                 raise ValueError(f"limits must be (low, high) with low < high, not {self.limits}")
+        for form in self.forms:
+            weights = checks.instance("form and denominator", form, Form).weights
+            if weights.shape != (*self.answer, self.dim):
+                raise ValueError(f"form weights must have shape {(*self.answer, self.dim)}")
         for name, tensor in (("points", self.points), *(("form weights", form.weights) for form in self.forms)):
             if checks.floating(name, tensor).dtype != torch.float64 or tensor.dtype != torch.float64:
                 raise TypeError(f"{name} must be float64, not {tensor.dtype}")
-        for form in self.forms:
-            if form.weights.shape != (*self.answer, self.points.shape[1]):
-                raise ValueError(f"form weights must have shape {(*self.answer, self.points.shape[1])}")
         object.__setattr__(self, "likely", histograms_of(self.likely, self.points, "likely"))
         near = self.approximates
         if near is None:

@@ -19,8 +19,8 @@ ROUNDING = 1e-10
 SAFE = 1e-11  # of sigma: an epsilon found from it, to rounding, is not above the one asked for
 ROUNDED = 1 - 2.0**-40  # the share of delta that the real mechanism may spend whose integers are released
 LARGEST = 1e6  # epsilons beyond promise nothing, and their noise would be lost to rounding
-STEPS = 5  # of Newton's method, which then is right to rounding for most
-TOLERANCE = 2.0**-43  # of a logarithm
+STEPS = 3  # of Halley's method, which then is right to rounding for nearly all
+TOLERANCE, OF_SIGMA = 2.0**-43, 2.0**-38  # of the logarithms of epsilon, and of sigma
 
 
 @entrywise(sigma=checks.positive, epsilon=checks.non_negative, sensitivity=checks.positive)
@@ -97,17 +97,22 @@ def gaussian_sigma(epsilon: Numbers, delta: Numbers, sensitivity: Numbers = 1.0)
     t = (-2 * target).sqrt()
     enough = 2 * epsilon / (t + (t * t + 2 * epsilon).sqrt())
     log_ratio = torch.maximum(enough, math.sqrt(2 * math.pi) * delta).log()
-    for _ in range(STEPS):  # the slope of delta in the ratio is phi(a)
+    for _ in range(STEPS):  # the slope of delta in the ratio is phi(a), and phi'(a) = -a phi(a)
         ratio = log_ratio.exp()
-        found = log_delta(ratio, epsilon)
-        slope = ratio * (_log_density(epsilon / ratio - ratio / 2) - found).exp()
-        log_ratio = log_ratio + (target - found) / slope
+        found, a = log_delta(ratio, epsilon), epsilon / ratio - ratio / 2
+        slope = ratio * (_log_density(a) - found).exp()
+        log_ratio = log_ratio - _halley((found - target) / slope, 1 + a * (a + ratio) - slope)
 
     def excess(log_sigma: Tensor) -> Tensor:
         return log_delta((-log_sigma).exp(), epsilon) - target
 
-    near = root(excess, -log_ratio - TOLERANCE / 2, -log_ratio + TOLERANCE / 2, TOLERANCE)
+    near = root(excess, -log_ratio - OF_SIGMA / 2, -log_ratio + OF_SIGMA / 2, OF_SIGMA)
     return sensitivity * (near + SAFE).exp()
+
+
+def _halley(step: Tensor, bend: Tensor) -> Tensor:
+    """Newton's step f/f' made one of third order; bend: f''/f'."""
+    return step / (1 - step * bend / 2).clamp(0.5, 2.0)
 
 
 def _kept(delta: Tensor) -> Tensor:
@@ -160,10 +165,11 @@ def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> N
     ratio = mu.clamp(5e-324, 1e3)
     free = log_delta(ratio, 0 * ratio) <= target
     near = ratio * (-2 * target).sqrt() + ratio * ratio / 2  # there Phi(-a) is small enough by itself
-    for _ in range(STEPS):  # the slope of delta is -e^epsilon Phi(-b)
-        found = log_delta(ratio, near)
-        slope = (near + torch.special.log_ndtr(-near / ratio - ratio / 2) - found).exp()
-        near = (near + (found - target) / slope).clamp_min(1e-3 * near)
+    for _ in range(STEPS + 1):  # the slope of delta is -e^epsilon Phi(-b), and e^epsilon phi(b) = phi(a)
+        found, a = log_delta(ratio, near), near / ratio - ratio / 2
+        slope = (near + torch.special.log_ndtr(-a - ratio) - found).exp()
+        bend = 1 + slope - (_log_density(a) - found).exp() / (ratio * slope)
+        near = (near + _halley((found - target) / slope, -bend)).clamp_min(1e-3 * near)
     log = torch.where(free, 0.0, near.log())
 
     def excess(log_epsilon: Tensor) -> Tensor:

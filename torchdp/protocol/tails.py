@@ -40,7 +40,7 @@ def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> T
     s runs from pole to pole, 1/(2 w), as p does over the line: Newton's steps in p never leave the range.
     """
     low, high = (torch.where(x.sign() == side, torch.zeros_like(x), -side * torch.inf) for side in (1, -1))
-    p, found = x, x.clone()
+    p, found, going = x, x.clone(), torch.ones_like(x, dtype=torch.bool)
     rows = torch.arange(len(x), device=x.device)
     for _ in range(FEW):
         s = p / (1 + 2 * torch.where(p > 0, up * p, -down * p))
@@ -54,12 +54,12 @@ def _saddlepoint(w: Tensor, g: Tensor, x: Tensor, up: Tensor, down: Tensor) -> T
         half = torch.where(high.isinf(), 8 * low + 1, torch.where(low.isinf(), 8 * high - 1, (low + high) / 2))
         inside = (step >= low) & (step <= high) & (step.abs() <= 8 * p.abs() + 1)
         new = torch.where(inside, step, half)
-        going = ((new - p).abs() > NEAR * p.abs()) & (new.abs() < ENDLESS)
-        p, left = new, int(going.sum())
+        moves = going & ((new - p).abs() > NEAR * p.abs()) & (new.abs() < ENDLESS)
+        p, going, left = torch.where(going, new, p), moves, int(moves.sum())  # what is done stays as it is
         if len(p) > MANY and 2 * left < len(p):  # the others are done with
             found[rows] = p
-            kept = (w, g, x, up, down, low, high, p, rows)
-            w, g, x, up, down, low, high, p, rows = (each[going] for each in kept)
+            kept = (w, g, x, up, down, low, high, p, rows, going)
+            w, g, x, up, down, low, high, p, rows, going = (each[moves] for each in kept)
         if not left:
             break
     found[rows] = p

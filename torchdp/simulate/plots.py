@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito 2008, without the yellow, which vanishes on white
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#882255")
 _MARKERS = "os^Dv"
 _MEASURED = ("trials", "mse", "mse_low", "mse_high", "rmse", "predicted_mse", "ratio", "z", "seconds", "code",
              "error")  # fmt: skip
@@ -40,8 +40,9 @@ def subplots(
     high = -(-count // wide)
     figure = Figure(figsize=(size[0] * wide, size[1] * high), layout="constrained")
     axes = list(figure.subplots(high, wide, squeeze=False, **options).flat)
-    for unused in axes[count:]:
-        unused.set_visible(False)
+    for place, each in enumerate(axes):
+        each.set_prop_cycle(color=_COLOURS)
+        each.set_visible(place < count)
     return figure, axes[:count]
 
 
