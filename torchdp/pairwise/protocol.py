@@ -41,10 +41,9 @@ class PairwiseProtocol(Protocol[Tensor]):
     def __post_init__(self) -> None:
         checks.instance("statistic", self.statistic, PairwiseStatistic)
         if self.statistic.radius == 0:
-            raise ValueError(
-                f"{self.statistic.name!r} is constant: its mean is {self.statistic.form.constant:g} whatever users "
-                "hold, so no user needs to send anything"
-            )
+            known = torch.as_tensor(self.statistic.form.constant).view(-1).tolist()
+            told = f"is constant: its mean is {', '.join(map('{:g}'.format, known))} whatever users hold"
+            raise ValueError(f"{self.statistic.name!r} {told}, so no user needs to send anything")
         checks.keep(self, epsilon=checks.positive)
         checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range
 

@@ -19,7 +19,7 @@ from torchdp.randomizers.alphabet.torus import FACTORED
 from torchdp.randomness import keyed_generator
 
 TRIED, WORSE = 3, 1.5  # oracles of the unbiased choice, and their errors over that of the best oracle
-DRAWS, PRIOR_DRAWS = 8, 64  # tallies of each public histogram; of a prior
+DRAWS, PRIOR_DRAWS, NEAR = 8, 64, 0.02  # tallies of each public histogram; of a prior; errors that are alike
 WAVES = 8  # of a smooth histogram's logarithm
 FEW = 0.1  # shape of the gamma variables of a histogram of few frequent types
 SLACK = 1e-9  # of messages that say nothing
@@ -44,7 +44,7 @@ def fitted_choice(
         errors = [math.sqrt(float(objective.of(each))) for each in protocol.simulated(n * shapes, draws)]
         error = math.exp(sum(math.log(max(each, 1e-300)) for each in errors) / len(errors))
         found.append(Candidate(name, protocol, error, f"{min(errors):.4g} to {max(errors):.4g}"))
-    return Choice(tuple(found), choice.bound)
+    return Choice(tuple(found), choice.bound, NEAR)
 
 
 def _meant(W: Tensor, n: int, epsilon: float) -> list[Named]:
