@@ -54,8 +54,8 @@ def floors(rows):
         )
         parts.append(f'<text x="{x}" y="14" text-anchor="middle">{tick:g}</text>')
     return (
-        f'<div class="output"><svg class="floors" viewBox="0 0 {LEFT + WIDTH + 20} {at + 6}" role="img" font-size="11" fill="currentColor" '
-        f'aria-label="Times of calls over their floors">{"".join(parts)}</svg></div>'
+        f'<div class="output"><svg class="floors" viewBox="0 0 {LEFT + WIDTH + 20} {at + 6}" role="img" font-size="11" '
+        f'fill="currentColor" aria-label="Times of calls over their floors">{"".join(parts)}</svg></div>'
     )
 
 

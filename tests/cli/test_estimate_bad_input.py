@@ -79,23 +79,17 @@ def test_epsilon(table, epsilon, protocol, estimate):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (f"{MEAN} --level 0", "--level"),
         (f"{MEAN} --level 1", "--level"),
         (f"{MEAN} --level nan", "--level"),
         (f"{MEAN} --bins 1", "--bins must be an integer >= 2"),
-        (f"{MEAN} --bins 0", "--bins"),
-        (f"{MEAN} --bins -3", "--bins"),
         (f"{MEAN} --bins 99999", "--bins must be at most 4096"),
         (f"{MEAN} --seed -1", "--seed"),
         (ASK, "needs public bounds, --bounds height=LOW:HIGH"),
         (f"{ASK} --bounds height=0:50", "outside the stated bounds 0:50"),
         (f"{ASK} --bounds height=100:0", "lower end must be below"),
-        (f"{ASK} --bounds height=5:5", "lower end must be below"),
         (f"{ASK} --bounds height=5", "must read NAME=LOW:HIGH"),
-        (f"{ASK} --bounds height=a:b", "must read NAME=LOW:HIGH"),
         (f"{ASK} --bounds height=1:2:3", "must read NAME=LOW:HIGH"),
         (f"{ASK} --bounds height=0:inf", "two finite numbers"),
-        (f"{ASK} --bounds height=nan:1", "two finite numbers"),
         (f"{ASK} --bounds 0:100", "must read NAME=LOW:HIGH"),
         (f"{ASK} --bounds height=2024-13-01:2024-12-31", "or two days such as 2024-01-31"),
         (f"{ASK} --bounds height=0001-01-01:2024-12-31", "of the years 1700 to 2200"),
@@ -155,7 +149,8 @@ def test_what_argparse_refuses(table, change, capsys):
 
 
 def test_no_command(capsys):
-    for arguments in ([], ["guess"], ["estimate"], ["sweep"]):
+    both = ["sweep", "toy.py", "--device", "cuda", "--devices", "cpu,cpu"]
+    for arguments in ([], ["guess"], ["estimate"], ["sweep"], both):
         with pytest.raises(SystemExit) as left:
             cli.main(arguments)
         assert left.value.code == 2

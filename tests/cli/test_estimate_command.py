@@ -1,24 +1,17 @@
 """``torchdp estimate`` on tables whose answers are known."""
 
 import csv
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from torchdp import pairwise
+from torchdp import cli, pairwise
 from torchdp.cli.table import Bins
 from torchdp.randomness import keyed_generator
 
 USERS = 3_000
-KINDS = {
-    "one-message": pairwise.OneMessage,
-    "two-message": pairwise.TwoMessage,
-    "randomized-response": pairwise.RandomizedResponsePlugIn,
-}
 QUESTIONS = {
     "auc": "--columns score label --bounds score=-4:4 --bins 8",
     "kendall": "--columns score dose --bounds score=-4:4 dose=0:12 --bins 4",
@@ -85,7 +78,7 @@ def ask(estimate):
     return ask
 
 
-@pytest.mark.parametrize("protocol", ["auto", *KINDS])
+@pytest.mark.parametrize("protocol", ["auto", *cli.PROTOCOLS])
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_estimate_is_near_the_truth(name, protocol, users, ask):
     path, table = users
@@ -200,13 +193,3 @@ def test_values_on_the_bounds_and_at_the_edges_of_bins():
     ):
         drawn = torch.full_like(values, uniform)
         assert Bins(0.0, 4.0, 4).rounded(values, drawn).tolist() == wanted
-
-
-def test_as_a_module():
-    done = subprocess.run(
-        [sys.executable, "-m", "torchdp", "estimate", "--csv", "nowhere.csv", "--statistic", "gini-diversity",
-         "--columns", "town", "--categories", "a,b", "--epsilon", "1"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.count("\n") == 1 and "nowhere.csv" in done.stderr

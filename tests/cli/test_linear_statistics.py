@@ -142,9 +142,7 @@ def test_groups_have_answers_of_their_own(table, ask, estimate):
 
 def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
     options = cli.parser().parse_args(["estimate", *MEAN.split(), "--epsilon", "8"])
-    dose = torch.tensor([1.0, 1.0, 3.0, 5.0, 7.0], dtype=torch.float64).repeat(
-        100
-    )  # the middle: most is added there
+    dose = torch.tensor([1.0, 1.0, 3.0, 5.0, 7.0], dtype=torch.float64).repeat(100)  # middles: most is added
     asked, users = asking(options), pd.DataFrame({"dose": dose})
     axes = asked.axes()
     question = asked.question(axes)
@@ -218,9 +216,6 @@ def test_a_plan_is_the_least_number_of_users(quick, estimate):
         ("--plan 0", "--plan must be a finite number > 0"),
         ("--plan 1e-30", "takes more than 2^50 users; take a larger error"),
         ("--plan 1 --csv x.csv", "--plan takes no --csv"),
-        ("--plan 1 --group town", "--plan takes no --group"),
-        ("--plan 1 --seed 1", "--plan takes no --seed"),
-        ("--plan 1 --population", "--plan takes no --population"),
         ("--plan 1 --bounds-from-data", "--plan takes no --bounds-from-data"),
         ("--plan 1 --protocol one-message", "--protocol one-message is for means over pairs of users"),
         ("--plan 1 --quantiles .5", "--statistic mean takes no --quantiles"),
@@ -249,13 +244,9 @@ def test_policies_say_who_was_left_out(tmp_path, quick, estimate):
         "row 102: outside the stated bounds 0:8 (2 such rows)" in error and "--out-of-bounds clip or drop" in error
     )
     left = estimate(*drop, "--out-of-bounds", "drop")
-    assert (
-        "2 of 105 users are left out, because a cell is missing; an observer sees that they send nothing"
-        in left.err
-    )
-    assert (
-        "2 of 103 users are left out, dose is beyond the stated bounds 0:8" in left.err and "101 users" in left.out
-    )
+    assert "2 of 105 users are left out, because a cell is missing; an observer sees that" in left.err
+    assert "2 of 103 users are left out, dose is beyond the stated bounds 0:8" in left.err
+    assert "101 users" in left.out
     clipped = estimate(*drop, "--out-of-bounds", "clip")
     assert "is moved to the nearer bound" in clipped.err and "2 of 103" not in clipped.err  # that would be told
     assert "103 users" in clipped.out
@@ -265,12 +256,9 @@ def test_policies_say_who_was_left_out(tmp_path, quick, estimate):
 
 def test_nobody_left(tmp_path, estimate):
     path = tmp_path / "none.csv"
-    for cells, policy, message in (
-        ("NA\n-\n", "--missing", "leaves no user"),
-        ("9\n10\n", "--out-of-bounds", "nobody"),
-    ):
+    for cells, policy in (("NA\n-\n", "--missing"), ("9\n10\n", "--out-of-bounds")):
         path.write_text("dose\n" + cells)
-        assert message in estimate("--csv", path, MEAN, "--epsilon", 1, policy, "drop", code=2)
+        assert "leaves no user" in estimate("--csv", path, MEAN, "--epsilon", 1, policy, "drop", code=2)
 
 
 def test_a_group_of_too_few_users_is_left_out(tmp_path, estimate):

@@ -347,9 +347,3 @@ def test_signals_are_again_what_they_were():
 def test_every_visible_gpu_has_a_worker_where_no_place_is_named(count, given, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert places(*given) == expected
-
-
-def test_one_device_and_several_exclude_each_other(toy, capfd):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["sweep", toy, "--device", "cuda", "--devices", "cpu,cpu"])
-    assert caught.value.code == 2 and "not allowed with" in capfd.readouterr().err

@@ -75,7 +75,7 @@ def test_rounded_integers_spend_their_variation_too():
     for more in (integers(0.5, 0.3e-25), integers(0.9, 0.2e-25)):
         with pytest.raises(ValueError, match=r"more than the budget has left.*variation = 2.5e-26"):
             budget.spend(more)
-    with pytest.raises(ValueError, match="speak"):
+    with pytest.raises(ValueError, match="kind of privacy"):
         budget.spend(normal(0.5))
     real = Budget(normal(1.0))  # of real numbers: their theorem alone
     assert real.spend(integers(0.5, 0.75e-25)).variation == 0

@@ -23,7 +23,7 @@ def test_guarantee_accepted_batches_keep_the_rule_and_refused_ones_break_it(rule
             try:
                 assert torch.equal(attendance.check(batch), batch) and not breaks
             except ValueError as error:
-                assert breaks and "may not take part again under" in str(error)
+                assert breaks and "may not participate again under" in str(error)
                 refused += 1
                 batch = attendance.check([])
             for user in batch.tolist():

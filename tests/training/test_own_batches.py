@@ -69,7 +69,12 @@ def test_guarantee_who_comes_too_soon_or_too_often_is_refused_also_after_a_kill(
     secret = torch.load(tmp_path / "secret")
     torch.manual_seed(0)
     again = plan.resume(nn.Linear(1, 1), nn.functional.mse_loss, secret, ledger=path)
-    for wrong, named in (([2, 4], None), ([3], "may not take part"), ([0], "may not take part"), ([5, 5], "once")):
+    for wrong, named in (
+        ([2, 4], None),
+        ([3], "may not participate"),
+        ([0], "may not participate"),
+        ([5, 5], "once"),
+    ):
         for each in (again, run) if named else ():
             with pytest.raises(ValueError, match=named):
                 each.admit(wrong)

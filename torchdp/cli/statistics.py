@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 BANDWIDTH = 0.2  # of a discrepancy's kernel, in shares of the column's range
 SHARP = 2.0  # epsilon above which a mean takes finer steps
-
-
 Make = Callable[[list[Axis], argparse.Namespace], Question]
 
 

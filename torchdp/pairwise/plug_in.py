@@ -37,6 +37,5 @@ class RandomizedResponsePlugIn(ReportPairs[RandomizedResponse]):
         f, m, n = self.statistic.kernel(form), self.client, tally.users()
         decoded, rows = self.decoded(tally), f.sum(-1)
         own = f.diagonal(dim1=-2, dim2=-1) - 2 * m.q * rows + m.q**2 * rows.sum(-1, keepdim=True)
-        own = own / (m.p - m.q) ** 2  # Y^T f Y for each report
         both = ((decoded[..., None, :] @ f)[..., 0, :] * decoded).sum(-1)
-        return (both - (tally["reports"] * own).sum(-1)) / (n * (n - 1))
+        return (both - (tally["reports"] * own).sum(-1) / (m.p - m.q) ** 2) / (n * (n - 1))  # less each Y^T f Y

@@ -50,7 +50,7 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
 
         def part(both: Tensor, weights: Tensor) -> Tensor:
             h, point = both.tensor_split([self.statistic.types], -1)
-            noise, turned = self.noise(h), weights * point
+            noise, turned = self.noise(h, self.statistic.points), weights * point
             linear = torch.einsum("...s,...st,...t->...", turned, noise, turned)
             square = torch.einsum("...s,...st,...t->...", weights, noise.square(), weights)
             return 4 * (linear - square).clamp_min(0) + 2 * square
@@ -67,12 +67,8 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         return worst_symmetric(self.statistic.kernel(Form(form.weights)), *self.spread, n)
 
-    def noise(self, counts: Tensor) -> Tensor:
-        """Covariance of the sum of the decoded vectors of counts (*batch, k) of users, (*batch, r, r)."""
-        return self._noise(counts, self.statistic.points)
-
-    def _noise(self, counts: Tensor, points: Tensor) -> Tensor:
-        """U^T (flat n I + own diag(counts)) U for points U less their mean, (k, r)."""
+    def noise(self, counts: Tensor, points: Tensor) -> Tensor:
+        """Covariance of the sum of users' decoded points (k, r) of counts (*batch, k) of users, (*batch, r, r)."""
         (flat, own), centred = self.spread, points - points.mean(0)
         each = flat * counts.sum(-1, keepdim=True) + own * counts
         return torch.einsum("...x,xs,xt->...st", each, centred, centred)
@@ -84,10 +80,10 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
         """
         points = self.statistic.points
         if self.statistic.dim <= self.statistic.types or math.isnan(self.spread[0]):
-            return coordinates(point * weights, weights.diag_embed(), self.noise(shares))
+            return coordinates(point * weights, weights.diag_embed(), self.noise(shares, points))
         apart, types = points - points.mean(0), torch.eye(len(points)).to(points)  # noise adds up to 0
         kernel = (apart * weights[..., None, :]) @ apart.mT
-        return coordinates((point * weights) @ apart.mT, kernel, self._noise(shares, types))
+        return coordinates((point * weights) @ apart.mT, kernel, self.noise(shares, types))
 
     @cached_property
     def _centred(self) -> tuple[Tensor, Tensor]:

@@ -168,14 +168,20 @@ class PairwiseStatistic(Brief):
         """
         if self.approximates is not None:
             return self.approximates.common_diagonal(self.approximates.form)
-        diagonal = self.diagonal(form)
-        if bool((diagonal.amax(-1) - diagonal.amin(-1) > self.rounding(form)).any()):
+        own = [told for each, told in zip(self.forms, self._varying, strict=True) if each is form]
+        if any(own or replace(self, form=form, denominator=None)._varying):
             raise ValueError(
                 f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this protocol cannot "
                 f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other value of Pairs, or "
                 "OneMessagePairs for Pairs.DISTINCT and OneMessage for Pairs.ALL"
             )
-        return diagonal.mean(-1)
+        return self.diagonal(form).mean(-1)
+
+    @cached_property
+    def _varying(self) -> list[bool]:
+        """Whether f(x, x) depends on x, of each of its forms: the device is waited for once."""
+        each = ((form, self.diagonal(form)) for form in self.forms)
+        return [bool((one.amax(-1) - one.amin(-1) > self.rounding(form)).any()) for form, one in each]
 
     def mean(self, counts: Tensor, form: Form) -> Tensor:
         """Exact, not private: the mean of f over pairs, for counts (*batch, k) of users (real numbers allowed).

@@ -175,7 +175,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
     def mean_point(self, tally: Tally) -> Tensor:
         return tally["reports"].double() @ self.output_vectors / tally.users(1)
 
-    def noise(self, counts: Tensor) -> Tensor:
+    def noise(self, counts: Tensor, points: Tensor) -> Tensor:
         return torch.einsum("...x,xst->...st", counts, self.covariances)
 
     def approximation_bias(self, tally: Tally) -> Tensor | float:

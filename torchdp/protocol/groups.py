@@ -27,7 +27,7 @@ def grouped(
         if not batch:
             return x, None, ()
         number = torch.arange(math.prod(batch), device=x.device)
-        return x.flatten(0, len(batch)), number.repeat_interleave(x.shape[len(batch)]), batch
+        return checks.dense("x", x).flatten(0, len(batch)), number.repeat_interleave(x.shape[len(batch)]), batch
     if size is None and (stated := categories(groups)) is not None:
         size = len(stated)
     groups = rows_of(groups, "groups")

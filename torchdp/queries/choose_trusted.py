@@ -14,7 +14,7 @@ from torchdp.privacy import Model
 from torchdp.protocol import Choice, Objective
 from torchdp.queries.adaptive import decoding
 from torchdp.queries.central import CentralFactorization
-from torchdp.queries.choose import CAREFUL_STRATEGY, LEAST_EPSILON, MARGIN, factors, ranked, shares_of
+from torchdp.queries.choose import CAREFUL_STRATEGY, MARGIN, factors, ranked, shares_of
 from torchdp.queries.factored import FactoredQueries, dense
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import KINDS, OracleQueries
@@ -71,10 +71,10 @@ def choose_trusted(
             f"trust must be Model.CENTRAL or Model.SHUFFLE, not {trust}; where no one is, take choose"
         )
     exact = factors(W, tol)
-    search = trust is Model.SHUFFLE and W.shape[1] <= CAREFUL_STRATEGY and epsilon >= LEAST_EPSILON
     crowds = list(_crowds(W, exact[0][1], n, epsilon, delta))
-    if search and bool((W != W[:, :1]).any()):
-        crowds.append(("optimised strategy", _optimised(W, dict(crowds)["SubsetSelection"], prior)))
+    if trust is Model.SHUFFLE and W.shape[1] <= CAREFUL_STRATEGY and bool((W != W[:, :1]).any()):
+        with suppress(ValueError):  # beyond the epsilons of strategies
+            crowds.append(("optimised strategy", _optimised(W, dict(crowds)["SubsetSelection"], prior)))
     note = "a shuffler, one message at epsilon {:.3g}"
     named: list[Named] = [(name, one, note.format(one.client.guarantee.epsilon)) for name, one in crowds]
     named += _sums(W, n, epsilon, delta)
