@@ -283,18 +283,11 @@ def register(fused):
     library.impl("empty.memory_format", _empty, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     kernels()
-    from torchdp import randomness
     from torchdp.kernels import dispatch
 
     if fused:
         setattr(dispatch, "keyed" if hasattr(dispatch, "keyed") else "fuses", is_far)
     torch.Generator = Generators
-    near = randomness._generator
-    randomness._generator = lambda material, device: (
-        generator(int.from_bytes(material[:8], "little", signed=True))
-        if is_far(device)
-        else near(material, device)
-    )
     return library
 
 
