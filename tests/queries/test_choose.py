@@ -67,7 +67,7 @@ def test_the_best_candidate_has_the_least_predicted_error(name, n, objective, re
         assert candidate.error**2 == pytest.approx(float(candidate.protocol.worst_mse(n, objective)), rel=1e-12)
     assert choice.best is choice.candidates[0].protocol and choice.best.guarantee.epsilon <= 1.0
     assert str(choice).splitlines()[1].startswith(choice.candidates[0].name)
-    assert repr(choice) == str(choice)  # not the protocols' tables
+    assert len(repr(choice)) <= 200 < len(str(choice))
 
 
 def test_a_histogram_is_answered_by_a_design_that_errs_less_on_skewed_data():
