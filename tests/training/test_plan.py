@@ -165,9 +165,8 @@ def test_a_banded_strategy_has_a_positive_diagonal():
     assert (C.diagonal() > 0).all() and BandedStrategy.of(C.tril()).bands == 8
 
 
-def test_long_runs_have_strategies_of_one_row(monkeypatch):
-    monkeypatch.setitem(choose.__globals__, "DENSE", 64)
-    choice = choose(Iterates(100), 1000, 100, epsilon=4.0, delta=1e-5)
+def test_long_runs_have_strategies_of_one_row():
+    choice = choose(Iterates(600), 6000, 600, epsilon=4.0, delta=1e-5)
     for one in choice.candidates:
         assert one.protocol.strategy.recurrence.even == (one.name != "fixed order")  # whose columns are scaled
     assert choice.candidates[0].error < {c.name: c.error for c in choice.candidates}["Poisson, independent noise"]

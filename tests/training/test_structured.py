@@ -109,15 +109,15 @@ def test_plans_of_very_many_steps():
     assert once.name == "fixed order" and "4 buffers" in str(once.protocol)
 
 
-@pytest.mark.parametrize("W", [Iterates(200), Iterates(200, 0.9, 0.0, torch.linspace(1, 0.01, 200))])
+@pytest.mark.parametrize("W", [Iterates(600), Iterates(600, 0.9, 0.0, torch.linspace(1, 0.01, 600))])
 def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
-    """5 passes of 40 steps; under prefix sums noise is drawn again."""
+    """5 passes of 120 steps; under prefix sums noise is drawn again."""
     monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=20))
-    plan = _Task(W, None, W.sums(), 40, 1, 8.0, 1e-5, 1.0, 2.0).ordered()
+    plan = _Task(W, None, W.sums(), 120, 1, 8.0, 1e-5, 1.0, 2.0).ordered()
     few = plan.strategy if W.momentum else plan.strategy.buffered
     assert isinstance(few, BufferedStrategy) and len(few.poles) == 4 and str(plan.strategy) in str(plan)
-    assert plan.digest() != replace(plan, strategy=few.leading(199)).digest()
-    assert math.isclose(sensitivity(plan.strategy, Epochs(40)).value, 1, rel_tol=1e-9)
+    assert plan.digest() != replace(plan, strategy=few.leading(599)).digest()
+    assert math.isclose(sensitivity(plan.strategy, Epochs(120)).value, 1, rel_tol=1e-9)
     errors = standard_errors(W, plan.strategy) * plan.sigma
     torch.testing.assert_close(errors, plan.standard_errors, rtol=1e-6, atol=0)
     run = plan.start(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss)

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -101,8 +101,7 @@ def chosen_tiles(kernel: Kernel, device: torch.device) -> dict[str, int]:
     if not start:
         return {}
     best, least = start, cost() * GAIN
-    for sizes in itertools.product(*kernel.case.tiles.values()):
-        tiles = dict(zip(kernel.case.tiles, sizes, strict=True))
+    for tiles in products(kernel):
         kernel.set_tiles(device, tiles)
         try:
             if tiles != start and kernel.trial(device) is None and (taken := cost()) < least:
@@ -113,6 +112,12 @@ def chosen_tiles(kernel: Kernel, device: torch.device) -> dict[str, int]:
             kernel.failed(device, error)
     kernel.set_tiles(device, best)
     return best
+
+
+def products(kernel: Kernel) -> Iterator[dict[str, int]]:
+    names = list(kernel.case.tiles)
+    for sizes in itertools.product(*kernel.case.tiles.values()):
+        yield dict(zip(names, sizes, strict=True))
 
 
 def _timed(

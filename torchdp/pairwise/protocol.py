@@ -41,7 +41,7 @@ class PairwiseProtocol(Protocol[Tensor]):
     def __post_init__(self) -> None:
         checks.instance("statistic", self.statistic, PairwiseStatistic)
         if self.statistic.radius == 0:
-            known = torch.as_tensor(self.statistic.form.constant).view(-1).tolist()
+            known = torch.as_tensor(self.statistic.form.constant, dtype=torch.float64).view(-1).tolist()
             told = f"is constant: its mean is {', '.join(map('{:g}'.format, known))} whatever users hold"
             raise ValueError(f"{self.statistic.name!r} {told}, so no user needs to send anything")
         checks.keep(self, epsilon=checks.positive)

@@ -1,5 +1,7 @@
 """Anderson acceleration of multiplicative updates, problem by problem of a batch."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -65,3 +67,18 @@ def onto_simplex(x: Tensor) -> Tensor:
 def pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """``new`` for the problems of the batch in ``mask``, ``old`` for the others."""
     return torch.where(mask.reshape(mask.shape + (1,) * (new.ndim - mask.ndim)), new, old)
+
+
+def descended(slope: Callable[[Tensor], Tensor], weights: Tensor, rate: Tensor | float, steps: int) -> Tensor:
+    """Accelerated projected gradients on the simplex from ``weights``, (n, k), for a gradient that ``rate`` bounds.
+
+    Each row starts anew where momentum would lead uphill.
+    """
+    ahead, momentum = weights, torch.ones_like(weights[:, :1])
+    for _ in range(steps):
+        new = onto_simplex(ahead - slope(ahead) / rate)
+        uphill = ((ahead - new) * (new - weights)).sum(1, keepdim=True) > 0
+        faster = torch.where(uphill, 1.0, (1 + (1 + 4 * momentum.square()).sqrt()) / 2)
+        ahead = new + torch.where(uphill, 0.0, (momentum - 1) / faster) * (new - weights)
+        weights, momentum = new, faster
+    return weights

@@ -1,12 +1,13 @@
 """The projection mechanism: noisy means, moved to the nearest point of the hull that holds every answer."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.solvers.acceleration import onto_simplex
+from torchdp.factorization.solvers.acceleration import descended
 from torchdp.threads import one_thread
 
 MOST_STEPS = 20_000
@@ -58,7 +59,8 @@ def project(vertices: Tensor, target: Tensor, *, tol: float = 1e-7, most_steps: 
         open_rows = open_rows[gaps > allowed]
         if not len(open_rows):
             break
-        weights[open_rows] = _descend(vertices, flat[open_rows], weights[open_rows], rate, steps)
+        slope = partial(_slope, vertices, flat[open_rows])
+        weights[open_rows] = descended(slope, weights[open_rows], rate, steps)
         most_steps, steps = most_steps - steps, min(2 * steps, 1000)
     gap = _gap(vertices, flat, weights)
     shape = target.shape[:-1]
@@ -67,20 +69,11 @@ def project(vertices: Tensor, target: Tensor, *, tol: float = 1e-7, most_steps: 
     )
 
 
+def _slope(vertices: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    return (weights @ vertices - target) @ vertices.mT
+
+
 def _gap(vertices: Tensor, target: Tensor, weights: Tensor) -> Tensor:
     point = weights @ vertices
     slope = point - target
     return (slope * point).sum(1) - (slope @ vertices.mT).amin(1)
-
-
-def _descend(vertices: Tensor, target: Tensor, weights: Tensor, rate: Tensor, steps: int) -> Tensor:
-    """Some accelerated steps from ``weights``; each row starts anew where momentum would lead uphill."""
-    ahead, momentum = weights, torch.ones_like(weights[:, :1])
-    for _ in range(steps):
-        slope = (ahead @ vertices - target) @ vertices.mT
-        new = onto_simplex(ahead - slope / rate)
-        uphill = ((ahead - new) * (new - weights)).sum(1, keepdim=True) > 0
-        faster = torch.where(uphill, 1.0, (1 + (1 + 4 * momentum.square()).sqrt()) / 2)
-        ahead = new + torch.where(uphill, 0.0, (momentum - 1) / faster) * (new - weights)
-        weights, momentum = new, faster
-    return weights
