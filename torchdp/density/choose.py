@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -110,15 +110,30 @@ class Question:
                 yield Found(plan, law, float(scales[i]), tuple(parts[i].tolist()))
 
 
-@overload
-def choose(kernel: Kernel, *, n: int, classes: None = ..., **more: Any) -> Choice[ShuffledKDE]: ...
+class Options(TypedDict, total=False):
+    """The rest of ``choose``'s."""
+
+    box: Tensor | None
+    dimension: int | None
+    absent: int
+    most_messages: float
+    objective: Objective
+    generator: torch.Generator | None
 
 
 @overload
-def choose(kernel: Kernel, *, n: int | None = ..., classes: Tensor, **more: Any) -> Choice[ShuffledClasses]: ...
+def choose(
+    kernel: Kernel, *, epsilon: float, delta: float, n: int, classes: None = ..., **more: Unpack[Options]
+) -> Choice[ShuffledKDE]: ...
 
 
-@one_thread  # type: ignore[misc]  # more: of the arguments below, so that they are listed once
+@overload
+def choose(
+    kernel: Kernel, *, epsilon: float, delta: float, n: int | None = ..., classes: Tensor, **more: Unpack[Options]
+) -> Choice[ShuffledClasses]: ...
+
+
+@one_thread
 def choose(
     kernel: Kernel,
     *,

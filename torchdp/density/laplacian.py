@@ -26,9 +26,7 @@ class LaplacianFamily(Family):
         super().__post_init__()
         checks.keep(self, scale=checks.positive)
 
-    @property
-    def support(self) -> int:
-        return 1
+    support = 1
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(x, y, p=1) / self.scale)

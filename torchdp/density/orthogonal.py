@@ -41,13 +41,8 @@ class GaussianOrthogonal(GaussianKernel):
         if self.radius != math.inf:
             checks.keep(self, radius=checks.positive)
 
-    @property
-    def coordinates(self) -> int:
-        return 2
-
-    @property
-    def support(self) -> int:
-        return 2
+    coordinates = 2
+    support = 2
 
     @property
     def movement(self) -> float:

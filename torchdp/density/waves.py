@@ -74,9 +74,7 @@ class Waves(Family):
         object.__setattr__(self, "dimension", box.shape[1])
         super().__post_init__()
 
-    @property
-    def coordinates(self) -> int:
-        return 2
+    coordinates = 2
 
     @property
     def movement(self) -> float:

@@ -42,9 +42,7 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
     def guarantee(self) -> Guarantee:
         return compose([self.randomizer.guarantee] * 2)
 
-    @property
-    def estimated_pairs(self) -> Pairs:
-        return Pairs.ALL
+    estimated_pairs = Pairs.ALL
 
     @property
     def bits_per_user(self) -> float:
@@ -167,9 +165,7 @@ class OneMessage(SingleMessage):
     messages at epsilon/2.
     """
 
-    @property
-    def estimated_pairs(self) -> Pairs:
-        return Pairs.ALL
+    estimated_pairs = Pairs.ALL
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_crowd(self.statistic.points, self.summary(x), draws)
@@ -220,9 +216,7 @@ class OneMessagePairs(SingleMessage):
     Algorithm 1, which is the same estimator for randomized response.
     """
 
-    @property
-    def estimated_pairs(self) -> Pairs:
-        return Pairs.DISTINCT
+    estimated_pairs = Pairs.DISTINCT
 
     @property
     def layout(self) -> Layout:

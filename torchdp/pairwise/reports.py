@@ -34,9 +34,7 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
     The variance is ``symmetric_variance``, exactly, of an oracle that treats all types alike.
     """
 
-    @property
-    def estimated_pairs(self) -> Pairs:
-        return Pairs.DISTINCT
+    estimated_pairs = Pairs.DISTINCT
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.sample_unchecked(self.validate_summary(summary), draws, shape)

@@ -97,9 +97,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
     def sensitivity(self) -> Sensitivity:
         return _change(self.probabilities)
 
-    @property
-    def estimated_pairs(self) -> Pairs:
-        return Pairs.ALL
+    estimated_pairs = Pairs.ALL
 
     def validate(self, x: Tensor) -> Tensor:
         return self.few(super().validate(x))

@@ -86,9 +86,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
     def guarantee(self) -> Guarantee:
         return compose([*(one.guarantee for one in self.randomizers), *(one.guarantee for one in self.responses)])
 
-    @property
-    def estimated_pairs(self) -> Pairs:
-        return Pairs.ALL
+    estimated_pairs = Pairs.ALL
 
     @property
     def rounds(self) -> int:
