@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("battery.py")
-ROOMS = "collection density mean pairwise queries randomizers regression secure shuffle".split()
+ROOMS = "density mean pairwise queries randomizers regression secure shuffle".split()
 
 
 def faults(found):
