@@ -166,7 +166,7 @@ def page(report: dict, findings: list[Finding]) -> list[str]:
     if "ceilings" in report:
         most = Ceilings(**report["ceilings"])
         rates = f"copy {most.bytes / 1e9:.3g} GB/s, float32 product {most.flops / 1e9:.3g} Gflop/s"
-        lines += [f"ceilings   {rates}, normals {most.normals / 1e9:.3g} G/s on {report['device']}"]
+        lines += [f"rates      {rates}, normals {most.normals / 1e9:.3g} G/s on {report['device']}"]
     where = "in Triton's interpreter, on the CPU" if report["interpreted"] else f"on {report['device']}"
     lines += ["", f"kernels {where}, TORCHDP_KERNELS={report['mode']}", *table(findings)]
     if report.get("kept"):
@@ -178,7 +178,7 @@ def page(report: dict, findings: list[Finding]) -> list[str]:
 def table(findings: list[Finding]) -> list[str]:
     """A line for each kernel; a reason that several share is said once, below."""
     reasons = list(dict.fromkeys(finding.fault for finding in findings if finding.fault))
-    rows: list[tuple[str, ...]] = [("kernel", "verdict", "n", "ms", "of ceiling", "tiles")]
+    rows: list[tuple[str, ...]] = [("kernel", "verdict", "n", "ms", "of rate", "tiles")]
     for finding in findings:
         verdict = f"reference [{reasons.index(finding.fault) + 1}]" if finding.fault else "agrees"
         time = "" if finding.seconds is None else f"{1e3 * finding.seconds:.3g}"
