@@ -13,7 +13,7 @@
 | W exactly; weighted rows or columns; a free shift | :func:`factorize`, :func:`signature_form` |
 | any error, any structure, by descent: groups of columns, bands, signs, custom modules | :func:`train` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
-| prefix sums of millions of steps, with momentum too, matrix-free | :func:`factorize` of ``workloads.RunningSums`` |
+| prefix sums of millions of steps, matrix-free | :func:`factorize` of ``workloads.RunningSums`` |
 | the same with a few buffers of memory (BLT) | :func:`factorize_buffered` |
 | repeated participation: by epoch; with a minimum separation | :func:`factorize_epochs`; :func:`factorize_separated` |
 | streaming: noise step by step, custom strategies too | :class:`StreamStrategy`, :class:`Recurrence` |
