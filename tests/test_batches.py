@@ -177,7 +177,6 @@ STRATEGY = StrategyMatrix.tuned(torch.eye(5, dtype=torch.float64), 2.0, generato
 PAIRS = {
     "two messages": pairwise.TwoMessage,
     "one message": pairwise.OneMessage,
-    "pairs of messages": lambda *at: pairwise.OneMessagePairs(*at, PrivUnit),
     "randomized response": pairwise.RandomizedResponsePlugIn,
     "subsets": pairwise.SubsetPairs,
     "a strategy": lambda *at: pairwise.StrategyReports(*at, STRATEGY),

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from torchdp import factorization, privacy, randomizers, text
-from torchdp.factorization import gram_layer
 from torchdp.privacy import sampling
 from torchdp.privacy.composition import gaussian_profile
 from torchdp.simulate import plots
@@ -71,7 +70,6 @@ def test_messages_use_the_terms_of_the_field():
 
 ABSENT = {
     "cvxpy": lambda: factorization.reference(torch.eye(2)),
-    "cvxpylayers": lambda: gram_layer(torch.ones(2, 9)),
     "dp-accounting": lambda: privacy.composed_delta([gaussian_profile(10.0)], 2, 1.0),
     "dp-accounting ": lambda: sampling.sampled_guarantee(1.0, 0.1, 10, 1e-6),
     "matplotlib": plots.subplots,

@@ -131,7 +131,7 @@ def pairwise_calls():
     from torchdp import pairwise, workloads
 
     gini = lambda w: pairwise.absolute_difference(w.k, spacing=1 / (w.k - 1)).to(w.device)  # noqa: E731
-    for kind in ("OneMessage", "TwoMessage", "RandomizedResponsePlugIn", "OneMessagePairs", "SubsetPairs"):
+    for kind in ("OneMessage", "TwoMessage", "RandomizedResponsePlugIn", "SubsetPairs"):
         made = lambda w, kind=kind: getattr(pairwise, kind)(gini(w), 2.0)  # noqa: E731
         only = ("construct", "estimate", "sample", "predict") if kind == "OneMessage" else ("estimate", "sample")
         verbs(f"pairwise: {kind}", made, World.types, only)

@@ -131,7 +131,7 @@ def first(call: Callable[[], object]) -> Work:
 
 def cases(small: bool) -> Iterator[Case]:
     n, k = (200, 4) if small else (20_000, 64)
-    for kind in (pairwise.TwoMessage, pairwise.OneMessage, pairwise.OneMessagePairs):
+    for kind in (pairwise.TwoMessage, pairwise.OneMessage):
         yield Case(f"{kind.__name__}.estimate, k = {k}", partial(estimate, kind, n, k))
     yield Case(f"LocalFactorization.estimate, k = {k}", partial(queried, n, k))
     for bands in (1, 16):

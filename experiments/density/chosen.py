@@ -38,7 +38,7 @@ class Config:
         "0.1:400",
         "8:150",
     )  # epsilon:messages
-    kernels: tuple[str, ...] = ("Gaussian", "Laplacian", "ExponentialKernel", "Epanechnikov", "TopHat")
+    kernels: tuple[str, ...] = ("Gaussian", "Laplacian", "ExponentialKernel")
     dimensions: tuple[int, ...] = (1, 2, 3)
     limits: tuple[int, ...] = (10, 150)
     epsilons: tuple[float, ...] = (1.0, 4.5)
@@ -124,7 +124,7 @@ def measure(config: Config, report: Report) -> None:
     for d in config.dimensions:
         for name in config.kernels:
             for most in config.limits:
-                kernel = getattr(density, name)({"Epanechnikov": 0.4, "TopHat": 0.3}.get(name, 0.25))
+                kernel = getattr(density, name)(0.25)
                 n, start = 10_000 if d < 3 else 100_000, time.process_time()
                 (one,) = density.choose(
                     kernel,

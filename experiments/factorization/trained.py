@@ -28,10 +28,7 @@ from torch import Tensor
 from torchdp import workloads
 from torchdp.factorization import (
     Groups,
-    Limited,
-    LocalError,
     MarginalFactorization,
-    Mixed,
     Norm,
     Objective,
     Product,
@@ -49,6 +46,44 @@ from torchdp.simulate import Experiment, Report, subplots
 
 Factors = tuple[Tensor, Tensor]
 BANDS = 8
+
+
+@dataclass(frozen=True)
+class Mixed(Objective):
+    """share * (largest squared error) + (1 - share) * (mean squared error); share in [0, 1]."""
+
+    share: float
+
+    def rows(self, a: Tensor) -> Tensor:
+        return self.share * a + (1 - self.share) * a.mean(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Limited(Objective):
+    """The mean squared error, query i's being at most limits_i times it: else the largest ratio counts."""
+
+    limits: Tensor  # (m,), positive
+
+    def rows(self, a: Tensor) -> Tensor:
+        return torch.cat([a.mean(-1, keepdim=True), a / self.limits.to(a)], -1)
+
+
+@dataclass(frozen=True)
+class LocalError(Objective):
+    """The worst query's variance in a local protocol whose users hold types drawn from ``prior``.
+
+    A user of type x sends a private R_x of covariance v (radius^2 I + outer R_x R_x^T), radius = max_j ||R_j||.
+    Query i then varies by v / n times radius^2 a_i + outer sum_x prior_x W_ix^2, and v / n is left out here.
+    """
+
+    prior: Tensor  # (n,)
+    outer: float  # at least -1: that of gamma_2 is 0
+
+    def rows(self, a: Tensor) -> Tensor:
+        return a
+
+    def offset(self, W: Tensor) -> Tensor:
+        return self.outer * (W.square() @ self.prior.to(W))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from contest import Cell, Method, Squares, shares
 from frequency_peers import norm_sub
 
 from torchdp import pairwise
-from torchdp.pairwise import OneMessagePairs, PairwiseProtocol, PairwiseStatistic, SubsetPairs
+from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic, SubsetPairs
 from torchdp.pairwise.reports import ReportPairs
 from torchdp.protocol import Choice
 from torchdp.randomizers import strategy_lower_bound
@@ -25,7 +25,6 @@ STATISTICS: dict[str, Callable[[int], PairwiseStatistic]] = {
     "AUC": lambda k: pairwise.auc(k // 2),
 }
 AFTERWARDS = ("consistent",)  # the mean vector that is nearest to the estimated one among those of histograms
-EACH_MESSAGE = (OneMessagePairs, SubsetPairs)  # their law is drawn from the messages of all users
 MESSAGES = 2**28  # numbers in all their messages: fewer trials
 BOUNDED = 32  # types up to which the program of the lower bound is solved
 BINS = (4, 8, 16, 64)  # tried in hindsight
@@ -94,7 +93,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     def ours(name: str, side: str, protocol: PairwiseProtocol) -> Method:
         def draw(trials: int) -> Squares:
-            if isinstance(protocol, EACH_MESSAGE):
+            if isinstance(protocol, SubsetPairs):
                 trials = max(50, min(trials, MESSAGES // (cell.n * cell.k)))
             tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
             found = squares(protocol.analyse(tally).value)
@@ -128,7 +127,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     first, *rest = choice.candidates
     same_bins = [(words, bins, quietly(alike)(cell, bins)) for words, bins in rule(cell)]
-    drawn = [one for one in rest if not isinstance(one.protocol, EACH_MESSAGE)]
+    drawn = [one for one in rest if not isinstance(one.protocol, SubsetPairs)]
     second = min(drawn, key=lambda one: error(one.protocol))
     found = [ours(first.name, "chosen", first.protocol), ours(second.name, "own", second.protocol)]
     return [*found, *(theirs(*each) for each in published(cell))], choice
@@ -143,7 +142,7 @@ def alike(cell: Cell, bins: np.ndarray) -> PairwiseProtocol:
         statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
         small = pairwise.from_kernel(even @ statistic.kernel(statistic.form) @ even.mT)
     found = pairwise.choose(small, cell.n, cell.epsilon).candidates
-    return next(one.protocol for one in found if not isinstance(one.protocol, EACH_MESSAGE))
+    return next(one.protocol for one in found if not isinstance(one.protocol, SubsetPairs))
 
 
 def quietly(call: Callable) -> Callable:

@@ -22,13 +22,11 @@ import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import OneMessagePairs, PairwiseProtocol, PairwiseStatistic, SubsetPairs
+from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic, SubsetPairs
 from torchdp.protocol import Choice
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 from torchdp.simulate.report import read_table
-
-EACH_MESSAGE = (OneMessagePairs, SubsetPairs)  # their law is drawn from the messages of all users
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def cells(config: Config) -> Iterator[tuple[str, int, str, Tensor, int, float]]:
 def squared_errors(protocol: PairwiseProtocol, counts: Tensor, trials: int, generator: torch.Generator) -> Tensor:
     """One for each trial; where the analyst sees each message, of fewer trials."""
     truth = protocol.statistic.exact(counts)
-    shape = (min(trials, USER_TRIALS) if isinstance(protocol, EACH_MESSAGE) else trials,)
+    shape = (min(trials, USER_TRIALS) if isinstance(protocol, SubsetPairs) else trials,)
     value = protocol.sample_estimate(counts, generator=generator, sample_shape=shape).value
     return (value - truth).square()
 
@@ -88,7 +86,7 @@ def squared_errors(protocol: PairwiseProtocol, counts: Tensor, trials: int, gene
 def row(choice: Choice, counts: Tensor, trials: int, generator: torch.Generator) -> dict[str, object]:
     """The chosen protocol as drawn, and by how much any other one measures better."""
     n = int(counts.sum())
-    measured = [c for c in choice.candidates if n <= FEW or not isinstance(c.protocol, EACH_MESSAGE)]
+    measured = [c for c in choice.candidates if n <= FEW or not isinstance(c.protocol, SubsetPairs)]
     first, second = choice.candidates[:2]
     best = squared_errors(first.protocol, counts, trials, generator)
     ratio, worst_z = best / first.error**2, -math.inf

@@ -40,11 +40,11 @@ def measure(config: Config, report: Report) -> None:
     histogram = torch.ones(k)
     for name, W in kernels.items():
         plain, best = signature_form(W), free_constant(W)
-        as_it_is = pairwise.PairwiseStatistic(name, plain.right.mT.contiguous(), pairwise.Form(plain.signature))
+        form, points = pairwise.Form(plain.signature), plain.right.mT.contiguous()
+        as_it_is = pairwise.PairwiseStatistic(name, points, form, pairs=pairwise.Pairs.ALL)
         errors = [
-            # distinct pairs from each message: any diagonal f(x, x) will do
-            float(pairwise.OneMessagePairs(statistic, EPSILON).predicted_mse(histogram / k * USERS)) ** 0.5
-            for statistic in (as_it_is, pairwise.from_kernel(W))
+            float(pairwise.OneMessage(statistic, EPSILON).predicted_mse(histogram / k * USERS)) ** 0.5
+            for statistic in (as_it_is, pairwise.from_kernel(W, pairs=pairwise.Pairs.ALL))
         ]
         report.row(
             "free_constant",

@@ -22,7 +22,7 @@ from hierarchical import HierarchicalAUC
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import OneMessagePairs, PairwiseProtocol, PairwiseStatistic, SubsetPairs
+from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic, SubsetPairs
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
@@ -42,9 +42,7 @@ def protocols(statistic: PairwiseStatistic, epsilon: float) -> dict[str, Pairwis
         "subset selection": pairwise.SubsetPairs(statistic, epsilon),
         "two messages": pairwise.TwoMessage(statistic, epsilon),
         "one message": pairwise.OneMessage(statistic, epsilon),
-        "one, PrivUnit": pairwise.OneMessagePairs(statistic, epsilon, PrivUnit)
-        if statistic.pairs is pairwise.Pairs.DISTINCT
-        else pairwise.OneMessage(statistic, epsilon, PrivUnit),
+        "one, PrivUnit": pairwise.OneMessage(statistic, epsilon, PrivUnit),
     }
 
 
@@ -101,7 +99,7 @@ def differences(config: Config, report: Report, generator: torch.Generator) -> N
                 counts = counts_of(h, n)
                 for each, protocol in protocols(gini, epsilon).items():
                     mse, drawn = float(protocol.predicted_mse(counts)), (None, None)
-                    if not isinstance(protocol, OneMessagePairs | SubsetPairs) and epsilon == 1:
+                    if not isinstance(protocol, SubsetPairs) and epsilon == 1:
                         heavy = 8 if isinstance(protocol, pairwise.RandomizedResponsePlugIn) else 1
                         drawn = ratio(errors(protocol, counts, heavy * config.trials, generator), mse)
                     line(report, "abs(i-j)", name, n, epsilon, each, mse, drawn)

@@ -27,7 +27,7 @@ from torchdp.domains import (
 )
 from torchdp.domains.balls import BallSum
 from torchdp.domains.composite import LinearImage
-from torchdp.mean import AdaptiveMean, GaussianMean, LocalMean, PureMean
+from torchdp.mean import GaussianMean, LocalMean, PureMean
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
 
@@ -202,16 +202,6 @@ def test_noise_and_estimates_of_means_follow(name, move):
     exact, found = two.exact(two.summary(follow(x))), made[5][0].estimate(follow(x), noise=SeededNoise(1)).value
     for value in (exact, found):  # the noise of the second is 1e-7 of the set's size
         assert float((value - follow(x.mean(0))).norm()) <= bound * s * float(base.frame.axes.norm())
-
-
-@pytest.mark.parametrize("move", ["1e3", "1e6", "1e6 times", "1e-6 times"])
-def test_adaptive_means_follow(move):
-    base, moved, follow, s, bound = both("box", move)
-    x = 0.1 * normal(2000, 3, seed=11).clamp(-1, 1) * base.high
-    pairs = ((base, x), (moved, follow(x)))
-    one, two = (AdaptiveMean(K, 2.0, 1e-6).estimate(y, noise=SeededNoise(1)) for K, y in pairs)
-    assert float((two.value - follow(one.value)).norm()) <= bound * float(two.standard_error.norm()) * 1e3
-    torch.testing.assert_close(two.standard_error, s * one.standard_error, rtol=bound, atol=0)
 
 
 def test_users_outside_a_day_in_seconds_since_1970_are_refused():

@@ -75,20 +75,6 @@ def test_running_sums(smoke):
     assert len(tables["strategies"]) == 2 and all(0 < row["gap"] < 0.01 for row in tables["strategies"])
 
 
-@pytest.mark.slow
-def test_momentum(smoke):
-    rows = smoke("factorization/momentum.py").tables["momentum"]
-    by = {(row["steps"], row["rates"], row["norm"], row["strategy"]): row for row in rows}
-    for rates in ("constant", "cosine"):
-        for norm in ("largest", "root mean square"):
-            path, dense, few, bands = (
-                by[60, rates, norm, name] for name in ("any", "any, by the matrix", "2 buffers", "8 bands")
-            )
-            assert path["lower"] <= dense["upper"] and dense["lower"] <= path["upper"] <= 1.001 * path["lower"]
-            assert path["lower"] <= few["upper"] < 1.01 * path["upper"] < bands["upper"]
-    assert len(rows) == 22
-
-
 def test_rank(smoke):
     tables = smoke("factorization/rank.py").tables
     norms = {row["how"]: row["norm"] for row in tables["reductions"]}

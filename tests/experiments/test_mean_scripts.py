@@ -53,10 +53,3 @@ def test_shapes(smoke):
     rows = [row for row in tables["relaxations"] if row["theory"] is not None]
     assert len(rows) >= 4
     assert all(row["lower"] <= row["upper"] and row["gap"] <= row["theory"] for row in rows)
-
-
-def test_adaptive(smoke):
-    rows = smoke("mean/adaptive.py").tables["adaptive"]
-    assert len(rows) == 6
-    for row in rows[:4]:
-        assert row["adaptive"] < 0.2 * row["first_box"] and row["ratio"] < 4

@@ -9,31 +9,56 @@ from laws import normal, uniform
 from torchdp import workloads
 from torchdp.factorization import (
     Groups,
-    Limited,
-    LocalError,
-    Mixed,
     Norm,
+    Objective,
     Product,
     Relaxation,
-    factorize,
     factorize_epochs,
     strategy,
     train,
 )
 from torchdp.factorization.certificates.objective_certificate import certify_objective
-from torchdp.randomizers import PrivUnitG
 
 PRIOR = torch.tensor([0.5, 0.1, 0.1, 0.2, 0.1], dtype=torch.float64)
 PAIRS = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
 LIMITS = torch.tensor([0.5, 2.0, 1.2, 1.0, 9.0, 1.1], dtype=torch.float64)
+
+
+class Mixed(Objective):
+    """A share of the largest squared error, the rest of the mean one."""
+
+    def __init__(self, share):
+        self.share = share
+
+    def rows(self, a):
+        return self.share * a + (1 - self.share) * a.mean(-1, keepdim=True)
+
+
+class Limited(Objective):
+    """The mean squared error, a query's at most LIMITS times it."""
+
+    def rows(self, a):
+        return torch.cat([a.mean(-1, keepdim=True), a / LIMITS], -1)
+
+
+class Local(Objective):
+    """The worst query's variance of a local protocol whose users' types are drawn from PRIOR: it has an offset."""
+
+    def rows(self, a):
+        return a
+
+    def offset(self, W):
+        return -0.4 * (W.square() @ PRIOR)
+
+
 OBJECTIVES = {
     "worst": Norm(),
     "p = 4": Norm(4.0),
     "mixed": Mixed(0.3),
     "mean": Mixed(0.0),
-    "local": LocalError(PRIOR, -0.4),
+    "local": Local(),
     "groups": Groups(PAIRS),
-    "limited": Limited(LIMITS),
+    "limited": Limited(),
 }
 
 
@@ -138,21 +163,9 @@ def test_groups_end_at_the_least_error_from_any_start():
     assert float(train(torch.eye(2), both).certificate.upper) == pytest.approx(2.0, rel=1e-5)
 
 
-def test_the_local_error_is_that_of_the_randomizer():
-    W, epsilon = normal(6, 5), 2.0
-    client = PrivUnitG(5, epsilon)
-    objective = LocalError(PRIOR, client.moments.outer / client.moments.variance)
-    found = train(W, objective)
-    radius = float(found.sensitivity)
-    there = PrivUnitG(5, epsilon, radius=radius).moments
-    along = (found.left @ found.right).square() @ PRIOR
-    variance = there.variance * found.left.square().sum(1) + there.outer * along
-    predicted = float(found.certificate.upper) ** 2 * client.moments.variance
-    assert float(variance.max()) == pytest.approx(predicted, rel=1e-9)
-    proxy = factorize(W, tol=1e-6)
-    other = PrivUnitG(5, epsilon, radius=float(proxy.sensitivity)).moments
-    theirs = other.variance * proxy.left.square().sum(1) + other.outer * (W.square() @ PRIOR)
-    assert variance.max() <= theirs.max() * (1 + 1e-5)  # than at the proxy's optimum
+def test_an_offset_is_of_the_matrix_itself():
+    with pytest.raises(ValueError, match="shift is for an objective without offset"):
+        train(torch.eye(5).double(), Local(), shift=True)
 
 
 STRUCTURES = {

@@ -20,18 +20,15 @@ from torchdp.factorization.certificates.running_certificate import (
 from torchdp.noise import SeededNoise
 from torchdp.workloads import RunningSums
 
-MOTIONS = [  # decay, momentum, whether learning rates fall
-    (1.0, 0.0, False),
-    (0.7, 0.0, False),
-    (1.0, 0.9, False),
-    (0.8, 0.8, False),
-    (0.9, 0.0, True),
-    (1.0, 0.9, True),
+MOTIONS = [  # decay, whether learning rates fall
+    (1.0, False),
+    (0.7, False),
+    (0.9, True),
 ]
 
 
-def sums(n: int, decay: float, momentum: float, falls: bool) -> RunningSums:
-    return RunningSums(n, decay, momentum, torch.linspace(2, 0.05, n, dtype=torch.float64) if falls else None)
+def sums(n: int, decay: float, falls: bool) -> RunningSums:
+    return RunningSums(n, decay, 0.0, torch.linspace(2, 0.05, n, dtype=torch.float64) if falls else None)
 
 
 def weights(n: int, seed: int) -> torch.Tensor:
@@ -108,29 +105,22 @@ def test_a_rule_that_is_larger_than_it_says_is_seen(motion):
 
 def sixty_digits(W, steps, leaks):
     """Sum of leaks x variances of x, by Kalman's filter and what is seen later, with subtractions, in mpmath."""
-    one, decay, momentum = mpf(1), mpf(W.decay), mpf(W.momentum)
+    one, decay = mpf(1), mpf(W.decay)
     rates = [one] * W.steps if W.rates is None else [mpf(x) for x in W.rates.tolist()]
-    ahead = [(mpf(0),) * 3]  # precision about (x_t, v_t) of what is seen from t + 1 on: xx, xv, vv
-    for P, leak, rate in zip(steps[:0:-1], leaks[:0:-1], rates[:0:-1], strict=True):
-        xx, xv, vv = ahead[-1]
-        xx += leak
-        xx, xv = rate**2 * xx, rate * xv  # about rate v, whose step is rate N(0, P)
-        to_x, to_v = xx + xv, xv + vv
-        share = P / (one + P * (to_x + to_v))
-        xx, xv, vv = xx - share * to_x**2, xv - share * to_x * to_v, vv - share * to_v**2
-        first, second = decay**2 * xx / rate**2, decay * momentum * (xx + xv) / rate
-        ahead.append((first, second, momentum**2 * (xx + 2 * xv + vv)))
-    a, b, d, found = mpf(0), mpf(0), mpf(0), mpf(0)
-    for P, leak, rate, (xx, xv, vv) in zip(steps, leaks, rates, reversed(ahead), strict=True):
-        d, b, a = momentum**2 * d + P, decay * momentum * b, decay**2 * a
-        a, b = a + 2 * rate * b + rate**2 * d, b + rate * d
-        a, b, d = a / (one + leak * a), b / (one + leak * a), d - leak * b**2 / (one + leak * a)
-        det = a * d - b**2
-        found += leak * (a + det * vv) / (one + a * xx + 2 * b * xv + d * vv + det * (xx * vv - xv**2))
+    sizes = [P * rate**2 for P, rate in zip(steps, rates, strict=True)]
+    ahead = [mpf(0)]  # precision about x_t of what is seen from t + 1 on
+    for size, leak in zip(sizes[:0:-1], leaks[:0:-1], strict=True):
+        seen = ahead[-1] + leak
+        ahead.append(decay**2 * (seen - seen**2 * size / (one + size * seen)))
+    a, found = mpf(0), mpf(0)
+    for size, leak, later in zip(sizes, leaks, reversed(ahead), strict=True):
+        a = decay**2 * a + size
+        a = a / (one + leak * a)
+        found += leak * a / (one + a * later)
     return found
 
 
-@pytest.mark.parametrize("motion", [(1.0, 0.0, False), (0.99, 0.0, False), (1.0, 0.9, True), (0.999, 0.99, False)])
+@pytest.mark.parametrize("motion", [(1.0, False), (0.99, False), (1.0, True)])
 @pytest.mark.parametrize("spread", [3, 12])
 def test_rounding_stays_far_below_what_is_allowed_for(motion, spread):
     """Weights up to 12 orders of magnitude apart, from one step to the next."""
@@ -153,7 +143,7 @@ class Units(SeededNoise):
 
 @pytest.mark.parametrize(
     ("n", "motion"),
-    [(1, MOTIONS[0]), (6, MOTIONS[0]), (1, MOTIONS[2]), (2, MOTIONS[2]), (20, MOTIONS[2])]
+    [(1, MOTIONS[0]), (6, MOTIONS[0]), (1, MOTIONS[2]), (20, MOTIONS[2])]
     + [(9, motion) for motion in MOTIONS[1:]],
 )
 def test_noise_has_its_covariance_and_the_sensitivity_is_a_bound(n, motion):
@@ -195,9 +185,3 @@ def test_norms_and_bad_input():
 def test_a_million_steps():
     found = factorize(RunningSums(10**6), tol=2e-5).certificate
     assert 5.12695 < found.lower < found.upper < 5.12708
-
-
-@pytest.mark.slow
-def test_a_hundred_thousand_steps_with_momentum():
-    found = factorize(RunningSums(10**5, momentum=0.9), tol=1e-3).certificate
-    assert found.closed(1e-3)

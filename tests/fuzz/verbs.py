@@ -35,7 +35,6 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
     "PrivateLearner": ("queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)", "labelled"),
     "TwoMessage": ("pairwise.TwoMessage(pairwise.unequal(3), 1.0)", "types"),
     "OneMessage": ("pairwise.OneMessage(pairwise.unequal(3), 1.0)", "types"),
-    "OneMessagePairs": ("pairwise.OneMessagePairs(pairwise.unequal(3), 1.0)", "types"),
     "SubsetPairs": ("pairwise.SubsetPairs(pairwise.unequal(3), 1.0)", "types"),
     "RandomizedResponsePlugIn": ("pairwise.RandomizedResponsePlugIn(pairwise.unequal(3), 1.0)", "types"),
     "StrategyReports": (

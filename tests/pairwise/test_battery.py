@@ -74,12 +74,6 @@ class TestOneMessageOfAllPairs(TestOneMessage):
         return total.double() / len(X) ** 2
 
 
-class TestOneMessagePairs(TestOneMessage):
-    stacked = False
-    protocol = pairwise.OneMessagePairs(GINI, 4.0)
-    repeats, runs = 1500, 100
-
-
 class TestAUC(TestOneMessage):
     protocol = pairwise.OneMessage(pairwise.auc(2), 12.0)
     x = X.repeat(8)

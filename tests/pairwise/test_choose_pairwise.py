@@ -1,4 +1,4 @@
-"""Choosing a protocol by predicted error; kernels on [0, 1]; one message by PrivUnit."""
+"""Choosing a protocol by predicted error; one message by PrivUnit."""
 
 import math
 import sys
@@ -11,13 +11,11 @@ from torchdp import pairwise
 from torchdp.pairwise import (
     Form,
     OneMessage,
-    OneMessagePairs,
     Pairs,
     PairwiseStatistic,
     StrategyReports,
     TwoMessage,
     choose,
-    lipschitz,
 )
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
@@ -62,15 +60,13 @@ def test_monte_carlo_one_message_by_privunit(statistic, counts):
 def test_privunit_is_never_worse_than_privunitg(epsilon):
     statistic = pairwise.absolute_difference(9)
     h = torch.arange(1.0, 10.0)
-    for kind in (OneMessage, OneMessagePairs):
-        sphere, normal = (mse(kind(statistic, epsilon, *each), h, 1000) for each in ((PrivUnit,), ()))
-        assert sphere < normal
-        assert epsilon < 1 or sphere < 0.75 * normal
+    sphere, normal = (mse(OneMessage(statistic, epsilon, *each), h, 1000) for each in ((PrivUnit,), ()))
+    assert sphere < normal
+    assert epsilon < 1 or sphere < 0.75 * normal
 
 
-@pytest.mark.parametrize("kind", [OneMessage, OneMessagePairs])
-def test_guarantee_one_message_by_privunit(kind):
-    protocol = kind(pairwise.unequal(4), 1.5, PrivUnit)
+def test_guarantee_one_message_by_privunit():
+    protocol = OneMessage(pairwise.unequal(4), 1.5, PrivUnit)
     law = protocol.client.cap
     assert math.log(law.high_density / law.low_density) == pytest.approx(protocol.guarantee.epsilon, rel=1e-12)
     assert protocol.guarantee.epsilon == 1.5 and protocol.client.radius >= protocol.statistic.radius
@@ -80,7 +76,7 @@ def test_guarantee_choice_is_the_least_of_its_table_and_prints_it(brief):
     statistic, h = pairwise.unequal(3), torch.tensor([5.0, 1.0, 2.0])
     choice = choose(statistic, 1000, 1.0, prior=h)
     assert str(choice).splitlines()[1].startswith(choice.candidates[0].name)
-    assert len(str(choice).splitlines()) == len(choice.candidates) + 2 > 10
+    assert len(str(choice).splitlines()) == len(choice.candidates) + 2 >= 10
     for candidate in choice.candidates:
         assert candidate.error == pytest.approx(mse(candidate.protocol, h, 1000) ** 0.5)
         assert candidate.error >= choice.candidates[0].error * (1 - 2e-3)
@@ -124,39 +120,6 @@ def test_a_kernel_whose_diagonal_varies_is_answered_from_pairs(closed_forms_only
     assert all(candidate.protocol.estimated_pairs is Pairs.DISTINCT for candidate in choice.candidates)
     everything = pairwise.from_kernel(kernel, pairs=Pairs.ALL)
     assert all(isinstance(c.protocol, OneMessage | TwoMessage) for c in choose(everything, 100, 1.0).candidates)
-
-
-def test_equal_errors_prefer_a_protocol_that_needs_only_sums(closed_forms_only):
-    statistic = pairwise.absolute_difference(100)
-    choice = choose(statistic, 10**6, 0.5, prior=torch.ones(100))
-    names = [candidate.name for candidate in choice.candidates]
-    assert names.index("one message, PrivUnit") < names.index("message pairs, PrivUnit")
-
-
-def test_lipschitz_bins_by_total_error_and_the_bound_holds():
-    def kernel(x, y):
-        return (x - y).abs()
-
-    few, many = (lipschitz(kernel, 1.0, n, 2.0) for n in (200, 10**6))
-    assert few.statistic.types < many.statistic.types and many.error < few.error
-    generator = keyed_generator(b"values")
-    for values in (torch.rand(300, dtype=torch.float64, generator=generator), torch.tensor([0.0, 1.0, 0.5])):
-        types = few.types(values)
-        n = len(values)
-        truth = float(kernel(values[:, None], values).sum()) / (n * (n - 1))
-        counts = torch.bincount(types, minlength=few.statistic.types)
-        assert abs(float(few.statistic.exact(counts)) - truth) <= few.bias + 1e-12
-    assert few.error**2 == pytest.approx(
-        few.bias**2 + max(mse(OneMessage(few.statistic, 2.0), h, 200) for h in pairwise.histograms(few.statistic))
-    )
-    varying = lipschitz(lambda x, y: x * y, 1.0, 200, 1.0)  # its diagonal varies
-    assert varying.bias == 1 / varying.statistic.types
-    assert lipschitz(lambda x, y: x * y, 1.0, 200, 1.0, pairs=Pairs.ALL).statistic.pairs is Pairs.ALL
-
-
-def test_values_of_a_lipschitz_kernel_fall_into_bins():
-    bins = lipschitz(lambda x, y: (x - y).abs(), 1.0, 100, 1.0)
-    assert bins.types(torch.tensor([0.0, 1.0])).tolist() == [0, bins.statistic.types - 1]
 
 
 NEGATIVES, POSITIVES = (

@@ -26,7 +26,6 @@ MADE = {
     "TwoMessage": lambda: pairwise.TwoMessage(STATISTIC, 1.0),
     "OneMessage": lambda: pairwise.OneMessage(STATISTIC, 1.0),
     "OneMessage PrivUnit": lambda: pairwise.OneMessage(STATISTIC, 1.0, PrivUnit),
-    "OneMessagePairs": lambda: pairwise.OneMessagePairs(STATISTIC, 1.0),
     "SubsetPairs": lambda: pairwise.SubsetPairs(STATISTIC, 1.0),
     "SubsetPairs OUE": lambda: pairwise.SubsetPairs(STATISTIC, 1.0, OptimizedUnaryEncoding),
     "SubsetPairs SUE": lambda: pairwise.SubsetPairs(STATISTIC, 1.0, SymmetricUnaryEncoding),

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from pairwise.common import mse, sampled
+from pairwise.common import mse
 
 from torchdp import pairwise
-from torchdp.pairwise import OneMessage, OneMessagePairs
+from torchdp.pairwise import OneMessage, SubsetPairs
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.randomizers import PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
@@ -37,15 +37,14 @@ def test_many_users_keep_the_kernel_itself():
     assert fewer_dimensions(BASE, 10**12, 4.0, steps=0) is BASE
 
 
-@pytest.mark.parametrize("kind", [OneMessage, OneMessagePairs])
 @pytest.mark.parametrize("randomizer", [PrivUnit, PrivUnitG])
-def test_monte_carlo_finds_the_predicted_error_with_its_bias(kind, randomizer):
+def test_monte_carlo_finds_the_predicted_error_with_its_bias(randomizer):
     statistic = low_rank(BASE, 2, 40, 6.0, steps=0)
     counts = torch.zeros(K, dtype=torch.int64)
     counts[3], counts[9] = 30, 10
-    protocol, generator = kind(statistic, 8.0, randomizer), keyed_generator(b"bias")
-    found = sampled(protocol, counts, generator, 20_000)
-    assert found.bias == pytest.approx(statistic.distortion * (40 / 39 if kind is OneMessage else 1))
+    protocol, generator = OneMessage(statistic, 8.0, randomizer), keyed_generator(b"bias")
+    found = protocol.sample_estimate(counts, generator=generator, sample_shape=(20_000,))
+    assert found.bias == pytest.approx(statistic.distortion * 40 / 39)
     error = found.value - BASE.exact(counts)
     predicted = mse(protocol, counts, 40)
     squared = Moments.of(error.square())
@@ -58,7 +57,7 @@ def test_monte_carlo_finds_the_predicted_error_with_its_bias(kind, randomizer):
 def test_bias_is_within_the_distortion_for_every_histogram():
     statistic = low_rank(BASE, 3, USERS, EPSILON, steps=20)
     histograms = torch.rand(200, K, dtype=torch.float64, generator=keyed_generator(b"any")) ** 8
-    protocol, most = OneMessagePairs(statistic, 1.0), statistic.distortion
+    protocol, most = SubsetPairs(statistic, 1.0), statistic.distortion
     assert most == pytest.approx(float((KERNEL - statistic.kernel(statistic.form)).abs().max()), rel=1e-9)
     for h in histograms:
         assert abs(protocol.bias(h / h.sum() * 1e6)) <= most

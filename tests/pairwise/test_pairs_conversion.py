@@ -8,12 +8,12 @@ from pairwise.common import mse
 
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, OneMessagePairs, Pairs, RandomizedResponsePlugIn, TwoMessage
+from torchdp.pairwise import OneMessage, Pairs, RandomizedResponsePlugIn, SubsetPairs, TwoMessage
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
 AGGREGATE = [TwoMessage, OneMessage, RandomizedResponsePlugIn]
-KINDS = [*AGGREGATE, OneMessagePairs]
+KINDS = [*AGGREGATE, SubsetPairs]
 EVEN = pairwise.from_kernel(torch.tensor([[2.0, 0.5, 1.0], [0.5, 2.0, -1.0], [1.0, -1.0, 2.0]]), name="even")
 UNEVEN = pairwise.from_kernel(torch.tensor([[1.0, 0.5], [0.5, 3.0]]), name="uneven")
 COUNTS = torch.tensor([3, 0, 4])
@@ -64,7 +64,7 @@ def test_a_diagonal_that_depends_on_the_type_is_refused_with_the_remedy(kind, sc
     native = kind(UNEVEN, 1.0).estimated_pairs
     other = next(pairs for pairs in Pairs if pairs is not native)
     asked = kind(pairwise.from_kernel(kernel, pairs=other), 1.0)
-    remedy = "use the other value of Pairs, or OneMessagePairs for Pairs.DISTINCT and OneMessage for Pairs.ALL"
+    remedy = "use the other value of Pairs, or SubsetPairs for Pairs.DISTINCT and OneMessage for Pairs.ALL"
     with pytest.raises(ValueError, match=remedy):
         asked.estimate(torch.tensor([0, 1, 1]), noise=SeededNoise.of(generator()))
     with pytest.raises(ValueError, match=remedy):

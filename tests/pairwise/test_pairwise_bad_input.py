@@ -8,11 +8,11 @@ from pairwise.common import mse
 
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
+from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, SubsetPairs, TwoMessage
 from torchdp.randomness import keyed_generator
 
 AGGREGATE = [TwoMessage, OneMessage, RandomizedResponsePlugIn]
-KINDS = [*AGGREGATE, OneMessagePairs]
+KINDS = [*AGGREGATE, SubsetPairs]
 STATISTIC = pairwise.absolute_difference(4)
 TYPES, COUNTS = torch.tensor([0, 1, 3]), torch.tensor([5, 0, 2, 4])
 

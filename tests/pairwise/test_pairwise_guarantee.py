@@ -11,7 +11,7 @@ from scipy.stats import chi2
 
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, OneMessagePairs, RandomizedResponsePlugIn, TwoMessage
+from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator
@@ -89,9 +89,8 @@ def test_guarantee_two_message(statistic, epsilon):
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: f"{each.name}{each.types}")
-@pytest.mark.parametrize("kind", [OneMessage, OneMessagePairs])
-def test_guarantee_one_message(kind, statistic, epsilon):
-    protocol = kind(statistic, epsilon)
+def test_guarantee_one_message(statistic, epsilon):
+    protocol = OneMessage(statistic, epsilon)
     promised = protocol.guarantee
     assert promised.epsilon == protocol.client.epsilon == epsilon
     assert promised.delta < 2**-128 and not promised.exact and promised.model is Model.LOCAL

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 from pairs import from_factors
-from pairwise.common import mse, sampled
+from pairwise.common import mse
 from scipy.integrate import quad
 from scipy.stats import norm
 
@@ -13,7 +13,6 @@ from torchdp import pairwise
 from torchdp.pairwise import (
     Form,
     OneMessage,
-    OneMessagePairs,
     Pairs,
     PairwiseStatistic,
     RandomizedResponsePlugIn,
@@ -23,7 +22,7 @@ from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
-KINDS = [TwoMessage, OneMessage, OneMessagePairs, RandomizedResponsePlugIn]
+KINDS = [TwoMessage, OneMessage, RandomizedResponsePlugIn]
 STATISTICS = [pairwise.absolute_difference(5), pairwise.unequal(4), pairwise.kendall(2, 3)]
 VARIED = from_factors(  # its diagonal f(x, x) is 1, 4, -2
     torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, -3.0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
@@ -42,12 +41,9 @@ def counts_of(statistic, n):
 
 def errors(protocol, counts, trials):
     generator = keyed_generator(f"{protocol.statistic.name} {type(protocol)} {protocol.epsilon} {counts}".encode())
-    at_once = min(
-        STEP, max(1, 4_000_000 // int(counts.sum() * 5)) if isinstance(protocol, OneMessagePairs) else STEP
-    )
-    sizes = [at_once] * (trials // at_once) + [trials % at_once] * (trials % at_once > 0)
-    drawn = torch.cat([sampled(protocol, counts, generator, size).value for size in sizes])
-    return drawn - protocol.statistic.exact(counts)
+    sizes = [STEP] * (trials // STEP) + [trials % STEP] * (trials % STEP > 0)
+    drawn = [protocol.sample_estimate(counts, generator=generator, sample_shape=(size,)).value for size in sizes]
+    return torch.cat(drawn) - protocol.statistic.exact(counts)
 
 
 def agrees(moments, predicted):
@@ -88,7 +84,6 @@ def test_monte_carlo_sees_the_third_and_fourth_moments():
 
 def test_monte_carlo_pairs_with_a_diagonal_that_depends_on_the_type():
     for n, trials in ((5, 100_000), (60, 30_000)):
-        check(OneMessagePairs(VARIED, 2.0), counts_of(VARIED, n), trials)
         check(RandomizedResponsePlugIn(VARIED, 2.0), counts_of(VARIED, n), trials)
     check(OneMessage(EVERY, 2.0), counts_of(EVERY, 5), 100_000)
     check(TwoMessage(EVERY, 2.0), counts_of(EVERY, 5), 100_000)

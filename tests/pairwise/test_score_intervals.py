@@ -13,7 +13,6 @@ from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     OneMessage,
-    OneMessagePairs,
     RandomizedResponsePlugIn,
     StrategyReports,
     SubsetPairs,
@@ -214,9 +213,7 @@ def test_intervals_of_ratios_hold_there_too():
     assert coverage(interval(found.value, found.parts.first, 0.95), protocol.exact(counts)) < 0.89  # control
 
 
-@pytest.mark.parametrize(
-    "kind", [OneMessage, OneMessagePairs, RandomizedResponsePlugIn, SubsetPairs, StrategyReports]
-)
+@pytest.mark.parametrize("kind", [OneMessage, RandomizedResponsePlugIn, SubsetPairs, StrategyReports])
 def test_a_truth_at_the_least_value_of_a_form_is_not_missed(kind):
     """The linear error is 0 and the value of distinct pairs may lie below all that the form can be."""
     statistic, counts = (

@@ -50,7 +50,7 @@ def test_every_verb_takes_a_table():
     """The same noise on the same rows: a table's answer is its tensor's."""
     oracle, x = randomizers.RandomizedResponse(3, 1.0), torch.tensor(CELLS)
     points = pd.DataFrame({"height": [0.1, 0.2, 0.9], "income": [0.5, 0.5, 0.0]})
-    found = mean.AdaptiveMean(Box(torch.zeros(2), torch.ones(2)), 0.5, 1e-6)
+    found = mean.GaussianMean.tuned(Box(torch.zeros(2), torch.ones(2)), rho=0.5, delta=1e-6)
     features = density.InnerProduct(2).draw(1, generator=torch.Generator().manual_seed(1))
     curator = density.CentralKDE(features, shuffle.CentralGaussianSum(1, 1.0), 1e-5)
     classes = density.ShuffledClasses((curator, curator))

@@ -17,7 +17,6 @@ FAMILIES = [
     density.GaussianFourier(5, 2.0),
     density.GaussianOrthogonal(5, 2.0),
     density.InnerProduct(5),
-    density.InnerProductSigns(5),
     density.InnerProductRotated(5, 1.0),
 ]
 
@@ -97,7 +96,7 @@ def test_vmap_and_autocast(make):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("make", [MAKERS[0], MAKERS[5]])
+@pytest.mark.parametrize("make", [MAKERS[0], MAKERS[4]])
 def test_compile_in_one_graph(make):
     torch._dynamo.reset()
     layer, x = make(), points(4, 5).requires_grad_()

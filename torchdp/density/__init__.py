@@ -32,7 +32,7 @@ from torchdp.density.density import Density
 from torchdp.density.exponential import Exponential
 from torchdp.density.family import Family, Features
 from torchdp.density.gaussian import GaussianFourier, GaussianSquareWave
-from torchdp.density.inner_product import InnerProduct, InnerProductRotated, InnerProductSigns
+from torchdp.density.inner_product import InnerProduct, InnerProductRotated
 from torchdp.density.kde import ShuffledKDE
 from torchdp.density.laplacian import LaplacianSigns
 from torchdp.density.learning import ShuffledClasses, class_counts, classify, nearest_centre, nearest_words
@@ -40,13 +40,12 @@ from torchdp.density.means import kernel_means
 from torchdp.density.orthogonal import GaussianOrthogonal
 from torchdp.density.projection import Projected
 from torchdp.density.secure import SecureKDE
-from torchdp.density.stationary import Epanechnikov, ExponentialKernel, Gaussian, Laplacian, TopHat
+from torchdp.density.stationary import ExponentialKernel, Gaussian, Laplacian
 from torchdp.density.waves import Waves
 
 __all__ = [
     "CentralKDE",
     "Density",
-    "Epanechnikov",
     "Exponential",
     "ExponentialKernel",
     "Family",
@@ -57,14 +56,12 @@ __all__ = [
     "GaussianSquareWave",
     "InnerProduct",
     "InnerProductRotated",
-    "InnerProductSigns",
     "Laplacian",
     "LaplacianSigns",
     "Projected",
     "SecureKDE",
     "ShuffledClasses",
     "ShuffledKDE",
-    "TopHat",
     "Waves",
     "choose",
     "class_counts",

@@ -157,8 +157,8 @@ def choose(
     users' data but for rounding, which is that of users uniform in the box; of inner products, at queries of norm 1.
 
     Args:
-        kernel: ``Gaussian(0.25)``, ``Laplacian``, ``ExponentialKernel``, ``Epanechnikov``, ``TopHat`` with a box, or an
-            inner product such as ``InnerProduct(64)``.
+        kernel: ``Gaussian(0.25)``, ``Laplacian``, ``ExponentialKernel`` with a box, or an inner product such as
+            ``InnerProduct(64)``.
         epsilon: > 0.
         delta: in (0, 1).
         n: users; with ``classes`` their sum, and needs not be said.

@@ -63,43 +63,6 @@ class LinearFeatures(Features):
 
 
 @dataclass(frozen=True)
-class InnerProductSigns(InnerProductFamily):
-    """f(x) = <s, x>, g(y) = <s, y> with random signs s: Q = S = 1, R = sqrt(d), no bias. Raises ValueError.
-
-    Source: Wagner (2025), section A.3.
-    """
-
-    @property
-    def bound(self) -> float:
-        return math.sqrt(self.dimension)
-
-    @property
-    def movement(self) -> float:
-        """1: the vectors may lie along the signs."""
-        return 1.0
-
-    def draw(self, repetitions: int, *, generator: torch.Generator) -> "SignedSumFeatures":
-        repetitions, generator = drawn(repetitions, generator)
-        return SignedSumFeatures(self, repetitions, random_signs((self.dimension, repetitions), generator))
-
-
-@dataclass(frozen=True, eq=False)
-class SignedSumFeatures(LinearFeatures):
-    """signs: (d, repetitions)."""
-
-    signs: Tensor
-
-    @property
-    def movement(self) -> float:
-        """||signs^T (x - x')||^2/(4 d) <= (largest singular value of the signs)^2/d."""
-        largest = float(torch.linalg.matrix_norm(self.signs, 2)) * (1 + SLACK)
-        return min(float(self.repetitions), largest**2 / len(self.signs))
-
-    def f(self, x: Tensor) -> Tensor:
-        return x @ self.signs.to(x)
-
-
-@dataclass(frozen=True)
 class InnerProductRotated(InnerProductFamily):
     """f(x) = z clipped to [-R, R], g(y) unclipped, z = H diag(s) x/sqrt(D): Q = S = D, R = width/sqrt(D).
 

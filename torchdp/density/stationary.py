@@ -23,7 +23,6 @@ class StationaryKernel(ABC):
     """
 
     scale: float
-    positive: ClassVar[bool] = True  # whether every transform is >= 0
     nearest: ClassVar[float] = 0.3  # scales between a box and its images, at least
 
     def __post_init__(self) -> None:
@@ -35,7 +34,7 @@ class StationaryKernel(ABC):
 
     @abstractmethod
     def transform(self, w: Tensor) -> Tensor:
-        """int k(z) cos<w, z> dz: (..., d) -> (...)."""
+        """int k(z) cos<w, z> dz >= 0: (..., d) -> (...)."""
 
     @abstractmethod
     def images(self, sides: list[float], periods: list[float]) -> float:
@@ -44,10 +43,6 @@ class StationaryKernel(ABC):
     @abstractmethod
     def energy(self, periods: list[float]) -> float:
         """The mean of k~^2 over a period, sum_m c_m^2, to floats."""
-
-    def absolute(self, periods: list[float]) -> float:
-        """An upper bound of sum_m |c_m|: where no c_m is negative, k~(0)."""
-        return 1 + self.images([0.0] * len(periods), periods)
 
 
 class ProductKernel(StationaryKernel):
@@ -111,55 +106,6 @@ class Laplacian(ProductKernel):
         """By the autocorrelation (scale + |t|) e^(-|t|/scale)."""
         far = multiples(FAR * self.scale, period) * period
         return (2 * float(((self.scale + far) * self.one(far)).sum()) - self.scale) / period
-
-
-class Epanechnikov(ProductKernel):
-    """k(z) = prod_i (1 - z_i^2/scale^2)_+."""
-
-    positive: ClassVar[bool] = False
-
-    def one(self, z: Tensor) -> Tensor:
-        return (1 - (z / self.scale).square()).clamp_min(0)
-
-    def transform_of_one(self, w: Tensor) -> Tensor:
-        """4 scale (sin t - t cos t)/t^3, t = scale w."""
-        t = (w * self.scale).abs()
-        small, far = t < 0.01, t.clamp_min(0.01)
-        return self.scale * torch.where(
-            small, 4 / 3 * (1 - t.square() / 10), 4 * (far.sin() - far * far.cos()) / far**3
-        )
-
-    def energy_of_one(self, period: float) -> float:
-        return 16 * self.scale / (15 * period)
-
-    def absolute(self, periods: list[float]) -> float:
-        """Of one coordinate the first terms, and 4 scale (1 + t)/t^3 <= 8 scale/t^2 for the rest, t >= 1."""
-        total = 1.0
-        for period in periods:
-            step = 2 * math.pi / period
-            count = max(4096, math.ceil(1 / (step * self.scale)))
-            some = self.transform_of_one(step * torch.arange(count + 1, dtype=torch.float64)).abs()
-            rest = 8 * self.scale / (step * self.scale) ** 2 / count
-            total *= (2 * float(some.sum()) - float(some[0]) + 2 * rest) / period * (1 + MARGIN)
-        return total
-
-
-class TopHat(ProductKernel):
-    """k(z) = 1 where every |z_i| <= scale, else 0. No bound of a sum of its waves holds for the worst query."""
-
-    positive: ClassVar[bool] = False
-
-    def one(self, z: Tensor) -> Tensor:
-        return (z.abs() <= self.scale).double()
-
-    def transform_of_one(self, w: Tensor) -> Tensor:
-        return 2 * self.scale * torch.sinc(w * (self.scale / math.pi))
-
-    def energy_of_one(self, period: float) -> float:
-        return 2 * self.scale / period
-
-    def absolute(self, periods: list[float]) -> float:
-        return math.inf
 
 
 class ExponentialKernel(StationaryKernel):

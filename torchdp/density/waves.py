@@ -10,10 +10,8 @@ prod D/L,
 
 Movement. A point of the circle that moves by the angle a is moved by |2 sin(a/2)|: with steps s_m for both numbers of a
 wave, Gamma = sup_z sum_m s_m^2 sin^2(pi <m, z/L>). Let s_m^2 <= lambda |C_m|.
-1. If no c_m is negative, sum_kept C_m sin^2 <= sum_{m != 0} c_m sin^2 = (k~(0) - k~(z))/2 <= k~(0)/2, as k~ >= 0, and
-   Gamma <= lambda k~(0)/2, however many waves are kept.
-2. Else the largest on a grid of the torus, by a Fourier transform, is below the supremum by at most r^2/2 sum_m s_m^2
-   |w_m|^2/2, r half a cell's diagonal: at the maximum the gradient is 0, and second derivatives are no larger.
+No c_m is negative, so sum_kept C_m sin^2 <= sum_{m != 0} c_m sin^2 = (k~(0) - k~(z))/2 <= k~(0)/2, as k~ >= 0, and
+Gamma <= lambda k~(0)/2, however many waves are kept.
 Nothing of this asks that x lies in the box: points out of it cost error, not privacy.
 
 Source: the argument above; noise of a kernel's covariance: Hall, Rinaldo, Wasserman (2013).
@@ -38,7 +36,6 @@ MOST_WAVES, MOST_DIMENSIONS = 1024, 3
 REACH = {1: 1024, 2: 96, 3: 20}  # of the lattice that waves are taken from, each way
 FARTHEST, TRIED = 16.0, 24  # periods that are tried: up to so many scales beyond the side
 WIDEST = 1e4  # scales that a box may be wide
-POINTS = {1: 2**16, 2: 2**10, 3: 2**7}  # of the grid for movement, each way
 CANCELLED = 1e-14  # of a sum, by floats that cancel
 
 
@@ -117,14 +114,13 @@ class Waves(Family):
 class WaveFeatures(CircleFeatures):
     """weights: C_m, (repetitions,). average, worst: bounds of |sum - k|, root mean square and at any pair of points.
 
-    whole: sum over all |c_m|, or a bound, infinite where there is none; for kernels without negative c_m k~(0).
+    whole: k~(0), the sum over all c_m.
     """
 
     family: Waves
     places: Tensor  # m, (repetitions, d) int64
     weights: Tensor
     first: float  # c_0
-    periods: tuple[float, ...]
     average: float
     worst: float
     whole: float
@@ -140,8 +136,6 @@ class WaveFeatures(CircleFeatures):
     def gamma(self, steps: Tensor) -> float:
         squares = steps.cpu().view(-1, 2).amax(1).square()
         least = float(squares.sum())
-        if not self.family.stationary.positive:
-            return min(least, on_grid(self.places.cpu(), squares, self.periods))
         return min(least, float((squares / self.weights.cpu().abs()).max()) * self.whole / 2)
 
     def share(self, x: Tensor) -> Tensor:
@@ -182,7 +176,6 @@ class Lattice:
             self.places[:count].to(device),
             self.weights[:count].to(device),
             self.constant,
-            self.periods,
             *bounds,
             self.whole,
         )
@@ -190,11 +183,8 @@ class Lattice:
 
 @lru_cache(maxsize=64)
 def lattices(family: Waves) -> tuple[Lattice, ...]:
-    """Of all periods that are tried; of kernels that end, the one of no images."""
+    """Of all periods that are tried."""
     kernel, sides = family.stationary, family.sides
-    end = kernel.scale * (1 + SLACK)
-    if kernel.images(sides, [side + end for side in sides]) == 0:
-        return (lattice(family, [side + end for side in sides]),)
     first, last = math.log10(kernel.nearest), math.log10(FARTHEST)
     extras = torch.logspace(first, last, TRIED, dtype=torch.float64) * kernel.scale
     return tuple(lattice(family, [side + extra for side in sides]) for extra in extras.tolist())
@@ -208,25 +198,16 @@ def lattice(family: Waves, periods: list[float]) -> Lattice:
     places = places[len(places) // 2 :]  # one of each pair, 0 first
     volume = math.prod(periods)
     c = kernel.transform(places * (2 * math.pi / torch.tensor(periods, dtype=torch.float64))) / volume
+    if bool((c < 0).any()):  # the movement's bound needs it
+        raise ValueError(f"the transform of {type(kernel).__name__} must be nowhere negative")
     constant, C = float(c[0]), 2 * c[1:]
     order = C.abs().argsort(descending=True, stable=True)[:MOST_WAVES]
     order = order[C[order].abs() > 1e-300]
     C, places = C[order], places[1:][order]
-    images, whole, energy = kernel.images(sides, periods), kernel.absolute(periods), kernel.energy(periods)
+    images = kernel.images(sides, periods)
+    whole = 1 + kernel.images([0.0] * d, periods)  # k~(0)
+    energy = kernel.energy(periods)
     left = (energy - constant**2 - C.square().cumsum(0) / 2).clamp_min(0) + CANCELLED * energy
     tail = (whole - abs(constant) - C.abs().cumsum(0)).clamp_min(0) + CANCELLED * whole
     average = (volume / math.prod(sides) * left).sqrt() + images
     return Lattice(places, C, constant, tuple(periods), average, tail + images, whole)
-
-
-def on_grid(places: Tensor, squares: Tensor, periods: Sequence[float]) -> float:
-    """The module's second bound of sup_z sum_m s_m^2 sin^2(pi <m, z/L>): (waves, d), (waves,) ->."""
-    d = places.shape[1]
-    points = POINTS[d]
-    table = torch.zeros((points,) * d, dtype=torch.float64)
-    table.index_put_(tuple((places % points).unbind(1)), squares / 2, accumulate=True)
-    largest = float(squares.sum() / 2 - torch.fft.fftn(table).real.min())
-    lengths = torch.tensor(periods, dtype=torch.float64)
-    waves = (places * (2 * math.pi / lengths)).square().sum(1)
-    cell = float((lengths / (2 * points)).square().sum())
-    return largest * (1 + 1e-9) + cell / 2 * float((squares * waves).sum()) / 2

@@ -13,14 +13,13 @@
 | W exactly; weighted rows or columns; a free shift | :func:`factorize`, :func:`signature_form` |
 | any error, any structure, by descent: groups of columns, bands, signs, custom modules | :func:`train` |
 | W within alpha, or at a price for the largest error | :func:`approximate`, :func:`zeta`, :func:`least_error` |
-| prefix sums of millions of steps, with momentum too, matrix-free | :func:`factorize` of ``workloads.RunningSums`` |
+| prefix sums of millions of steps, matrix-free | :func:`factorize` of ``workloads.RunningSums`` |
 | the same with a few buffers of memory (BLT) | :func:`factorize_buffered` |
 | repeated participation: by epoch; with a minimum separation | :func:`factorize_epochs`; :func:`factorize_separated` |
 | streaming: noise step by step, custom strategies too | :class:`StreamStrategy`, :class:`Recurrence` |
 | fewer rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`; :func:`train` of :class:`LowRankRelaxation` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | marginal tables of a thousand bits | :class:`MarginalFactorization` |
-| an exact certificate, in fractions; saving and loading one | :func:`exact_certificate`; :func:`save`, :func:`load` |
 | products, matrix-free; those of the literature | ``structure``: :func:`factorize_product`, :func:`square_root` |
 | lower bounds on users; on noise | :func:`hard_instance`, :func:`learner_samples`; :func:`additive_noise_bound` |
 
@@ -52,15 +51,14 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 from torchdp.factorization.additive import additive_noise_bound
 from torchdp.factorization.approximate import approximate, least_error, zeta
 from torchdp.factorization.certificates.certificate import Certificate, certify
-from torchdp.factorization.certificates.exact_certificate import exact_certificate, load, save
 from torchdp.factorization.dual import gamma2_dual
 from torchdp.factorization.epochs import factorize_epochs, factorize_separated
 from torchdp.factorization.factorize import Factorization, factorize, signature_form
 from torchdp.factorization.hard import hard_instance, learner_samples
 from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
-from torchdp.factorization.objectives import Groups, Limited, LocalError, Mixed, Norm, Objective
+from torchdp.factorization.objectives import Groups, Norm, Objective
 from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
-from torchdp.factorization.reference import gram_layer, reference
+from torchdp.factorization.reference import reference
 from torchdp.factorization.relaxation import LowRankRelaxation, Product, Relaxation, smooth_log_norm, strategy
 from torchdp.factorization.streams.banded import BandedStrategy
 from torchdp.factorization.streams.buffered import BufferedStrategy
@@ -85,11 +83,8 @@ __all__ = [
     "Certificate",
     "Factorization",
     "Groups",
-    "Limited",
-    "LocalError",
     "LowRankRelaxation",
     "MarginalFactorization",
-    "Mixed",
     "Norm",
     "Objective",
     "Product",
@@ -101,7 +96,6 @@ __all__ = [
     "approximate",
     "binary_tree",
     "certify",
-    "exact_certificate",
     "factorize",
     "factorize_blocks",
     "factorize_buffered",
@@ -115,16 +109,13 @@ __all__ = [
     "gamma_F",
     "gamma_box",
     "gamma_ellipsoid",
-    "gram_layer",
     "hard_instance",
     "jl_rank",
     "johnson_lindenstrauss",
     "learner_samples",
     "least_error",
     "lipschitz_tree",
-    "load",
     "reference",
-    "save",
     "signature_form",
     "smooth_log_norm",
     "square_root",

@@ -114,7 +114,7 @@ def factorize(
     worst query), p = 2 the root of the summed squared errors, sqrt(m) times gamma_F.
 
     W: (*batch, m, n), real, numpy arrays and lists too, or a :class:`Workload`, or :class:`RunningSums` (with
-    momentum and learning rates, too), which are never formed: in memory for a few vectors, with neither ``shift``
+    learning rates too, without momentum), which are never formed: in memory for a few vectors, with neither ``shift``
     nor ``error_weights``, as a :class:`RunningFactorization`.
     A Kronecker product is factored factor by factor, but whole with
     ``shift`` or ``error_weights`` (weights that are a product themselves: weigh the factors of the workload).

@@ -78,38 +78,6 @@ def log_norm(values: Tensor, order: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Mixed(Objective):
-    """share * (largest squared error) + (1 - share) * (mean squared error); share in [0, 1]."""
-
-    share: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "share", checks.within("share", self.share, 0, 1))
-
-    def rows(self, a: Tensor) -> Tensor:
-        return self.share * a + (1 - self.share) * a.mean(-1, keepdim=True)
-
-
-@dataclass(frozen=True)
-class Limited(Objective):
-    """The mean squared error, query i's being at most limits_i times it: else the largest ratio counts.
-
-    What rules like Adam's need, whose steps divide by the noise. limits: (m,), positive. Raises TypeError, ValueError.
-    """
-
-    limits: Tensor
-
-    def __post_init__(self) -> None:
-        limits = checks.floating("limits", self.limits).detach().double().clone()
-        if limits.ndim != 1 or not bool((limits > 0).all()):
-            raise ValueError("limits must be a vector of positive numbers, one for each query")
-        object.__setattr__(self, "limits", limits)
-
-    def rows(self, a: Tensor) -> Tensor:
-        return torch.cat([a.mean(-1, keepdim=True), a / self.limits.to(a)], -1)
-
-
-@dataclass(frozen=True)
 class Groups(Objective):
     """gamma_(p) where a user holds every column of a group: sensitivity max over groups of sum_j ||R_j||.
 
@@ -142,33 +110,3 @@ class Groups(Objective):
 
     def least_columns(self, b: Tensor) -> Tensor:
         return b @ self.groups.to(b).T
-
-
-@dataclass(frozen=True)
-class LocalError(Objective):
-    """The worst query's variance in a local protocol whose users hold types drawn from ``prior``.
-
-    A user of type x sends a private R_x of covariance v (radius^2 I + outer R_x R_x^T), radius = max_j ||R_j||.
-    Query i then varies by v / n times radius^2 a_i + outer sum_x prior_x W_ix^2, and v / n is left out here.
-    outer: of a randomizer of the ball, ``client.moments.outer * client.radius**2 / client.moments.variance``;
-    gamma_2, the proxy, has outer = 0.
-
-    prior: (n,), a probability vector. outer: in [-1, 1e6]. Raises TypeError, ValueError.
-    """
-
-    prior: Tensor
-    outer: float
-
-    def __post_init__(self) -> None:
-        prior = checks.real("prior", self.prior)
-        if prior.ndim != 1:
-            raise ValueError(f"prior must be a vector, one share for each type, not of shape {tuple(prior.shape)}")
-        prior = checks.shares("prior", prior, len(prior))
-        object.__setattr__(self, "prior", prior)
-        object.__setattr__(self, "outer", checks.within("outer", self.outer, -1, 1e6))
-
-    def rows(self, a: Tensor) -> Tensor:
-        return a
-
-    def offset(self, W: Tensor) -> Tensor:
-        return self.outer * (W.square() @ self.prior.to(W))

@@ -1,8 +1,6 @@
-"""The factorization norm as a semidefinite program, from the definition: slow, small; a reference and a layer."""
+"""The factorization norm as a semidefinite program, from the definition: slow, small."""
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,20 +8,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import Certificate, certify, check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent
 from torchdp.factorization.factorize import Factorization, finish
 from torchdp.factorization.solvers.fixed_point import Solution
 
 LARGEST_EXPONENT = 1e6
 LARGEST = 80  # m + n; an interior point step on the cone of side s costs about s^6 operations and s^4 memory
-LARGEST_LAYER = 64  # about a second at 32 x 32
-TOLERANCE = 1e-6  # of the layer's certified gap
-# SCS, to high accuracy: the derivative is no better than the solution. Not Clarabel: diffcp 1.1.9 returns the dual
-# variables of its semidefinite cones out of order, and the derivative is wrong. LSMR for the derivative's linear
-# system: where the optimum is not unique diffcp's dense solver returns anything, and its LSQR stops early.
-SOLVER: dict[str, Any] = {"solve_method": "SCS", "eps_abs": 1e-10, "eps_rel": 1e-10, "max_iters": 100_000}
-DERIVATIVE: dict[str, Any] = {"mode": "lsmr"}
 
 
 def reference(W: Tensor, p: float = math.inf, shift: bool = False) -> Factorization:
@@ -96,80 +86,3 @@ def _factors(Z: Tensor, m: int) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(Z)
     both = vectors * values.clamp_min(0).sqrt()[..., None, :]  # the rows of L, then R^T
     return both[..., :m, :], both[..., m:, :].mT
-
-
-@dataclass(frozen=True)
-class GramFactorization(Brief):
-    """gamma_2(W) and the Gram blocks of optimal factors, differentiable in W: rows = L L^T and columns = R^T R.
-
-    value: (*batch), the program's; rows: (*batch, m, m); columns: (*batch, n, n), diagonals at most ``value``.
-    certificate: of gamma_2(W), for factors read off the blocks; it has no gradient.
-    """
-
-    value: Tensor
-    rows: Tensor
-    columns: Tensor
-    certificate: Certificate
-
-
-def gram_layer(W: Tensor) -> GramFactorization:
-    """The program of :func:`reference` for gamma_2 as a layer: value and optimum, differentiated implicitly.
-
-    d value / dW is the witness, as in :func:`gamma2`, which is the loss to train the norm itself with, at any size.
-    d A / dW and d B / dW are what only this offers; they mean something where the optimum is unique. A query or a type
-    without dual weight leaves its own diagonal entry free below t.
-
-    W: (*batch, m, n), real, m + n <= 64. It is solved on the CPU in float64; the results follow W's dtype and device.
-    First order only.
-
-    Raises ValueError or TypeError on bad arguments, ImportError without cvxpylayers, RuntimeError where the solver
-    fails or the certified gap of its solution exceeds 1e-6.
-
-    Guarantees: certificate.lower <= gamma_2(W) <= certificate.upper <= certificate.lower + 1e-6 max abs(W).
-    Source: Lee, Shraibman, Spalek (2008) for the program; Agrawal, Amos, Barratt, Boyd, Diamond, Kolter (2019) for the
-    derivative.
-    """
-    W = checks.matrix("W", W)
-    *batch, m, n = W.shape
-    if m + n > LARGEST_LAYER:
-        raise ValueError(
-            f"W must be (..., m, n) with m + n <= {LARGEST_LAYER}, not of shape {tuple(W.shape)}; "
-            "gamma2 takes large matrices"
-        )
-    layer = _layer(m, n)
-    exact = W.double().cpu().reshape(-1, m, n)
-    scale = exact.detach().abs().amax((-2, -1))
-    scale = torch.where(scale > 0, scale, 1.0)[:, None, None]
-    scaled = exact / scale
-    options = SOLVER | (DERIVATIVE if torch.is_grad_enabled() and scaled.requires_grad else {})
-    try:
-        value, Z, *weights = layer(scaled, solver_args=options)
-    except Exception as error:
-        raise RuntimeError(f"the SDP solver failed on W of shape {tuple(W.shape)}: {error}") from error
-
-    def back(tensor: Tensor, dtype: torch.dtype = W.dtype) -> Tensor:
-        return tensor.reshape((*batch, *tensor.shape[1:])).to(W.device, dtype)
-
-    left, right = (scale.sqrt() * factor for factor in _factors(Z.detach(), m))
-    proof = (back(each.detach(), torch.float64) for each in (left, right, *(w.clamp_min(0) for w in weights)))
-    certificate = certify(back(exact, torch.float64), *proof)
-    size = back(scale[:, 0, 0], torch.float64)
-    gap = float(((certificate.upper - certificate.lower) / size).max())  # the norm is max abs(W) at least
-    if not gap <= TOLERANCE:
-        raise RuntimeError(
-            f"the SDP solver stopped on W of shape {tuple(W.shape)} at a certified gap of {gap:.2e}, above {TOLERANCE}"
-        )
-
-    rows, columns = back(scale * Z[:, :m, :m]), back(scale * Z[:, m:, m:])
-    return GramFactorization(back(scale[:, 0, 0] * value), rows, columns, certificate)
-
-
-@lru_cache(maxsize=16)
-def _layer(m: int, n: int) -> Any:
-    """The layer of (m, n) matrices: W -> (t, Z, multipliers of diag A <= t and of diag B <= t)."""
-    with checks.needing("gram_layer", "cvxpylayers", "cvxpy"):
-        from cvxpylayers.torch import CvxpyLayer
-
-        program = _program(m, n)
-    multipliers = [program[name].dual_variables[0] for name in ("rows", "columns")]
-    return CvxpyLayer(program["problem"], [program["W"]], [program["t"], program["Z"], *multipliers])

@@ -16,12 +16,11 @@
 | ..._lower_bound(gamma, ...) | Gamma_p(K) | lower bounds for unbiased protocols, with constants | no |
 
 ``tuned`` takes the shape of least error; ``projected(found)`` is biased, with lower error for few users.
-:class:`AdaptiveMean` needs no tight bounding box; :class:`PureMean` needs no delta.
+:class:`PureMean` needs no delta.
 
 Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
 """
 
-from torchdp.mean.adaptive import AdaptiveMean
 from torchdp.mean.covariance import GaussianCovariance, project_covariance, project_second_moment
 from torchdp.mean.gaussian import GaussianMean
 from torchdp.mean.local import LocalMean
@@ -39,7 +38,6 @@ from torchdp.mean.pure import Block, PureMean
 from torchdp.mean.strategy_covariance import StrategyCovariance, choose_covariance
 
 __all__ = [
-    "AdaptiveMean",
     "Block",
     "GaussianCovariance",
     "GaussianMean",

@@ -13,7 +13,6 @@ about their vector, and the analyst's estimator; ``choose`` finds the one of lea
 |---|---|---|---|
 | TwoMessage | 2, epsilon/2 each | two sums | Ghazi et al. (2023), Lemma 11 |
 | OneMessage | 1, epsilon | one sum | here |
-| OneMessagePairs | 1, epsilon | each message | here; any kernel |
 | StrategyReports | 1, epsilon | counts of outputs | here; McKenna et al. (2020) |
 | SubsetPairs | 1, epsilon | each message | here; Ye, Barg (2018) |
 | RandomizedResponsePlugIn | 1, epsilon | counts of reports | Bell et al. (2020), Algorithm 1 |
@@ -29,9 +28,8 @@ about their vector, and the analyst's estimator; ``choose`` finds the one of lea
 from torchdp.pairwise.bound import lower_bound
 from torchdp.pairwise.choose import choose, histograms
 from torchdp.pairwise.consistent import consistent
-from torchdp.pairwise.lipschitz import lipschitz
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
-from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
+from torchdp.pairwise.messages import OneMessage, TwoMessage
 from torchdp.pairwise.pilot import after_pilot, pooled
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.population import mann_whitney, of_population
@@ -55,7 +53,6 @@ from torchdp.pairwise.strategy_reports import StrategyReports
 __all__ = [
     "Form",
     "OneMessage",
-    "OneMessagePairs",
     "Pairs",
     "PairwiseProtocol",
     "PairwiseStatistic",
@@ -81,7 +78,6 @@ __all__ = [
     "gini",
     "histograms",
     "kendall",
-    "lipschitz",
     "low_rank",
     "lower_bound",
     "mann_whitney",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.pairwise.bound import lower_bound
 from torchdp.pairwise.low_rank import fewer_dimensions
-from torchdp.pairwise.messages import OneMessage, OneMessagePairs, TwoMessage
+from torchdp.pairwise.messages import OneMessage, TwoMessage
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.reports import SubsetPairs
@@ -51,10 +51,10 @@ def choose(
 ) -> Choice[PairwiseProtocol]:
     """The protocol of least predicted error for n users, among all of this package's with at most ``rounds`` rounds.
 
-    Candidates: two messages; one message by PrivUnitG and by PrivUnit, from its sum where the kernel's diagonal
-    allows it and from pairs; the same on a kernel of lower rank trained for n and epsilon (means, up to 256 types);
-    randomized response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (up to 64 types,
-    on 16, 32 and 64 bins of up to 1,024); with rounds = 2, two rounds, with projection and without (means).
+    Candidates: two messages and one, by PrivUnitG and by PrivUnit, where the kernel's diagonal allows it; the same on
+    a kernel of lower rank trained for n and epsilon (means, up to 256 types); randomized response, subset selection,
+    OUE and SUE; a strategy matrix optimised for the statistic (up to 64 types, on 16, 32 and 64 bins of up to 1,024);
+    with rounds = 2, two rounds, with projection and without (means).
     ``predicted_mse`` decides, with bias.
 
     statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users' is
@@ -156,7 +156,6 @@ def _messages(prefix: str, statistic: PairwiseStatistic, epsilon: float) -> list
     return [
         (f"{prefix}two messages", TwoMessage(statistic, epsilon)),
         *((f"{prefix}one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)) for kind in both),
-        *((f"{prefix}message pairs, {kind.__name__}", OneMessagePairs(statistic, epsilon, kind)) for kind in both),
     ]
 
 

@@ -10,13 +10,12 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
-from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol
+from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally, Users
 from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError
-from torchdp.protocol.types import from_messages
 from torchdp.randomizers import PrivUnit, PrivUnitG
 from torchdp.randomizers.ball.ball import BallRandomizer
 
@@ -117,10 +116,21 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
 
 
 @dataclass(frozen=True)
-class SingleMessage(PairwiseProtocol, Relay[Tensor, Tensor, BallRandomizer]):
-    """Protocols in which each user sends its vector once, at the full epsilon.
+class OneMessage(PairwiseProtocol, Relay[Tensor, Tensor, BallRandomizer]):
+    """Each user sends its vector once, at the full epsilon; the analyst needs only the sum S of the messages.
+
+    It returns (S^T J S)/n^2 - v sum(weights)/n, v the message's variance: because the noise is isotropic and its
+    size known, the square of the noise has a known mean and one message carries both sides of the form. With s the
+    sum of the u_x over users and z_i the noise of user i,
+    n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + sum_i {4 E[s^T J z_i z_i^T J z_i] + Var(z_i^T J z_i)
+    - 2 v^2 sum weights^2}, exactly; for PrivUnitG, with w_x = u_x^T J u_x and C the largest norm of the u_x, the term
+    in braces is (v/C^2) (w_x^2 - 4 w_x u_x^T J s). ``sample_tally`` costs the same for all n.
 
     kind: PrivUnitG, or PrivUnit, whose noise is less by a fraction of order 1/r (a quarter at r = 16, epsilon = 8).
+
+    Guarantees: epsilon-LDP for each user.
+    Source: derived here from the exact moments of the noise; compare Ghazi et al. (2023), Lemma 11, who send two
+    messages at epsilon/2.
     """
 
     kind: type[PrivUnit] | type[PrivUnitG] = PrivUnitG
@@ -147,23 +157,6 @@ class SingleMessage(PairwiseProtocol, Relay[Tensor, Tensor, BallRandomizer]):
 
     def mean_point(self, tally: Tally) -> Tensor:
         return tally["sum"] / tally.users(1)
-
-
-@dataclass(frozen=True)
-class OneMessage(SingleMessage):
-    """Each user sends its vector once, at the full epsilon; the analyst needs only the sum S of the messages.
-
-    It returns (S^T J S)/n^2 - v sum(weights)/n, v the message's variance: because the noise is isotropic and its
-    size known, the square of the noise has a known mean and one message carries both sides of the form. With s the
-    sum of the u_x over users and z_i the noise of user i,
-    n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + sum_i {4 E[s^T J z_i z_i^T J z_i] + Var(z_i^T J z_i)
-    - 2 v^2 sum weights^2}, exactly; for PrivUnitG, with w_x = u_x^T J u_x and C the largest norm of the u_x, the term
-    in braces is (v/C^2) (w_x^2 - 4 w_x u_x^T J s). ``sample_tally`` costs the same for all n.
-
-    Guarantees: epsilon-LDP for each user.
-    Source: derived here from the exact moments of the noise; compare Ghazi et al. (2023), Lemma 11, who send two
-    messages at epsilon/2.
-    """
 
     estimated_pairs = Pairs.ALL
 
@@ -201,74 +194,3 @@ class OneMessage(SingleMessage):
     def _variance(self, squares: Tensor | float, n: float | Tensor, form: Form) -> Tensor:
         v = self.client.moments.variance
         return 4 * v * squares / n**3 + 2 * v**2 * form.weights.square().sum(-1) / n**2
-
-
-@dataclass(frozen=True)
-class OneMessagePairs(SingleMessage):
-    """One message at the full epsilon; the analyst pairs the messages: sum over i != j of Y_i^T J Y_j / (n (n-1)).
-
-    Unbiased for distinct pairs whatever the kernel's diagonal, but the analyst must see each message (the sum
-    of their coordinates' squares is needed too), so that its distribution is drawn from messages.
-    Var = [4 v sum_users ||J (s - u_x)||^2 + 2 n (n-1) v^2 sum weights^2] / (n (n-1))^2, exactly.
-
-    Guarantees: epsilon-LDP for each user.
-    Source: a U-statistic of independent messages with Cov Y = v I; compare Bell, Bellet, Gascon, Kulkarni (2020),
-    Algorithm 1, which is the same estimator for randomized response.
-    """
-
-    estimated_pairs = Pairs.DISTINCT
-
-    @property
-    def layout(self) -> Layout:
-        return {name: ((self.statistic.dim,), torch.float64) for name in ("sum", "squares")}
-
-    @property
-    def users_at_once(self) -> int:  # type: ignore[override]
-        """Whose messages are held together: 32 MiB of float64."""
-        return max(1, 2**22 // self.statistic.dim)
-
-    def tally(self, messages: Tensor) -> Tally:
-        """Messages (n, r): their sum, and the sum of the squares of their coordinates."""
-        total = self.client.tally(messages)
-        squares = checks.floating("messages", messages).double().square().sum(0)
-        return Tally(total.n, {"sum": total["sum"], "squares": squares})
-
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return from_messages(self, self.validate_summary(summary), draws, shape)
-
-    def limits(self, n: Users) -> dict[str, Limits]:
-        return {**super().limits(n), "squares": Limits(0.0, n * self.client.entry_limit**2)}
-
-    def impossible(self, tally: Tally) -> str | None:
-        if bool((tally["squares"] * tally.users(1) < tally["sum"].square() * (1 - ROUNDING)).any()):
-            return "the squares add up to less than the square of the sum over n"
-        return None
-
-    def mean(self, tally: Tally, form: Form) -> Tensor:
-        n = tally.users()
-        return (form.weights * (tally["sum"].square() - tally["squares"])).sum(-1) / (n * (n - 1)) + form.constant
-
-    def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        points = self.statistic.points
-        apart = (counts @ points)[..., None, :] - points  # (*batch, k, r): s - u_x
-        others = form.weights[..., None, :] * apart
-        return self._variance((counts * others.square().sum(-1)).sum(-1), counts.sum(-1), form)
-
-    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
-        """||J (s - u_x)|| is at most n - 1 times the largest ||J u_x||."""
-        return self._variance(n * ((n - 1) * self.statistic.longest(form)) ** 2, n, form)
-
-    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
-        """That of all pairs, whose own terms z_i^T J z_i the squares tell up to a normal error, at most this one."""
-        n, v, point = tally.users(), self.client.moments.variance, self.mean_point(tally)
-
-        def error(weights: Tensor, value: Tensor) -> QuadraticError:
-            longest = (self.statistic.points * weights[..., None, :]).square().sum(-1).amax(-1)
-            slack = ((4 * v * longest + 2 * v**2 * weights.square().sum(-1)) / n**3).sqrt()
-            return QuadraticError.isotropic(point, weights, v / tally.users(1), slack).scaled(n / (n - 1))
-
-        return error
-
-    def _variance(self, squares: Tensor | float, n: float | Tensor, form: Form) -> Tensor:
-        v, pairs = self.client.moments.variance, n * (n - 1)
-        return 4 * v * squares / pairs**2 + 2 * v**2 * form.weights.square().sum(-1) / pairs

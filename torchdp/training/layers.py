@@ -18,7 +18,7 @@ class FeatureLayer(nn.Module):
     """f(x) / sqrt(repetitions) of a kernel's random features: <layer(x), layer.queries(y)> estimates k(x, y).
 
     features: drawn by a family whose f has a gradient (``GaussianFourier``, ``GaussianOrthogonal``, ``InnerProduct``,
-    ``InnerProductSigns``, ``InnerProductRotated``); where f is clipped the gradient there is 0. Its tensors become
+    ``InnerProductRotated``); where f is clipped the gradient there is 0. Its tensors become
     buffers. The layer is public computation: the vectors' domain is not checked here, and nothing is private before
     bits are collected or noise is added. Autocast is off inside: a phase has no digits to lose. vmap, torch.compile,
     DDP: as any layer of plain operations. Raises TypeError.

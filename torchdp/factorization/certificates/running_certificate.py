@@ -1,10 +1,9 @@
-"""Certified bounds for running sums of any number of steps, in time and memory for a few vectors.
+"""Certified bounds for running sums without momentum, of any number of steps, in time and memory for a few vectors.
 
 Norms of strategies of a few buffers are taken in the widest floats of numpy, apart from the code that looks for them.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,12 +18,11 @@ from torchdp.factorization.certificates.certificate import (
     conjugate,
     scaled_weights,
 )
-from torchdp.factorization.structure import momentum, path
+from torchdp.factorization.structure import path
 from torchdp.memory import NUMBERS_AT_ONCE
 from torchdp.workloads import RunningSums
 
 AT_ONCE = min(2**16, NUMBERS_AT_ONCE)  # numbers: what a near cache holds
-MOMENTUM_AT_ONCE = min(2**20, NUMBERS_AT_ONCE)  # enough for rows whose work outweighs their calls
 Wide = NDArray[np.longdouble]
 EPS = float(np.finfo(np.longdouble).eps)
 
@@ -70,7 +68,7 @@ class Quadrature:
 def quadrature(W: RunningSums, rows: Tensor, columns: Tensor, loss: float) -> Quadrature:
     """A rule for the spectrum of (M M^T)^{-1}, M = diag(rows)^{1/2} W diag(columns)^{1/2}, weights of sum 1."""
     largest = 1.0 if W.rates is None else float(W.rates.max())
-    least = ((1 - W.momentum) / largest) ** 2  # the rates' share of W's entries; what decay takes makes it larger
+    least = largest**-2  # the rates' share of W's entries; what decay takes makes it larger
     return Quadrature.of(least, float(_inverse_diagonal(W, rows, columns).max()), loss, W.device)
 
 
@@ -80,37 +78,26 @@ def row_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature)
     (M M^T)^{-1} + level is the precision of the path with variances ``columns``, seen with precision level rows, in the
     unit rows^{1/2}.
     """
-    return _resolvents(W, rows, rule, lambda leaks: variances(W, columns, leaks))
+    found = rule.white / rows
+    levels = max(1, AT_ONCE // W.steps)
+    for level, share in zip(rule.levels.split(levels), rule.shares.split(levels), strict=True):
+        found = found + share @ variances(W, columns, level[:, None] * rows)
+    return found
 
 
 def column_numbers(W: RunningSums, rows: Tensor, columns: Tensor, rule: Quadrature) -> Tensor:
     """The diagonal of (M^T M)^{1/2} by the rule, divided by ``columns``.
 
-    W^T with both orders reversed is W with its rates reversed, its decay and momentum exchanged.
+    Without rates W^T with both orders reversed is W; rates scale the columns.
     """
     if W.rates is None:
         return row_numbers(W, columns.flip(0), rows.flip(0), rule).flip(0)
-    if not W.momentum:  # the rates scale the columns
-        power = W.rates.square()
-        return power * column_numbers(replace(W, rates=None), rows, columns * power, rule)
-    steps, motion = rows.flip(0), momentum.Motion(W.momentum, W.decay, W.rates.flip(0))
-    return _resolvents(W, columns.flip(0), rule, lambda leaks: momentum.variances(steps, leaks, motion)).flip(0)
-
-
-def _resolvents(
-    W: RunningSums, weights: Tensor, rule: Quadrature, variances: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """white / weights + sum_k shares_k x the variances of the path seen with precision levels_k weights, (n,)."""
-    found, levels = rule.white / weights, max(1, (MOMENTUM_AT_ONCE if W.momentum else AT_ONCE) // W.steps)
-    for level, share in zip(rule.levels.split(levels), rule.shares.split(levels), strict=True):
-        found = found + share @ variances(level[:, None] * weights)
-    return found
+    power = W.rates.square()
+    return power * column_numbers(replace(W, rates=None), rows, columns * power, rule)
 
 
 def variances(W: RunningSums, columns: Tensor, leaks: Tensor) -> Tensor:
     """Of the points of W N(0, diag(columns)), each seen with precision leaks: (n,), (batch, n) -> (batch, n)."""
-    if W.momentum:
-        return momentum.variances(columns, leaks, momentum.Motion.of(W))
     return path.variances(columns if W.rates is None else columns * W.rates.square(), leaks, W.decay)
 
 
@@ -128,7 +115,7 @@ def certify_running(
 
     Guarantees: lower <= gamma_(p)(W) <= upper, for any positive weights.
     Source: weak duality, as in :func:`certify`; :class:`Quadrature`; for the rounding
-    :func:`path.eliminate`, :func:`momentum.variances`.
+    :func:`path.eliminate`.
     """
     p = check_exponent(p)
     c, P = (x.double() / x.double().sum() for x in (row_weights, column_weights))
@@ -147,12 +134,10 @@ def certify_running(
 
 
 def _inverse_diagonal(W: RunningSums, rows: Tensor, columns: Tensor) -> Tensor:
-    """The diagonal of (M M^T)^{-1}, (n,): W^{-1} = (1 - momentum x) diag(1 / rates) (1 - decay x)."""
-    own = torch.ones_like(rows) if W.rates is None else 1 / W.rates
-    inverse, after = 1 / columns, torch.nn.functional.pad(own[1:], (0, 1))
-    found = own.square() * inverse
-    found[:-1] += (W.decay * after + W.momentum * own)[:-1].square() * inverse[1:]
-    found[:-2] += (W.decay * W.momentum * after)[:-2].square() * inverse[2:]
+    """The diagonal of (M M^T)^{-1}, (n,): W^{-1} = diag(1 / rates) (1 - decay x)."""
+    inverse = 1 / columns if W.rates is None else 1 / (columns * W.rates.square())
+    found = inverse.clone()
+    found[:-1] += W.decay**2 * inverse[1:]
     return found / rows
 
 

@@ -11,6 +11,7 @@ from torchdp.factorization.certificates.certificate import Certificate, allowanc
 from torchdp.factorization.certificates.passes_certificate import passes_lower
 from torchdp.factorization.certificates.running_certificate import buffered_squares
 from torchdp.factorization.epochs import StreamFactorization, factorize_epochs
+from torchdp.factorization.factorize import factorize
 from torchdp.factorization.streams.search import MOST_TIMES, buffered_apart, buffered_once
 from torchdp.factorization.streams.series import apart_squares
 from torchdp.factorization.structure.running import factorize_running, stretched
@@ -22,6 +23,7 @@ LEAST = 6  # classes of it
 TOL = 3e-4  # gap of it
 MIXED = 1e-3  # share of equal row weights, against rounding
 STEADY = 1e-9  # of the identity, for the root
+DENSE = 1024  # steps with momentum whose matrix is factored for the lower bound
 
 
 @on_host
@@ -69,10 +71,11 @@ def factorize_buffered(
 
     W: with momentum or without. buffers: from 1 to 16, the numbers kept for each parameter; 4 will do up to 10,000
     steps, 5 for a million. p: in [2, inf], inf for the largest error and 2 for the mean squared one. tol: gap of the
-    lower bound, which holds for every strategy (:func:`factorize`). gap, times: a user takes part in at most ``times``
-    steps, any two at least ``gap`` apart, as in ``training.Separated``; for None in one step. Then the error counts for
-    C scaled to move by 1, and the lower bound is that of passes in one order, whatever ``tol``; with momentum or rates
-    that of one step alone. Optimised on the CPU. Raises TypeError, ValueError.
+    lower bound, which holds for every strategy (:func:`factorize`; with momentum it is that of the first 1,024 steps).
+    gap, times: a user takes part in at most ``times`` steps, any two at least ``gap`` apart, as in
+    ``training.Separated``; for None in one step. Then the error counts for C scaled to move by 1, and the lower bound
+    is that of passes in one order, whatever ``tol``; with momentum or rates that of one step alone. Optimised on the
+    CPU. Raises TypeError, ValueError.
 
     Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper, the l_p norm of row_norms; with ``gap`` the same
     of the least value of any strategy for such users.
@@ -102,7 +105,13 @@ def factorize_buffered(
 
 def _lower(W: RunningSums, gap: int, times: int, p: float, tol: float) -> tuple[Tensor, Tensor]:
     """A bound for every strategy, and its rounding, where that counts."""
-    if times == 1 or W.momentum or W.rates is not None:
-        return factorize_running(W, p, tol, 10_000).certificate.lower.cpu(), torch.zeros((), dtype=torch.float64)
+    exact = torch.zeros((), dtype=torch.float64)
+    if W.momentum:  # what holds for the first steps holds for all: factors of W hold factors of its leading block
+        steps = min(W.steps, DENSE)
+        rates = None if W.rates is None else W.rates[:steps]
+        block = RunningSums(steps, W.decay, W.momentum, rates, W.device)
+        return factorize(block.dense(), p, tol=tol).certificate.lower.cpu(), exact
+    if times == 1 or W.rates is not None:
+        return factorize_running(W, p, tol, 10_000).certificate.lower.cpu(), exact
     period = max(gap, -(-W.steps // times))  # of passes that the users may keep to
     return passes_lower(W, period, *passes_dual(W, period, p), p)

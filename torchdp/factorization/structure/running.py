@@ -16,7 +16,7 @@ from torchdp.factorization.certificates.running_certificate import (
     row_numbers,
 )
 from torchdp.factorization.solvers.acceleration import History, simplex
-from torchdp.factorization.structure import momentum, path
+from torchdp.factorization.structure import path
 from torchdp.noise import Noise, source
 from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums
@@ -24,7 +24,7 @@ from torchdp.workloads import RunningSums
 POWER, MEMORY = 1.5, 3  # of the multiplicative update, in (0, 2); differences that Anderson's acceleration keeps
 COARSEST, RATIO = 256, 8  # steps of the first problem; how much larger the next one is
 ROUGH, COARSE_GAP = 1e-3, 1e-4  # loss of the rule while weights are looked for; gap of smaller problems
-END = 32  # steps at both ends whose weights are taken over one by one, times 1 / (1 - momentum)
+END = 32  # steps at both ends whose weights are taken over one by one
 LEAST = 1e-9  # of a weight, in units of their mean
 MOST_ORDER = 300.0  # p of the l_p norm: the dual weights of a larger one move too slowly
 LAST = 6  # certificates, each by a rule twice as fine, before an open gap is reported
@@ -60,13 +60,10 @@ class RunningFactorization:
         """
         size, draws = checks.integer("size", size, 1), source(noise, self.row_weights.device)
         c, P, W = self.row_weights, self.column_weights, self.workload
+        steps = P if W.rates is None else P * W.rates.square()
         total = (self.rule.white / c).sqrt()[:, None] * draws.normal((len(c), size))
         for level, share in zip(self.rule.levels, self.rule.shares, strict=True):
-            if W.momentum:
-                total += share.sqrt() * momentum.draw(P, level * c, momentum.Motion.of(W), size, draws)
-            else:
-                steps = P if W.rates is None else P * W.rates.square()
-                total += share.sqrt() * path.draw(steps, level * c, W.decay, size, draws)
+            total += share.sqrt() * path.draw(steps, level * c, W.decay, size, draws)
         return total
 
 
@@ -74,6 +71,8 @@ class RunningFactorization:
 def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int) -> RunningFactorization:
     """The factorization of least gamma_(p) norm; see :func:`factorize`, which calls it and warns where it is open."""
     p, tol = check_exponent(p), checks.positive("tol", tol)
+    if W.momentum:
+        raise ValueError("running sums with momentum are factored as a matrix: pass RunningSums(...).dense()")
     if MOST_ORDER < p < math.inf:
         raise ValueError(
             f"p must lie in [2, {MOST_ORDER:g}] or be inf for running sums, not {p!r}; inf is near it"
@@ -87,7 +86,7 @@ def factorize_running(W: RunningSums, p: float, tol: float, max_iterations: int)
     for steps in reversed(sizes[1:]):
         c, P, used, _ = _iterate(W.coarse(steps), c, P, p, min(COARSE_GAP, tol / 4), 40)
         above = sizes[sizes.index(steps) - 1]
-        c, P = (_longer(x, above, round(END / (1 - W.momentum))) for x in (c, P))
+        c, P = (_longer(x, above, END) for x in (c, P))
     within, loss = 0.7 * tol, min(tol / 16, 1e-3)
     for _ in range(LAST):
         c, P, used, gap = _iterate(W, c, P, p, within, max_iterations - iterations)
@@ -132,7 +131,7 @@ def _iterate(
 
 
 def _simplex(weights: Tensor) -> Tensor:
-    """Of sum 1; with momentum the best weights of some steps are 0, which LEAST stands for."""
+    """Of sum 1, none below LEAST."""
     return simplex(weights, LEAST / len(weights))
 
 
