@@ -21,6 +21,7 @@ from torchdp.randomizers import StrategyMatrix, SubsetSelection
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
+from torchdp.simplex import onto_simplex
 
 MOST_TYPES = 256  # covariances of all types are kept, k^3 numbers
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
@@ -162,7 +163,7 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
     def _derived(
         self, h: Tensor, n: float | Tensor, sampling: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Some shares, (b, k), d, D and C, at the nearest plausible shares, in turn.
+        """Some shares, (b, k), d, D and C, of the nearest histogram, in turn.
 
         sampling: C has that of a sample from a population too.
         """
@@ -170,8 +171,7 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         rows = max(1, AT_ONCE // self.client.k**2)
         for part, some in zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, users)), strict=True):
             first, second = derivatives(self.function, part)
-            shares = part.clamp_min(0)
-            shares = shares / shares.sum(-1, keepdim=True)
+            shares = onto_simplex(part)
             C = self._covariance(shares)
             if sampling:
                 C = C + shares.diag_embed() - shares[:, :, None] * shares[:, None]
