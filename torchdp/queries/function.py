@@ -60,8 +60,8 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
     derivatives of g, the value is g(H) - tr(D C)/2 and its variance d^T C d + tr(D C D C)/2: exactly for a quadratic g
     and normal errors, to second order for others. At H itself d^T C d is too large by tr(D C D C), which comes off.
     H may lie outside of the histograms, and g, d or D be undefined there: it warns, the value is g at the histogram
-    nearest to H with one more user spread evenly, the standard error is infinite, and the interval all that g can be. It
-    also warns where a value is none that g can have.
+    nearest to H with one more user spread evenly, the standard error is infinite, and the interval all that g can be.
+    It also warns where a value is none that g can have.
 
     function: g; client: an oracle on its types, at most 256. Raises TypeError, ValueError.
 
@@ -77,6 +77,7 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         if checks.instance("client", self.client, FrequencyOracle).k != k:
             raise ValueError(f"client must have the function's {k} types, not {self.client.k}")
         checks.integer("function's types", k, 2, MOST_TYPES)
+        checks.validated(self, "client.variance")  # refuses a client whose reports do not tell all types apart
 
     @classmethod
     def tuned(

@@ -88,6 +88,10 @@ class LocalOracle(OracleQueries[FrequencyOracle]):
     Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy matrices.
     """
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.validated(self, "variance")  # refuses queries that the client's reports can not answer
+
     @property
     def variance_proxy(self) -> Tensor:
         return self.client.workload_proxy(self._centred)
