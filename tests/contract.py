@@ -251,6 +251,18 @@ class Contract:
         beside = p.estimate(torch.stack([self.x, self.x]), noise=SeededNoise(1))
         assert beside.n.tolist() == [n, n] and beside.value.shape == found.value.shape
 
+    def test_nobody_is_asked_what_is_not_answered(self, monkeypatch):
+        """Three groups, each like x, are answered by one call, or refused before a message is drawn."""
+        beside = torch.stack([self.x] * 3)
+        try:
+            tally = self.protocol.collect(beside, noise=SeededNoise(1))
+        except ValueError:
+            monkeypatch.setattr("torchdp.protocol.protocol.source", lambda *given: None)  # a draw would fail
+            with pytest.raises(ValueError, match="x must be of"):
+                self.protocol.collect(beside)
+        else:
+            assert len(self.protocol.analyse(tally).value) == 3
+
     def near(self, units, batch, turns, axis=0):
         found = apart(batch, list(turns), axis)
         assert found <= units, f"{found} units apart"

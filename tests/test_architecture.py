@@ -14,7 +14,8 @@ from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOOR = set(
-    "batch brief checks descent description draws grid memory noise randomness root rounded text threads".split()
+    "batch brief checks descent description draws grid memory noise randomness root rounded simplex text "
+    "threads".split()
 )
 MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "batch": {"checks"},

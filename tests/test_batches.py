@@ -190,7 +190,7 @@ def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
         below = MANY.form.weights.abs().flip(1)[at]
         form = pairwise.Form(MANY.form.weights[at], MANY.form.constant[at])
         chosen = replace(MANY, form=form, denominator=pairwise.Form(below, 40.0) if ratio else None)
-        return PAIRS[name](replace(chosen, pairs=PAIRS[name](MANY, 2.0).estimated_pairs), 2.0)
+        return PAIRS[name](replace(chosen, pairs=PAIRS[name](pairwise.unequal(5), 2.0).estimated_pairs), 2.0)
 
     def answers(protocol):
         found, ends = protocol.analyse(tally), () if ratio else protocol.analyse(tally).interval(0.9)

@@ -18,6 +18,12 @@ def test_error_vs_types(smoke):
     assert found.drew("error_vs_types.png")
 
 
+def test_frequent(smoke):
+    rows = smoke("queries/frequent.py").tables["frequent"]
+    assert len(rows) == 3
+    assert all(0.89 < row["coverage"] < 0.99 and abs(row["squared_ratio"] - 1) < 0.1 for row in rows)
+
+
 def test_fitted(smoke):
     found = smoke("queries/fitted.py")
     (row,) = found.tables["fitted"]

@@ -71,6 +71,23 @@ def test_a_constant_kernel_gets_a_sentence(name):
         kind(**{**fields, "statistic": constant})
 
 
+@pytest.mark.parametrize("pairs", Pairs)
+@every
+def test_what_no_analyst_answers_is_refused_before_anybody_is_asked(name, pairs):
+    """f(x, x) depends on x: the mean over one kind of pairs does not give that over the other."""
+    kind = type(made(name))
+    uneven = pairwise.from_kernel(torch.arange(1.0, 5.0).diag(), pairs=pairs)
+    fields = {each.name: getattr(made(name), each.name) for each in dataclasses.fields(kind) if each.init}
+    fields["statistic"] = uneven
+    if "noise" in fields:
+        fields["noise"] = 1e5  # its sums are certified by noise that is chosen for the statistic
+    if pairs is kind.estimated_pairs:
+        assert kind(**fields).estimate(TYPES, noise=SeededNoise(1)).value.isfinite()
+        return
+    with pytest.raises(ValueError, match="depends on x"):
+        kind(**fields)
+
+
 def test_one_user_has_all_pairs():
     statistic = PairwiseStatistic("all", STATISTIC.points, STATISTIC.form, pairs=Pairs.ALL)
     assert float(statistic.exact(torch.tensor([0, 1, 0, 0]))) == pytest.approx(0)

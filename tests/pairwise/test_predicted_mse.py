@@ -119,7 +119,7 @@ def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
     # one coordinate: S = sum Y, and Var(w S^2 / n^2) = w^2 (E S^4 - (E S^2)^2) / n^4 by adding up cumulants
     points = torch.tensor([[1.5], [-0.6], [0.0]], dtype=torch.float64)
     weight = -0.7
-    statistic = PairwiseStatistic("square", points, Form(torch.tensor([weight], dtype=torch.float64), 0.3))
+    statistic = PairwiseStatistic("square", points, Form(torch.tensor([weight]).double(), 0.3), pairs=Pairs.ALL)
     protocol, counts = OneMessage(statistic, epsilon), torch.tensor(counts)
     tau = protocol.client.tau
     second, third, fourth = central_moments_of_tau(tau)

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from torchdp.factorization.solvers.acceleration import onto_simplex
 from torchdp.pairwise.rounds.projection import project
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator
+from torchdp.simplex import onto_simplex
 
 
 def normals(key, *shape):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import pytest
 import torch
@@ -125,3 +126,39 @@ def test_the_choice_is_the_least_predicted_error():
         errors = [float(each.protocol.predicted_mse(5_000 * shares)) for shares in family]
         assert each.error == pytest.approx((sum(errors) / 11) ** 0.5)
     assert len(queries.choose_function(KendallB(3, 3), 5_000, 1.0, search=False).candidates) == 5
+
+
+def skew(n):
+    """Nearly all users in one row and one column: what makes their ranks vary is less than the noise."""
+    h = torch.tensor([0.9, 0.04, 0.03, 0.03], dtype=torch.float64)
+    counts = (torch.outer(h, h).flatten() * n).long()
+    counts[0] += n - counts.sum()
+    return counts
+
+
+def test_where_the_function_is_not_defined_it_says_so_and_answers_all_that_it_can_be():
+    protocol, counts = LocalFunction(Spearman(4, 4), RandomizedResponse(16, 1.0)), skew(1_000)
+    tally = protocol.sample_tally(counts, generator=keyed_generator(b"skew"), sample_shape=(500,))
+    with pytest.warns(UserWarning, match="not defined at the decoded shares"):
+        found = protocol.analyse(tally)
+    unknown = found.standard_error.isinf()
+    assert 0.03 < float(unknown.double().mean()) < 0.9  # the case is met, and is not all there is
+    low, high = found.interval()
+    assert bool((low[unknown] == -1).all()) and bool((high[unknown] == 1).all())
+    for each in (found.value, low, high):
+        assert bool(each.isfinite().all())
+    assert bool((found.value[unknown].abs() <= 1).all())
+    truth = protocol.exact(counts)
+    assert float(((low <= truth) & (truth <= high)).double().mean()) > 0.93
+    distance = found.parts.distance(found.value)  # from 0, which every interval without end holds
+    assert not bool(distance.isnan().any()) and not bool(distance[unknown].any())
+
+
+def test_a_value_that_the_function_can_not_have_is_told():
+    protocol = LocalFunction(Spearman(3, 3), RandomizedResponse(9, 1.0))
+    close = torch.tensor([200, 5, 5, 40, 200, 30, 10, 10, 500])
+    with pytest.warns(UserWarning, match=r"outside of \[-1, 1\]"):
+        protocol.sample_estimate(close, generator=keyed_generator(b"close"), sample_shape=(50,))
+    with warnings.catch_warnings():  # control: many users
+        warnings.simplefilter("error")
+        protocol.sample_estimate(10**4 * close, generator=keyed_generator(b"close"), sample_shape=(50,))

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.factorization.solvers.acceleration import onto_simplex
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.rounded_sum import RoundedSum
 from torchdp.protocol.users import beside, combined
+from torchdp.simplex import onto_simplex
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.draws import multinomial
 from torchdp.randomness import keyed_generator
+from torchdp.simplex import onto_simplex
 
 MOST_TYPES, MOST_STEPS = 64, 8  # that a choice tries (seconds)
 LARGEST = 1024  # types
@@ -103,8 +104,7 @@ class StrategyCovariance(OfCovariance[StrategyMatrix]):
         products = c @ (V[rows] * V[columns]).mT  # M
         kappa = (products - S) / n
         value = S - m[..., rows] * m[..., columns] + kappa
-        h = (c @ self.client.inverse.mT).clamp_min(0)
-        h = h / h.sum(-1, keepdim=True)
+        h = onto_simplex(c @ self.client.inverse.mT)
         # (*batch, pairs, outputs)
         told = V[d:] - m[..., rows, None] * V[columns] - m[..., columns, None] * V[rows]
         meant = second.mT - m[..., rows, None] * first.mT[columns] - m[..., columns, None] * first.mT[rows]

@@ -16,7 +16,7 @@ from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.reports import SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
 from torchdp.pairwise.standard import from_kernel
-from torchdp.pairwise.statistic import PairwiseStatistic, histograms_of, one_kernel
+from torchdp.pairwise.statistic import Pairs, PairwiseStatistic, histograms_of, one_kernel
 from torchdp.pairwise.strategy_reports import StrategyReports, merges
 from torchdp.protocol import Choice
 from torchdp.protocol.choice import Candidate
@@ -78,15 +78,15 @@ def choose(
     family = histograms_of(prior, statistic.points)
     judged = histograms(statistic) if family is None else family
     kinds = (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
-    protocols = [
-        *_messages("", statistic, epsilon),
-        ("randomized response", RandomizedResponsePlugIn(statistic, epsilon)),
-        *((f"{kind.__name__} pairs", SubsetPairs(statistic, epsilon, kind)) for kind in kinds),
-    ]
+    answered = _answered(statistic)
+    protocols = _messages("", statistic, epsilon)
+    if Pairs.DISTINCT in answered:
+        protocols.append(("randomized response", RandomizedResponsePlugIn(statistic, epsilon)))
+        protocols += [(f"{kind.__name__} pairs", SubsetPairs(statistic, epsilon, kind)) for kind in kinds]
     if statistic.denominator is None:
         protocols += _tuned(statistic, n, epsilon, None if family is None else family.mean(0), rounds, search)
     varies = bool((statistic.points != statistic.points[:1]).any())
-    if search and varies and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+    if search and varies and Pairs.DISTINCT in answered and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
         protocols += _strategies(statistic, n, epsilon, judged)
     with warnings.catch_warnings():
         if prior is None:
@@ -94,7 +94,6 @@ def choose(
         candidates = [
             Candidate(name, protocol, math.sqrt(fmean(float(protocol.predicted_mse(each * n)) for each in judged)))
             for name, protocol in protocols
-            if _converts(protocol)
         ]
     least = math.sqrt(fmean(lower_bound(statistic, n, epsilon, h) ** 2 for h in judged)) if rounds == 1 else None
     return Choice(tuple(candidates), least)
@@ -109,7 +108,7 @@ def _tuned(
         trained = fewer_dimensions(statistic, n, epsilon, prior=h)
         if trained is not statistic:
             found += _messages(f"rank {trained.dim}, ", trained, epsilon)
-    if rounds == 2 and 3 * SMALLEST_EPSILON < epsilon < LARGEST_EPSILON:
+    if rounds == 2 and Pairs.ALL in _answered(statistic) and 3 * SMALLEST_EPSILON < epsilon < LARGEST_EPSILON:
         found.append(("two rounds", TwoRound.tuned(statistic, n, epsilon, prior=h)))
         found.append(("two rounds, projected", ProjectedTwoRound.tuned(statistic, n, epsilon)))
     return found
@@ -152,21 +151,19 @@ def histograms(statistic: PairwiseStatistic) -> Tensor:
 
 def _messages(prefix: str, statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:
     """Those whose distribution is drawn without messages first: they are taken where errors are equal."""
-    both = (PrivUnitG, PrivUnit)
-    return [
-        (f"{prefix}two messages", TwoMessage(statistic, epsilon)),
-        *((f"{prefix}one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)) for kind in both),
-    ]
+    if Pairs.ALL not in _answered(statistic):
+        return []
+    found: list[tuple[str, PairwiseProtocol]] = [(f"{prefix}two messages", TwoMessage(statistic, epsilon))]
+    for kind in (PrivUnitG, PrivUnit):
+        found.append((f"{prefix}one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)))
+    return found
 
 
-def _converts(protocol: PairwiseProtocol) -> bool:
-    """Whether the protocol can answer for the statistic's kind of pairs."""
-    statistic = protocol.statistic
-    if statistic.pairs is protocol.estimated_pairs:
-        return True
+def _answered(statistic: PairwiseStatistic) -> tuple[Pairs, ...]:
+    """The kinds of pairs that the analyst may average over: the statistic's own alone where its diagonal varies."""
     try:
         for form in statistic.forms:
             statistic.common_diagonal(form)
     except ValueError:
-        return False
-    return True
+        return (statistic.pairs,)
+    return tuple(Pairs)

@@ -31,7 +31,8 @@ class PairwiseProtocol(Protocol[Tensor]):
     of their form included: 0.940 to 0.979 in 235 cells (experiments/league/local_coverage.py); above 0.965 in seven.
     Random kernels from 300 users on, 300 cells (experiments/pairwise/random_kernels.py): 0.941 to 0.987, near and at
     stationary points 0.939 to 0.998, where intervals are up to 2.2 times as wide as normal ones.
-    statistic: what is estimated. epsilon: the whole budget of one user.
+    statistic: what is estimated; its kernel must have one value on the diagonal where it averages over other pairs than
+    the analyst. epsilon: the whole budget of one user. Raises TypeError, ValueError.
     """
 
     row = 0
@@ -44,6 +45,8 @@ class PairwiseProtocol(Protocol[Tensor]):
             known = torch.as_tensor(self.statistic.form.constant, dtype=torch.float64).view(-1).tolist()
             told = f"is constant: its mean is {', '.join(map('{:g}'.format, known))} whatever users hold"
             raise ValueError(f"{self.statistic.name!r} {told}, so no user needs to send anything")
+        for form in self.statistic.forms:  # what no analyst can answer is refused before anybody is asked
+            self._convert(form.weights.new_zeros(()), 2.0, form)
         checks.keep(self, epsilon=checks.positive)
         checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range
 
@@ -191,8 +194,6 @@ class PairwiseProtocol(Protocol[Tensor]):
         """
         counts = self.statistic.users(summary, 2)
         n, form, denominator = counts.sum(-1), self.statistic.form, self.statistic.denominator
-        for each in self.statistic.forms:
-            self._convert(counts.new_zeros(()), n, each)  # refuses what `analyse` refuses
         if denominator is None:
             return self.mean_variance(counts, form) * self.slope(n) ** 2 + self.bias(counts) ** 2
         below = self.statistic.mean(counts, denominator)
@@ -215,7 +216,6 @@ class PairwiseProtocol(Protocol[Tensor]):
         users, batch = beside(n, len(answer)), n.shape if isinstance(n, Tensor) else ()
         worst: Tensor | float = torch.inf
         if self.statistic.denominator is None:
-            self._convert(torch.zeros(()), users, form)
             worst = (self.worst_variance(users, form) + self.distortion**2) * self.slope(users) ** 2
         mse = torch.as_tensor(worst, dtype=torch.float64).expand((*batch, *answer))
         return objective.of(mse, len(batch))

@@ -45,6 +45,7 @@ class ShuffledForm(PairwiseProtocol, Shuffled[Tensor]):
     Source: Ghazi et al. (2023), Remark after Corollary 7; the sums: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
     """
 
+    takes_groups = False
     users: int
     noise: float
     delta: float

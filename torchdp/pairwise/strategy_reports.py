@@ -16,6 +16,7 @@ from torchdp.pairwise.statistic import Form, PairwiseStatistic, histograms_of, o
 from torchdp.pairwise.variance import pairs_variance, worst_variance
 from torchdp.protocol import Tally
 from torchdp.randomizers import StrategyMatrix
+from torchdp.simplex import onto_simplex
 
 UNKNOWN = 0.2  # of the range of a ratio: how little it is known when the strategy is made
 ROUGH = 1 / 8  # the mean deviation of a kernel from its means over bins, at most, as a share of its own
@@ -179,7 +180,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
         return torch.einsum("...x,xst->...st", counts, self.covariances)
 
     def approximation_bias(self, tally: Tally) -> Tensor | float:
-        """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h their decoded shares, plausible."""
+        """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h nearest to their decoded shares."""
         near, points = self.statistic.approximates, self.statistic.points
         if near is None:
             return 0.0
@@ -189,8 +190,7 @@ class StrategyReports(ReportPairs[StrategyMatrix]):
             0, place[:, None].expand_as(apart), apart, "amax"
         )
         most = rows.new_zeros(len(bins), len(bins)).scatter_reduce_(1, place.expand_as(rows), rows, "amax")
-        n = tally.users(1)
-        each = plausible(self.decoded(tally), n) / n
+        each = onto_simplex(self.decoded(tally) / tally.users(1))
         shares = each.new_zeros(*each.shape[:-1], len(bins)).index_add_(-1, place, each)
         return ((shares @ most) * shares).sum(-1)
 
@@ -271,10 +271,3 @@ def _linear(statistic: PairwiseStatistic, family: Tensor | None, centred: Tensor
     doubt = below.weights / size[:, None] * UNKNOWN * (high - low)
     queries = torch.cat([weights * means, doubt * means]) @ centred.mT / math.sqrt(len(family))
     return weights.mean(0), queries
-
-
-def plausible(decoded: Tensor, n: float | Tensor) -> Tensor:
-    """Decoded counts moved to the sum n, cut off at 0 and scaled to n users."""
-    moved = decoded + (n - decoded.sum(-1, keepdim=True)) / decoded.shape[-1]
-    positive = moved.clamp_min(0)  # some are positive: they add up to n
-    return positive * (n / positive.sum(-1, keepdim=True))

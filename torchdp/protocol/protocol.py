@@ -32,6 +32,7 @@ class Protocol(Brief, ABC, Generic[S]):
     """
 
     row: ClassVar[int] = 1  # dimensions of what one user holds
+    takes_groups: ClassVar[bool] = True  # whether users of several groups can be asked by one call
 
     @property
     @abstractmethod
@@ -135,6 +136,10 @@ class Protocol(Brief, ABC, Generic[S]):
         if own is None:
             x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
             return self.collect_unchecked(x, source(noise, x.device))
+        if not self.takes_groups:
+            raise ValueError(
+                f"x must be of one group of users, not {batch}: {type(self).__name__} takes one at a time"
+            )
         number, numbers = math.prod(batch), sum(math.prod(shape) for shape, _ in self.layout.values())
         checks.fits("tally", number, numbers)
         largest = max(1, int(torch.bincount(own, minlength=1).max()))  # no group has more users

@@ -14,6 +14,8 @@ from torchdp.protocol.records import Tally
 class InteractiveProtocol(Protocol[S]):
     """Each round is a local protocol, a public function of the tallies before it; the same users take part in all."""
 
+    takes_groups = False
+
     @property
     @abstractmethod
     def rounds(self) -> int:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.solvers.acceleration import onto_simplex
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Estimate, Tally
 from torchdp.queries.oracle import LocalOracle, OracleQueries
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.simplex import onto_simplex
 
 ADAPTED = 2**20  # outputs times types up to which reports are decoded twice
 RANK = 1e-9  # singular values of a strategy below this share of the largest are rounding

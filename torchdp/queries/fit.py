@@ -95,6 +95,7 @@ class FittedOracle(OracleQueries[FrequencyOracle]):
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.instance("ordered", self.ordered, bool)
+        checks.validated(self, "unbiased")  # refuses queries that the client's reports can not answer
 
     @cached_property
     def unbiased(self) -> OracleQueries:

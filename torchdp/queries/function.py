@@ -1,6 +1,7 @@
 """Any smooth function of the users' shares of types, from a frequency oracle's reports."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from torchdp.randomizers import StrategyMatrix, SubsetSelection
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
+from torchdp.simplex import onto_simplex
 
 MOST_TYPES = 256  # covariances of all types are kept, k^3 numbers
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
@@ -57,6 +59,9 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
     With H the decoded shares, moved to the sum 1, C(h) = sum_x h_x Cov(Y | x)/n their covariance and d, D the first two
     derivatives of g, the value is g(H) - tr(D C)/2 and its variance d^T C d + tr(D C D C)/2: exactly for a quadratic g
     and normal errors, to second order for others. At H itself d^T C d is too large by tr(D C D C), which comes off.
+    H may lie outside of the histograms, and g, d or D be undefined there: it warns, the value is g at the histogram
+    nearest to H with one more user spread evenly, the standard error is infinite, and the interval all that g can be.
+    It also warns where a value is none that g can have.
 
     function: g; client: an oracle on its types, at most 256. Raises TypeError, ValueError.
 
@@ -72,6 +77,7 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         if checks.instance("client", self.client, FrequencyOracle).k != k:
             raise ValueError(f"client must have the function's {k} types, not {self.client.k}")
         checks.integer("function's types", k, 2, MOST_TYPES)
+        checks.validated(self, "client.variance")  # refuses a client whose reports do not tell all types apart
 
     @classmethod
     def tuned(
@@ -105,7 +111,7 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         return cls(function, strategy)
 
     def analyse(self, tally: Tally) -> Estimate:
-        """NaN where g is not defined at the decoded shares. Raises TypeError, ValueError."""
+        """Raises TypeError, ValueError."""
         return self._estimate(tally, sampling=False)
 
     def of_population(self, tally: Tally) -> Estimate:
@@ -119,17 +125,29 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         n, totals = self.check(tally).users(1), self.client.totals(tally)
         h = (totals + (n - totals.sum(-1, keepdim=True)) / self.client.k) / n
         batch = h.shape[:-1]
-        value, linear, square, twice = (part.view(batch) for part in self._expanded(h, n, sampling))
+        plain, linear, square, twice = (part.view(batch) for part in self._expanded(h, n, sampling))
+        value = plain - twice / 2
         variance = torch.maximum(linear - square / 2, square / 2)
-        error = partial(self._error, h, n, sampling)
-        return Estimate(value - twice / 2, variance.sqrt(), tally.n, error=error, limits=self.function.limits)
+        known = (value + variance).isfinite()
+        if not bool(known.all()):
+            inside = (onto_simplex(h) * n + 1 / self.client.k) / (n + 1)
+            nearest = vmap(self.function)(inside.view(-1, self.client.k)).view(batch)
+            value = torch.where(known, value, nearest)
+            variance = torch.where(known, variance, torch.inf)
+            _warn("the function is not defined at the decoded shares: the value is that of a histogram near them")
+        low, high = self.function.limits
+        if bool(((value < low) | (value > high)).any()):
+            _warn(f"the value lies outside of [{low:g}, {high:g}], what the function can be")
+        error = partial(self._error, h, n, sampling, known)
+        return Estimate(value, variance.sqrt(), tally.n, error=error, limits=self.function.limits)
 
-    def _error(self, h: Tensor, n: float | Tensor, sampling: bool) -> QuadraticError:
-        """As if g were its second-order expansion at the decoded shares."""
+    def _error(self, h: Tensor, n: float | Tensor, sampling: bool, known: Tensor) -> QuadraticError:
+        """As if g were its second-order expansion at the decoded shares; without end where that is not known."""
         found = [coordinates(d / 2, D / 2, C) for _, d, D, C in self._derived(h, n, sampling)]
-        curved, linear = (torch.cat(each).view(*h.shape[:-1], -1) for each in zip(*found, strict=True))
+        both = (torch.cat(each).view(*h.shape[:-1], -1) for each in zip(*found, strict=True))
+        curved, linear = (torch.where(known[..., None], each, 0.0) for each in both)
         none = torch.zeros_like(curved[..., 0])
-        return QuadraticError(curved, linear, curved[..., :0], none, none)
+        return QuadraticError(curved, linear, curved[..., :0], none, torch.where(known, none, torch.inf))
 
     def exact(self, summary: Tensor) -> Tensor:
         h, _ = self._shares(summary)
@@ -162,7 +180,7 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
     def _derived(
         self, h: Tensor, n: float | Tensor, sampling: bool
     ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Some shares, (b, k), d, D and C, at the nearest plausible shares, in turn.
+        """Some shares, (b, k), d, D and C, of the nearest histogram, in turn.
 
         sampling: C has that of a sample from a population too.
         """
@@ -170,8 +188,7 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         rows = max(1, AT_ONCE // self.client.k**2)
         for part, some in zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, users)), strict=True):
             first, second = derivatives(self.function, part)
-            shares = part.clamp_min(0)
-            shares = shares / shares.sum(-1, keepdim=True)
+            shares = onto_simplex(part)
             C = self._covariance(shares)
             if sampling:
                 C = C + shares.diag_embed() - shares[:, :, None] * shares[:, None]
@@ -221,6 +238,10 @@ def function_lower_bound(function: ShareFunction, n: int, epsilon: float, histog
     checks.instance("function", function, ShareFunction)
     h = checks.shares("histogram", histogram, function.types)
     return lower_bound(derivatives(function, h[None])[0], n, epsilon, prior=h)
+
+
+def _warn(what: str) -> None:
+    warnings.warn(f"{what}; use interval()", stacklevel=5)
 
 
 def _family(function: ShareFunction, prior: Tensor | None) -> Tensor:

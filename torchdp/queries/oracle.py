@@ -22,7 +22,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle, VarianceMatrix
 
 KINDS = RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding, HadamardResponse
 ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made
@@ -81,12 +81,16 @@ class LocalOracle(OracleQueries[FrequencyOracle]):
     """Each user reports its type through a frequency oracle; the analyst reads the answers off the tally of reports.
 
     workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: an oracle on the same k types.
-    ``standard_error`` is that of the decoded shares, cut off at 0; of the worst type where the oracle tells no types
-    apart one by one. Raises ValueError, TypeError.
+    ``standard_error`` is that of the decoded shares, or of the nearest histogram where that is more; of the worst type
+    where the oracle tells no types apart one by one. Raises ValueError, TypeError.
 
     Guarantees: the client's own, for each user.
     Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy matrices.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.validated(self, "variance")  # refuses queries that the client's reports can not answer
 
     @property
     def variance_proxy(self) -> Tensor:
@@ -95,11 +99,11 @@ class LocalOracle(OracleQueries[FrequencyOracle]):
     def analyse(self, tally: Tally) -> Estimate:
         n = self.check(tally).users(1)
         value = self.client.answers(tally, self._centred) / n + self.workload.mean(1)
+        variance = VarianceMatrix(self.variance)
         try:
-            h = self.client.totals(tally).clamp_min(0)
+            shares = self.client.totals(tally) / n
         except ValueError:  # a strategy matrix of rank below k
-            error = (self.variance.amax(1) / n).sqrt().expand_as(value)
+            each = variance.most.expand_as(value)
         else:
-            h = h / h.sum(-1, keepdim=True).clamp_min(1e-300)
-            error = (h @ self.variance.mT / n).sqrt()
-        return Estimate(value, error, tally.n)
+            each = variance.plug_in(shares)
+        return Estimate(value, (each / n).sqrt(), tally.n)

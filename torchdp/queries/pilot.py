@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from torchdp import checks
-from torchdp.factorization.solvers.acceleration import onto_simplex
 from torchdp.protocol import Estimate, Tally
 from torchdp.queries.adaptive import AdaptiveOracle
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
+from torchdp.simplex import onto_simplex
 
 LEAST_SHARE, MOST_SHARE = 0.03, 1.0  # of even shares in what a pilot is taken to show
 MOST_TYPES = 256  # for which a strategy is optimised

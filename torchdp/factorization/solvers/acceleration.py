@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from torchdp.simplex import onto_simplex
+
 TINY = torch.finfo(torch.float64).tiny
 RIDGE = 1e-16  # of the least squares' normal equations, whose columns have length about 1 / d
 
@@ -49,19 +51,6 @@ def simplex(weights: Tensor, floor: float) -> Tensor:
     """Weights >= 0 scaled to sum 1, those below ``floor`` raised to it."""
     weights = (weights / weights.sum(-1, keepdim=True)).clamp_min(floor)
     return weights / weights.sum(-1, keepdim=True)
-
-
-def onto_simplex(x: Tensor) -> Tensor:
-    """The nearest probability vector to each row: max(x - t, 0) with the t that makes it add up to 1.
-
-    Source: Held, Wolfe, Crowder (1974).
-    """
-    falling = x.sort(-1, descending=True).values
-    places = torch.arange(1, x.shape[-1] + 1, dtype=x.dtype, device=x.device)
-    shifts = (falling.cumsum(-1) - 1) / places
-    last = ((falling > shifts).sum(-1, keepdim=True) - 1).clamp_min(0)
-    kept = (x - shifts.gather(-1, last)).clamp_min(0)
-    return kept / kept.sum(-1, keepdim=True)
 
 
 def pick(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

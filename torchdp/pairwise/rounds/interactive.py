@@ -35,11 +35,11 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
 
     def __post_init__(self) -> None:
         check_clip(self.clip)
-        super().__post_init__()
         if one_kernel(self.statistic).denominator is not None:
             raise ValueError(
                 f"{self.statistic.name!r} is a ratio, whose question would change; use OneMessage for it"
             )
+        super().__post_init__()
 
     @property
     @abstractmethod

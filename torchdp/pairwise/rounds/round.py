@@ -29,6 +29,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
     """
 
     row = 0
+    takes_groups = False
     points: Tensor
     vectors: tuple[float, ...]
     questions: tuple[Question, ...] = ()

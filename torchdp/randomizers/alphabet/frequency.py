@@ -1,6 +1,6 @@
 """Frequency oracles: finite alphabets, reports that are unbiased for the user's indicator vector."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,12 +15,38 @@ from torchdp.protocol import Estimate, Layout, Limits, Objective, Tally, TypePro
 from torchdp.protocol.users import users_of
 from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
+from torchdp.simplex import onto_simplex
 
 WORDS_AT_ONCE = 2**18  # of messages held in memory by the per-user path
 
 
+class TypeVariance(ABC):
+    """Var(Y_i | x) of one user's part Y_i of answer i, for each type x that the user may hold."""
+
+    @abstractmethod
+    def under(self, shares: Tensor) -> Tensor:
+        """Its mean over shares of types, (*batch, k) -> (*batch, m); linear in them."""
+
+    @property
+    @abstractmethod
+    def most(self) -> Tensor:
+        """The largest over types, (m,) or ()."""
+
+    def plug_in(self, shares: Tensor) -> Tensor:
+        """An estimate of ``under`` the users' shares, from their decoded shares: (*batch, k) -> (*batch, m).
+
+        The larger of two. At the decoded shares themselves, moved to the sum 1, it has no bias; but what it says of a
+        query that few messages tell of is noisy. At the nearest histogram it is steady; but that takes from a frequent
+        type, whose own variance may be fifty times that of others.
+        """
+        moved = shares + (1 - shares.sum(-1, keepdim=True)) / shares.shape[-1]
+        unbiased = self.under(moved)
+        steady = self.under(onto_simplex(shares))
+        return torch.minimum(torch.maximum(unbiased, steady), self.most.to(unbiased))
+
+
 @dataclass(frozen=True)
-class AlikeVariance:
+class AlikeVariance(TypeVariance):
     """Var(Y_i | x) where all k types are alike: ``own`` for i = x, ``other`` for any other i."""
 
     k: int
@@ -30,6 +56,10 @@ class AlikeVariance:
     def under(self, shares: Tensor) -> Tensor:
         return self.other * shares.sum(-1, keepdim=True) + (self.own - self.other) * shares
 
+    @property
+    def most(self) -> Tensor:
+        return torch.tensor(max(self.own, self.other), dtype=torch.float64)
+
     def worst(self, objective: Objective) -> Tensor:
         worst = objective is Objective.WORST
         each = max(self.own, self.other) if worst else self.other + (self.own - self.other) / self.k
@@ -37,13 +67,17 @@ class AlikeVariance:
 
 
 @dataclass(frozen=True, eq=False)
-class VarianceMatrix:
-    """Var(Y_i | x) in general: (k, k), i by x."""
+class VarianceMatrix(TypeVariance):
+    """Var(Y_i | x) in general: (m, k), i by x."""
 
     matrix: Tensor
 
     def under(self, shares: Tensor) -> Tensor:
         return shares @ self.matrix.mT
+
+    @property
+    def most(self) -> Tensor:
+        return self.matrix.amax(-1)
 
     def worst(self, objective: Objective) -> Tensor:
         return (self.matrix.amax(0) if objective is Objective.WORST else self.matrix.mean(0)).amax()
@@ -178,10 +212,7 @@ class FrequencyOracle(TypeProtocol):
         """Unbiased shares, (*batch, k): some may be negative."""
         n = self.check(tally).users(1)
         value = self.totals(tally) / n
-        shares = value.clamp_min(0)
-        total = shares.sum(-1, keepdim=True)
-        shares = torch.where(total > 0, shares / total, 1 / self.k)  # of few users none may be positive
-        return Estimate(value, (self.variance.under(shares) / n).sqrt(), tally.n)
+        return Estimate(value, (self.variance.plug_in(value) / n).sqrt(), tally.n)
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""

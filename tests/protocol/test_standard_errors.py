@@ -1,0 +1,144 @@
+"""Standard errors of what is said of one frequent type among many: those that are predicted, whatever the protocol."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from contract import entries
+from laws import generator
+
+from torchdp import pairwise, queries, randomizers
+from torchdp.domains import Box
+from torchdp.mean import StrategyCovariance
+from torchdp.pairwise import Pairs
+from torchdp.protocol import Crowd
+from torchdp.randomizers import RandomizedResponse, ShiftStrategy, StrategyMatrix, SubsetSelection
+from torchdp.randomizers.alphabet.frequency import TypeVariance
+from torchdp.shuffle import Amplified, PoissonSum
+
+K, SHARE, EPSILON, DELTA = 64, 0.3, 2.0, 1e-3
+USERS = 500  # by randomized response the noise of a share is a third of that of the frequent type
+NEAR = (0.8, 1.25)
+LOOSE = 1.5  # of a shuffled form, whose standard error bounds what rounding adds
+FIRST = torch.eye(K, dtype=torch.float64)[:1]
+
+
+def crowd(n=USERS, k=K):
+    """Counts of n users, a share of them of type 0, the others spread evenly."""
+    counts = torch.full((k,), int(n * (1 - SHARE) / (k - 1)), dtype=torch.int64)
+    counts[0] = round(n * SHARE)
+    counts[1] += n - counts.sum()
+    return counts
+
+
+@dataclass(frozen=True)
+class FirstShare(queries.ShareFunction):
+    """h_0^2: not linear."""
+
+    types = K
+
+    def __call__(self, h):
+        return h[0].square()
+
+
+def covariance():
+    """Of numbers of which many are alike."""
+    box = Box(torch.tensor([-1.0]), torch.tensor([1.0]))
+    return StrategyCovariance(box, 20, StrategyMatrix.balanced(41, EPSILON))
+
+
+def numbers():
+    values = torch.cat([torch.tensor([[-1.0]]), torch.linspace(-1, 1, K - 1)[:, None]])
+    return Crowd(values.double(), crowd())
+
+
+STATISTIC = pairwise.unequal(K)
+EVERY = pairwise.PairwiseStatistic("all", STATISTIC.points, STATISTIC.form, pairs=Pairs.ALL)
+FACTORS = queries.FactoredQueries.plain(FIRST)
+MADE = {
+    "randomized response": lambda: RandomizedResponse(K, EPSILON),
+    "Hadamard response": lambda: randomizers.HadamardResponse(K, EPSILON),
+    "subsets": lambda: SubsetSelection(K, EPSILON),
+    "OUE": lambda: randomizers.OptimizedUnaryEncoding(K, EPSILON),
+    "SUE": lambda: randomizers.SymmetricUnaryEncoding(K, EPSILON),
+    "a strategy": lambda: StrategyMatrix.balanced(K, EPSILON),
+    "shifts": lambda: ShiftStrategy.square_wave(16, EPSILON),
+    "amplified": lambda: Amplified(RandomizedResponse(K, EPSILON), USERS, DELTA),
+    "queries": lambda: queries.LocalOracle(FIRST, RandomizedResponse(K, EPSILON)),
+    "adaptive queries": lambda: queries.AdaptiveOracle(FIRST, StrategyMatrix.balanced(K, EPSILON)),
+    "a function": lambda: queries.LocalFunction(FirstShare(), RandomizedResponse(K, EPSILON)),
+    "factors": lambda: queries.LocalFactorization.calibrated(FACTORS, epsilon=EPSILON),
+    "central factors": lambda: queries.CentralFactorization(FACTORS, EPSILON, DELTA),
+    "shuffled bits": lambda: queries.ShuffledQueries.calibrated(FIRST, PoissonSum, USERS, EPSILON, DELTA),
+    "one message": lambda: pairwise.OneMessage(EVERY, EPSILON),
+    "two messages": lambda: pairwise.TwoMessage(EVERY, EPSILON),
+    "pairs of responses": lambda: pairwise.RandomizedResponsePlugIn(STATISTIC, EPSILON),
+    "pairs of subsets": lambda: pairwise.SubsetPairs(STATISTIC, EPSILON),
+    "pairs of a strategy": lambda: pairwise.StrategyReports(STATISTIC, 2.1, StrategyMatrix.balanced(K, EPSILON)),
+    "two rounds": lambda: pairwise.TwoRound(EVERY, EPSILON, EPSILON / 2),
+    "two rounds, projected": lambda: pairwise.ProjectedTwoRound(EVERY, 3.0, (1.0, 1.0, 1.0)),
+    "three rounds": lambda: pairwise.ThreeRound(EVERY, 4.0, (1.0, 1.0, 1.0, 1.0)),
+    "shuffled pairs": lambda: pairwise.ShuffledForm.calibrated(EVERY, USERS, EPSILON, DELTA),
+    "covariances": covariance,
+}
+made = cache(lambda name: MADE[name]())
+
+
+def ratio(protocol, summary, times=200):
+    """Mean squared standard error of what is said of the first type over the squared error that is predicted."""
+    found = protocol.sample_estimate(summary, generator=generator(), sample_shape=(times,))
+    squares = found.standard_error.square().reshape(times, -1)[:, 0]
+    return float(squares.mean() / protocol.predicted_mse(summary).flatten()[0])
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_of_one_frequent_type_of_many(name):
+    protocol = made(name)
+    summary = numbers() if name == "covariances" else crowd(k=getattr(protocol, "k", K))
+    times = 20 if name == "pairs of subsets" else 200
+    most = LOOSE if name == "shuffled pairs" else NEAR[1]
+    assert NEAR[0] < ratio(protocol, summary, times) < most
+
+
+def test_every_protocol_that_answers_about_types_is_here():
+    """But a fit, whose standard error is that of the unbiased answers, and one round of several."""
+    kinds = {type(made(name)) for name in MADE} | {queries.FittedOracle, pairwise.rounds.Round}
+    battery = entries("queries", "randomizers", "pairwise", "shuffle").values()
+    missing = {type(each.protocol) for each in battery if each.protocol.row == 0} - kinds
+    assert not missing
+
+
+def cut_off(shares):
+    """The rule that shrinks a frequent type: cut off at 0, and scaled to the sum 1."""
+    positive = shares.clamp_min(0)
+    return positive / positive.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", ["randomized response", "queries", "amplified", "a function"])
+def test_a_histogram_that_is_cut_off_is_seen(name, monkeypatch):
+    monkeypatch.setattr(TypeVariance, "plug_in", lambda self, shares: self.under(cut_off(shares)))
+    monkeypatch.setattr("torchdp.queries.function.onto_simplex", cut_off)
+    assert ratio(made(name), crowd()) < NEAR[0]
+
+
+CELLS = {  # types, epsilon, users, share
+    "1024 types": (1024, 4.0, 10_000, 0.28),
+    "256 types": (256, 2.0, 10_000, 0.52),
+    "half of few": (64, 2.0, 1_000, 0.5),
+}
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_intervals_of_a_frequent_type_cover(cell):
+    """experiments/queries/frequent.py has more cells."""
+    k, epsilon, users, share = CELLS[cell]
+    counts = torch.full((k,), int(users * (1 - share) / (k - 1)), dtype=torch.int64)
+    counts[0] = 0
+    counts[0] = users - counts.sum()
+    protocol = queries.LocalOracle(torch.eye(k, dtype=torch.float64)[:1], RandomizedResponse(k, epsilon))
+    low, high = protocol.sample_estimate(counts, generator=generator(), sample_shape=(2_000,)).interval()
+    truth = protocol.exact(counts)
+    covered = float(((low <= truth) & (truth <= high)).double().mean())
+    assert 0.93 - 3 * math.sqrt(0.93 * 0.07 / 2_000) < covered < 0.97
