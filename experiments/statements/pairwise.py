@@ -166,8 +166,8 @@ def from_gamma_to_zeta(rng: np.random.Generator, count: int) -> Instances:
 
 @check(
     NAME,
-    "Lemmas 12 and 13",
-    "Lemma 13: l = 8 ln(m)/beta^2 dimensions keep all squared distances within 1 +- beta",
+    "Lemma 13",
+    "l = 8 ln(m)/beta^2 dimensions keep all squared distances within 1 +- beta",
     "m = 2 to 30 points of d = 1 to 40, beta = 0.2 to 0.99; the best of 30 Gaussian maps (existence)",
 )
 def projection(rng: np.random.Generator, count: int) -> Instances:
@@ -186,9 +186,8 @@ def projection(rng: np.random.Generator, count: int) -> Instances:
 
 @check(
     NAME,
-    "Lemmas 12 and 13",
-    "Lemma 12: the projected factors err by at most beta gamma_2 an entry (the proof: 2 beta), norm at most "
-    "(1 + beta)",
+    "Lemma 12",
+    "the projected factors err by at most beta gamma_2 an entry (the proof: 2 beta), norm at most (1 + beta)",
     "W of 1 to 6 rows and columns, ranks 1 to 60, beta as measured on the points of the proof",
 )
 def low_rank(rng: np.random.Generator, count: int) -> Instances:
@@ -241,8 +240,8 @@ def lipschitz(rng: np.random.Generator, i: int) -> np.ndarray:
 
 @check(
     NAME,
-    "Corollary 16",
-    "Lemma 17: gamma_2(W^f) <= C G k, as printed: without a shift of f",
+    "Lemma 17",
+    "gamma_2(W^f) <= C G k, as printed: without a shift of f",
     "1-Lipschitz kernels of k = 1 to 16, constants too; C = 3.42, the tree's",
     limit=3.42,
     kind="step",
@@ -257,7 +256,7 @@ def lipschitz_norm(rng: np.random.Generator, count: int, shifted: bool = False) 
 
 @check(
     NAME,
-    "Corollary 16",
+    "Lemma 17",
     "the same for f - f(middle, middle), which moves the statistic by a constant",
     "the same kernels; C = 3.42 = (36/11)^(1/2) (1/(1 - 0.72))^(1/2)",
     limit=3.42,

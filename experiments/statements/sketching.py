@@ -21,8 +21,8 @@ def gaussian_delta(sigma: float, epsilon: float) -> float:
 
 @check(
     NAME,
-    "Lemmas 3.3 to 3.5",
-    "Lemma 3.3: sigma^2 = 2 Delta^2 ln(1.25/delta)/epsilon^2 is (epsilon, delta)-DP, for every epsilon",
+    "Lemma 3.3",
+    "sigma^2 = 2 Delta^2 ln(1.25/delta)/epsilon^2 is (epsilon, delta)-DP, for every epsilon",
     "epsilon = 0.01 to 32, delta = 1e-12 to 0.9, against the exact delta",
     kind="range",
 )
@@ -32,15 +32,15 @@ def gaussian(rng: np.random.Generator, count: int, epsilons: tuple[float, ...] =
         yield f"epsilon = {epsilon:g}, delta = {delta:g}", gaussian_delta(sigma, epsilon) / delta
 
 
-@check(NAME, "Lemmas 3.3 to 3.5", "the same for epsilon <= 1, the range of its source", "the same deltas")
+@check(NAME, "Lemma 3.3", "the same for epsilon <= 1, the range of its source", "the same deltas")
 def gaussian_mended(rng: np.random.Generator, count: int) -> Instances:
     yield from gaussian(rng, count, tuple(e for e in EPSILONS if e <= 1))
 
 
 @check(
     NAME,
-    "Lemmas 3.3 to 3.5",
-    "Lemmas 3.4 and 3.5: Laplace noise of scale Delta_1/epsilon, sums of losses",
+    "Lemmas 3.4 and 3.5",
+    "Laplace noise of scale Delta_1/epsilon, sums of losses",
     "integer changes of 1 to 5 coordinates, on a grid of outputs; epsilon = 0.01 to 32",
 )
 def laplace(rng: np.random.Generator, count: int) -> Instances:
@@ -66,9 +66,8 @@ SIZES = ((2, 10), (2, 1000), (5, 5), (5, 200), (20, 400), (20, 2000), (100, 10_0
 
 @check(
     NAME,
-    "Theorem 4.4",
-    "Lemma 4.5: P(some row's count differs by more than gamma n/m) < 2 m exp(-gamma^2 n/(2 m)), two-sided as "
-    "printed",
+    "Lemma 4.5",
+    "P(some row's count differs by more than gamma n/m) < 2 m exp(-gamma^2 n/(2 m)), two-sided as printed",
     "m = 2 to 100, n to 1e6, gamma = 0.05 to 0.99; one row alone, exact",
     kind="false",
 )
@@ -82,7 +81,7 @@ def counts(rng: np.random.Generator, count: int) -> Instances:
 
 @check(
     NAME,
-    "Theorem 4.4",
+    "Lemma 4.5",
     "the lower side, which the privacy proof uses: m exp(-gamma^2 n/(2 m)); the upper with gamma^2/(2 + gamma)",
     "the same, the union over rows",
 )
@@ -116,8 +115,8 @@ def fewest_honest(n: int, m: int, corrupt: int) -> int:
 
 @check(
     NAME,
-    "Theorem 4.8",
-    "Lemma 4.9: Laplace noise divided into n/m - t' >= 1 parts keeps every column's loss within epsilon/d",
+    "Lemma 4.9",
+    "Laplace noise divided into n/m - t' >= 1 parts keeps every column's loss within epsilon/d",
     "n = 4 to 12, m = 1 to 4 that divides n, t' < n/m (else nothing is claimed), all coalitions, d = 1 to 3",
 )
 def divided(rng: np.random.Generator, count: int, more: float = 0.0) -> Instances:
@@ -135,8 +134,8 @@ def divided(rng: np.random.Generator, count: int, more: float = 0.0) -> Instance
 
 @check(
     NAME,
-    "Table 2",
-    "Definition 3.1: E S^T S = I for entries +-1, as printed without 1/sqrt(s)",
+    "Definition 3.1",
+    "E S^T S = I for entries +-1, as printed without 1/sqrt(s)",
     "m = 1 to 6, s = 1 to m, two columns, every choice of rows and signs",
     kind="misprint",
 )
@@ -155,7 +154,7 @@ def isotropic(rng: np.random.Generator, count: int, scaled: bool = False) -> Ins
             yield f"m = {m}, s = {s}", max(diagonal, 1 / diagonal) + abs(float(mean @ mean))
 
 
-@check(NAME, "Table 2", "the same with entries +-1/sqrt(s), those of its equation (3)", "the same")
+@check(NAME, "Definition 3.1", "the same with entries +-1/sqrt(s), those of its equation (3)", "the same")
 def isotropic_mended(rng: np.random.Generator, count: int) -> Instances:
     yield from isotropic(rng, count, True)
 
