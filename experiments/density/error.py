@@ -106,7 +106,7 @@ def curves(rows: list):
     for axes in panels:
         ticks = sorted({row["epsilon"] for row in rows})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
+        axes.set_xticks([], minor=True)
         axes.grid(True, linewidth=0.3, which="both")
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize="small", loc="outside right center")
     return figure
