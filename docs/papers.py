@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from torchdp.cli.paper import load
-from torchdp.simulate.paper import Finding, Paper, Part
+from torchdp.simulate.paper import LEGEND, Finding, Paper, Part
 from torchdp.simulate.report import Rows, read_table, write_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,12 +37,12 @@ repository (each script says which). Killed, it resumes where it stopped. This p
 tables of such runs at `laptop`, which are in `experiments/papers/laptop/`, by `python
 docs/papers.py`. No verdict is typed: the functions in `experiments/papers/` compute them.
 
-| verdict | of two numbers | of an inequality as printed | of the errors of two methods at one guarantee |
-|---|---|---|---|
-| agrees | equal up to what is granted | holds up to what is granted | equal up to what is granted |
-| corrected | | fails | |
-| beaten, behind | | | ours is smaller; ours is larger |
-| differs | unequal | | |
+{legend}
+
+The column *paper* has a number that the paper prints, the limit of an inequality, or the error of the paper's method as
+it is run here; a limit is the paper's or, where the claim is a promise of this package, ours. Two numbers of ours, or a
+setting that the paper does not have, are *compared*: that is no verdict on the paper. *Kind* of a theorem that is
+corrected is that of [the checker](theorems.md).
 
 *Granted* is relative to the paper's number, and at least 4 standard errors are granted always.
 Constants that a claim grants where the paper's O() names none are in its row. *Measured as* names
@@ -70,7 +70,11 @@ TAIL = """## Gaps
   embeddings of Wagner. The scripts read them where they are given (`--data`, `--folder`); what is
   looked at here are other tables of UCI, digits, and the test rows of AG News as vectors of the
   paper's model.
-- **Statements that exist without a number to compute**: Edmonds et al., Lemma 29 to Corollary 31.
+- **Statements that exist without a number to compute**: Edmonds et al., Lemma 29 and Corollary 31; Ghazi et al., the
+  remark on other models and the two open questions.
+- **Not run**: the bit sums "Pure" of Wagner, Figures 1 and 4 to 8 (`shuffle.PureSum` is in the library), and there
+  randomized response and the local model at `laptop`; the local and SSP curves of Burkhardt et al., Figure 3, for each
+  epsilon.
 - **Seconds on other machines**: Tables 3 to 5 of Burkhardt et al. were measured by others
   elsewhere. GPU figures: not yet measured.
 """
@@ -199,7 +203,8 @@ def accuracies(runs: Path = RUNS) -> Iterator[str]:
 def page() -> str:
     parts = (text for name in NAMES for text in section(load(ROOT / "experiments/papers", name)))
     uci, agnews = "\n".join(tables_of_uci()), "\n".join(accuracies())
-    return "\n".join([HEAD, *parts, REAL.format(uci=uci, agnews=agnews), TAIL])
+    legend = "\n".join([titles("verdict, meaning"), *(line(*pair) for pair in LEGEND.items())])
+    return "\n".join([HEAD.format(legend=legend), *parts, REAL.format(uci=uci, agnews=agnews), TAIL])
 
 
 class Read(Mapping[str, Rows]):

@@ -21,7 +21,7 @@ NUMBERED = {
     "factorization": "Theorem 1, 7, 10, 22 to 25, 28, 30, Corollary 4 to 6, 31, Definition 16, Lemma 9, 11 to 15, "
     "17 to 21, 26, 27, 29",
     "gaussian": "Theorem 3, 4, 6, 7, 15, 17, 20, 23, 26, 30, 32, 42, 43, 51 to 53, 55, 58, 59, 64 to 66, Lemma 11 "
-    "to 13, 19, 21, 27, 28, 31, 33, 35 to 41, 45 to 50, 54, 57, 60, 62, 63, 67, Corollary 16, Definition 2, 29, 61, "
+    "to 14, 19, 21, 27, 28, 31, 33, 35 to 41, 45 to 50, 54, 57, 60, 62, 63, 67, Corollary 16, Definition 2, 29, 61, "
     "Claim 68",
     "sketching": "Table 1 to 8, Figure 1 to 4, Algorithm 1, Definition 3.1, 4.1, 4.2, Theorem 4.4, 4.8, 5.4, 5.7, 5.8, "
     "Corollary 4.7, 4.10, 4.11, Lemma 3.3 to 3.5, 4.3, 4.5, 4.6, 4.9, 5.1 to 5.3, 5.5, 5.6",

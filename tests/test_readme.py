@@ -18,6 +18,8 @@ HEAD = r"candidate +predicted error\n"
 PRINTED = {  # a page and one of its blocks: what it prints
     ("corrections.md", 0): r"1\.0\d* 0\.649\d+ at p = inf, where[\s\S]*"
     r"\n1\.2\d+ where Theorem 64 claims at least 1\.2\d+\n",
+    ("corrections.md", 1): r"100 3\.3\d+ with m more: 0\.43[\s\S]*\n1000000 383\.\d+ with m more: 0\.49\d+\n"
+    r"1713 users, beta = 0\.01[^\n]*0\.20\d+\n2303 users[^\n]*0\.46\d+\n",
     ("README.md", 0): HEAD
     + r"optimised strategy[\s\S]*exactly epsilon = 0\.99\d+\n0\.3\d+ \+- 0\.00\d+, 95 %: .*\ntruth 0\.3538",
     ("batches.md", 1): r"torch\.Size\(\[1000\]\) cover 0\.9[3-7]\d*\ntorch\.Size\(\[1000, 3\]\)",

@@ -25,7 +25,7 @@ def errors(tables: Tables) -> Iterator[Finding]:
         for most, said in ((False, "the worst for ours"), (True, "where they differ most")):
             shift, default = worst(pairs, lambda pair, most=most: pair[0] / pair[1] if most else pair[1] / pair[0])
             at = f"E(error^2)^(1/2) n at p = {p:g}: noise of the set's own shape beside ours, {said} of {len(pairs)}"
-            yield Finding.lower("Theorem 23", "noise at Gamma_p has the least error", at, shift, default)
+            yield Finding.compared("Theorem 15", "noise of the set's own shape", at, shift, default)
     for row in tables["boxes"]:
         at = f"round noise's error over shaped noise's on a box of sides 1, 2, 4, ..., p = {row['p']:g}"
         yield Finding.equal(
@@ -76,10 +76,10 @@ def local(tables: Tables) -> Iterator[Finding]:
         unit["standard_error"],
     )
     shaped, plain = found["central, shaped"], found["central, round"]
-    yield Finding.lower(
+    yield Finding.at_most(
         "Corollary 16",
         "shaped noise is better",
-        at + "round beside shaped noise",
+        at + "round noise's as the limit of shaped noise's",
         plain["measured"],
         shaped["measured"],
         shaped["standard_error"],
@@ -93,10 +93,10 @@ def covariance(tables: Tables) -> Iterator[Finding]:
         found = list(where(rows, n=n))
         entries, joint, bound = found[0], found[1], found[-1]
         at = f"relative Frobenius error on {name}, n = {n:,}, epsilon = 1: "
-        yield Finding.lower(
+        yield Finding.compared(
             "Theorem 6",
             "covariances",
-            at + "noise on every entry beside the joint release",
+            at + "the joint release, and noise on every entry at half the budget",
             entries["measured"],
             joint["measured"],
             joint["standard_error"],

@@ -16,6 +16,13 @@ from torchdp.factorization import factorize
 EXPONENTS = (2.0, 2.5, 3.0, 4.0, 8.0, 64.0, math.inf)
 EPSILONS = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SLACK = 1e-3  # relative: brackets are closed to a fifth of it
+KINDS = {  # of statements that fail as printed
+    "false": "the statement has to be another one",
+    "range": "it holds in a range, such as that of its source, which it does not state",
+    "misprint": "its proof, or another place of the paper, has the right form",
+    "step": "of a proof: what the paper concludes stands",
+    "degenerate": "it fails at an end of its range alone, or where a constant is meant to depend on a parameter",
+}
 Instances = Iterator[tuple[str, float]]
 
 
@@ -25,7 +32,8 @@ class Check:
 
     paper: a title's first word in docs/papers.md; row: how the row there begins. statement, scope: what is claimed, and
     what was tried. instances(rng, count) yields where, and (side that should be smaller)/(other side). limit: 1, or the
-    constant that is granted where the paper's O() names none. false: known to fail as printed (docs/corrections.md).
+    constant that is granted where the paper's O() names none. kind: of what is known to fail as printed (KINDS, and
+    docs/corrections.md); "" for what is to hold.
     """
 
     paper: str
@@ -34,7 +42,7 @@ class Check:
     scope: str
     instances: Callable[[np.random.Generator, int], Instances]
     limit: float = 1.0
-    false: bool = False
+    kind: str = ""
 
     def run(self, count: int, seed: int) -> dict[str, object]:
         """Tries the instances; a ratio above limit (1 + 1e-3) is a failure."""
@@ -60,6 +68,7 @@ class Check:
             "failures": failures,
             "where": where,
             "verdict": "holds" if not failures else "fails",
+            "kind": self.kind,
         }
 
 
@@ -67,12 +76,12 @@ CHECKS: list[Check] = []
 
 
 def check(
-    paper: str, row: str, statement: str, scope: str, *, limit: float = 1.0, false: bool = False
+    paper: str, row: str, statement: str, scope: str, *, limit: float = 1.0, kind: str = ""
 ) -> Callable[[Callable[..., Instances]], Callable[..., Instances]]:
     """Enters a generator of instances into CHECKS."""
 
     def enter(instances: Callable[..., Instances]) -> Callable[..., Instances]:
-        CHECKS.append(Check(paper, row, statement, scope, instances, limit, false))
+        CHECKS.append(Check(paper, row, statement, scope, instances, limit, kind))
         return instances
 
     return enter

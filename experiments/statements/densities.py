@@ -37,8 +37,8 @@ def bounded_features(rng: np.random.Generator, count: int) -> Instances:
 
 @check(
     NAME,
-    "Algorithm 1",
-    "Theorem 3.1, error: E (K~ - K)^2 <= 4 beta^2 + 16 R^4 S (S + (E_Pi/n)^2)/I",
+    "Theorem 3.1",
+    "error: E (K~ - K)^2 <= 4 beta^2 + 16 R^4 S (S + (E_Pi/n)^2)/I",
     "Gaussian and inner product features, d = 1 to 6, n = 1 to 200, I = 1 to 8, flips to 0.45; mean over "
     "400 draws",
 )
@@ -69,8 +69,8 @@ def density_error(rng: np.random.Generator, count: int) -> Instances:
 
 @check(
     NAME,
-    "Algorithm 1",
-    "Theorem 3.1, privacy: I repetitions of an (epsilon_0, delta_0)-DP bit sum (S = 1)",
+    "Theorem 3.1",
+    "privacy: I repetitions of an (epsilon_0, delta_0)-DP bit sum (S = 1)",
     "randomized response, n = 2 to 1000, I = 1 to 100, its own exact epsilon_0 at delta_0, slack 1e-9 to 0.1",
 )
 def density_privacy(rng: np.random.Generator, count: int) -> Instances:
@@ -95,8 +95,8 @@ def shuffled(n: int, ones: int, flip: float, own: float) -> np.ndarray:
 
 @check(
     NAME,
-    "Algorithm 1",
-    "Theorem 3.1, S: supports that differ in 2 S coordinates lose S times the loss of one bit",
+    "Theorem 3.1",
+    "S: supports that differ in 2 S coordinates lose S times the loss of one bit",
     "n = 2 to 8, every number of ones, flips 0.05 to 0.45, S = 1 to 3; enumeration of both sums",
 )
 def support(rng: np.random.Generator, count: int) -> Instances:

@@ -56,7 +56,7 @@ def approximate_duality(rng: np.random.Generator, count: int, share: float = 1.0
     "Lemma 12",
     "as printed: the definition moves entries by at most alpha/2, the maximum is that of alpha",
     "the same instances",
-    false=True,
+    kind="misprint",
 )
 def approximate_duality_as_printed(rng: np.random.Generator, count: int) -> Instances:
     yield from approximate_duality(rng, count, 0.5)
@@ -133,7 +133,7 @@ def local_users(
             yield f"k = {k}, epsilon = {epsilon:g}", ratio((largest * epsilon) ** 2, norm**2 * math.log(twice * k))
 
 
-@check(NAME, "Theorem 10", "as printed: ln k, which is 0 for one query", "the same", limit=16, false=True)
+@check(NAME, "Theorem 10", "as printed: ln k, which is 0 for one query", "the same", limit=16, kind="degenerate")
 def local_users_as_printed(rng: np.random.Generator, count: int) -> Instances:
     yield from local_users(rng, max(count, 20), 1.0)
 
@@ -155,7 +155,7 @@ def least_subgaussian(d: int, epsilon: float) -> float:
     "for every epsilon > 0 an unbiased epsilon-DP randomizer is C/epsilon-sub-Gaussian, one C for all d",
     "d = 1 to 1e6, epsilon = 0.01 to 1e4, against a lower bound for every randomizer; C = 10",
     limit=10,
-    false=True,
+    kind="range",
 )
 def randomizer(rng: np.random.Generator, count: int) -> Instances:
     for epsilon, d in itertools.product((*EPSILONS, 100.0, 1000.0, 1e4), (1, 10, 1000, 10**6)):
@@ -176,7 +176,7 @@ def randomizer_mended(rng: np.random.Generator, count: int) -> Instances:
     "n = C ln k/alpha^2 (more with privacy) learns with probability 1 - beta, C free of beta, as printed",
     "two opposite concepts without privacy: the best rule's failure over beta; alpha = 0.01 to 0.5, beta to "
     "1e-300, C = 100",
-    false=True,
+    kind="degenerate",
 )
 def learning(rng: np.random.Generator, count: int, grows: bool = False) -> Instances:
     for alpha, exponent in itertools.product((0.01, 0.1, 0.5), (1, 10, 50, 100, 300)):
@@ -206,6 +206,26 @@ def learning_mended(rng: np.random.Generator, count: int) -> Instances:
         yield f"{D.shape}, epsilon = {epsilon:g}, alpha = {alpha:g}, beta = {beta:g}", ratio(n - 1, bound)
 
 
+@check(
+    NAME,
+    "Theorem 24",
+    "its definition as printed: the loss is estimated within beta (not alpha), so n free of beta^-2 is enough",
+    "losses 2 beta apart without privacy: the best rule's failure over beta; n = 64 ln(8/beta)/alpha^2, alpha = 1/2",
+    kind="misprint",
+)
+def estimating(rng: np.random.Generator, count: int, within: float | None = None) -> Instances:
+    for beta in (0.1, 0.03, 0.01, 0.001, 1e-4):
+        n = 2 * math.ceil(128 * math.log(8 / beta)) + 1
+        bias = 2 * (within or beta)
+        failing = float(binom.cdf((n - 1) // 2, n, min(1.0, (1 + 1.0001 * bias) / 2)))
+        yield f"beta = {beta:g}, n = {n}", failing / beta
+
+
+@check(NAME, "Theorem 24", "the same for losses estimated within alpha", "losses 2 alpha apart, the same n")
+def estimating_mended(rng: np.random.Generator, count: int) -> Instances:
+    yield from estimating(rng, count, 0.5)
+
+
 def noises(epsilon: float) -> Instances:
     """(name, variance) of noise that makes a query of width 1 epsilon-DP."""
     q = math.exp(-epsilon)
@@ -221,11 +241,11 @@ def noises(epsilon: float) -> Instances:
 
 @check(
     NAME,
-    "Lemmas 26, 27",
-    "Lemma 26: E z^2 >= ||w||_inf/(C epsilon), as printed: without squares",
+    "Lemma 26",
+    "E z^2 >= ||w||_inf/(C epsilon), as printed: without squares",
     "discrete Laplace noise in multiples of the width, ||w|| = 1e-6 to 1e6, epsilon = 0.01 to 1; C = 100",
     limit=100,
-    false=True,
+    kind="misprint",
 )
 def single_query(rng: np.random.Generator, count: int) -> Instances:
     for epsilon, width in itertools.product(SMALL, (1e-6, 1e-3, 1.0, 1e3, 1e6)):
@@ -236,8 +256,8 @@ def single_query(rng: np.random.Generator, count: int) -> Instances:
 
 @check(
     NAME,
-    "Lemmas 26, 27",
-    "Lemma 26 with squares: E z^2 >= ||w||^2 V, V = 1/(2 sinh^2(epsilon/2))",
+    "Lemma 26",
+    "with squares and widths: E z^2 >= (max w - min w)^2 V, V = 1/(2 sinh^2(epsilon/2))",
     "discrete and continuous Laplace, staircase, Gaussian noise with delta = 1e-12 to 0.1; epsilon = 0.01 to 32",
 )
 def single_query_mended(rng: np.random.Generator, count: int) -> Instances:
@@ -254,8 +274,8 @@ def single_query_mended(rng: np.random.Generator, count: int) -> Instances:
 
 @check(
     NAME,
-    "Lemmas 26, 27",
-    "Lemma 27, Theorem 28: error of a private additive mechanism >= sqrt(2 V) gamma_F",
+    "Lemma 27, Theorem 28",
+    "error of a private additive mechanism >= sqrt(2 V) gamma_F(W - v 1^T), the least over v",
     "Gaussian noise of the best and of random shapes; W of 1 to 4 rows, 2 to 6 columns; epsilon = 0.01 to 32",
 )
 def additive(rng: np.random.Generator, count: int) -> Instances:
@@ -279,7 +299,54 @@ def additive(rng: np.random.Generator, count: int) -> Instances:
             yield f"{W.shape}, epsilon = {epsilon:g}, delta = {delta:g}", ratio(claimed, error)
 
 
-@check(NAME, "Lemmas 14, 15", "Lemma 18: gamma_2(W, -W) = gamma_2(W)", "W of 1 to 4 rows, 1 to 5 columns")
+@check(
+    NAME,
+    "Lemmas 26, 27, Theorem 28",
+    "for every W, symmetric or not, as printed: error >= gamma_F(W)/(C epsilon), with the squares of Lemma 26",
+    "W = (1, 1 - t), t = 0 to 1, discrete Laplace noise in multiples of t; epsilon = 0.01 to 1; C = 100",
+    limit=100,
+    kind="range",
+)
+def without_symmetry(rng: np.random.Generator, count: int, shifted: bool = False) -> Instances:
+    for epsilon, width in itertools.product(SMALL, (0.0, 1e-6, 1e-3, 1.0)):
+        norm = (
+            width / 2 if shifted else 1.0
+        )  # gamma_F of one row: its largest entry, as it is or with the best shift
+        error = width * math.sqrt(dict(noises(epsilon))["discrete Laplace"])
+        yield f"epsilon = {epsilon:g}, t = {width:g}", ratio(norm / epsilon, error)
+
+
+@check(NAME, "Lemmas 26, 27, Theorem 28", "the same for gamma_F(W - v 1^T), the least over v; C = 1", "the same")
+def with_shift(rng: np.random.Generator, count: int) -> Instances:
+    yield from without_symmetry(rng, count, True)
+
+
+@check(
+    NAME,
+    "Theorem 30",
+    "for all n <= n*, as printed, so also for n = 1: error >= gamma_F(W)/(C epsilon n)",
+    "W = (1, -1), the better of the answer 0 and discrete Laplace noise, n = 1, epsilon = 0.1 to 1e-6; C = 100",
+    limit=100,
+    kind="misprint",
+)
+def few_users(rng: np.random.Generator, count: int, least: float = 0.0) -> Instances:
+    for epsilon, factor in itertools.product((0.1, 1e-3, 1e-6), (1, 3, 1000)):
+        n = math.ceil(max(1.0, least * factor / epsilon))
+        noisy = 2 * math.sqrt(dict(noises(epsilon))["discrete Laplace"]) / n
+        yield f"n = {n}, epsilon = {epsilon:g}", 1 / (epsilon * n) / min(1.0, noisy)
+
+
+@check(
+    NAME,
+    "Theorem 30",
+    "for all n >= n*: Section 5 says so, and Corollary 31 with alpha <= alpha*; n* = 1/epsilon, C = 1",
+    "the same two mechanisms, n to 1000 n*",
+)
+def many_users(rng: np.random.Generator, count: int) -> Instances:
+    yield from few_users(rng, count, 1.0)
+
+
+@check(NAME, "Lemma 18", "gamma_2(W, -W) = gamma_2(W)", "W of 1 to 4 rows, 1 to 5 columns")
 def with_negative(rng: np.random.Generator, count: int) -> Instances:
     for i in range(count):
         W = matrix(rng, i, int(rng.integers(1, 5)), int(rng.integers(1, 6)))

@@ -48,7 +48,7 @@ def linear_queries(rng: np.random.Generator, count: int) -> Instances:
     "no protocol has mMSE below c zeta(W, n)^2/(epsilon^2 n), for every epsilon",
     "k = 2, W = I, randomized response, n = 1e6, epsilon = 0.01 to 32; c = 1/10",
     limit=10,
-    false=True,
+    kind="range",
 )
 def linear_queries_need(rng: np.random.Generator, count: int, epsilons: tuple[float, ...] = EPSILONS) -> Instances:
     for epsilon in epsilons:
@@ -128,7 +128,7 @@ def kernels(rng: np.random.Generator, count: int) -> Instances:
     "for every epsilon > 0: unbiased, epsilon-DP, C/epsilon-sub-Gaussian, one C for all d",
     "as Lemma 9 of Edmonds et al.: d = 1 to 1e6, epsilon = 0.01 to 1e4; C = 10",
     limit=10,
-    false=True,
+    kind="range",
 )
 def vector_randomizer(rng: np.random.Generator, count: int) -> Instances:
     for epsilon, d in itertools.product((*EPSILONS, 100.0, 1000.0, 1e4), (1, 10, 1000, 10**6)):
@@ -166,8 +166,8 @@ def from_gamma_to_zeta(rng: np.random.Generator, count: int) -> Instances:
 
 @check(
     NAME,
-    "Lemmas 12 and 13",
-    "Lemma 13: l = 8 ln(m)/beta^2 dimensions keep all squared distances within 1 +- beta",
+    "Lemma 13",
+    "l = 8 ln(m)/beta^2 dimensions keep all squared distances within 1 +- beta",
     "m = 2 to 30 points of d = 1 to 40, beta = 0.2 to 0.99; the best of 30 Gaussian maps (existence)",
 )
 def projection(rng: np.random.Generator, count: int) -> Instances:
@@ -186,9 +186,8 @@ def projection(rng: np.random.Generator, count: int) -> Instances:
 
 @check(
     NAME,
-    "Lemmas 12 and 13",
-    "Lemma 12: the projected factors err by at most beta gamma_2 an entry (the proof: 2 beta), norm at most "
-    "(1 + beta)",
+    "Lemma 12",
+    "the projected factors err by at most beta gamma_2 an entry (the proof: 2 beta), norm at most (1 + beta)",
     "W of 1 to 6 rows and columns, ranks 1 to 60, beta as measured on the points of the proof",
 )
 def low_rank(rng: np.random.Generator, count: int) -> Instances:
@@ -241,11 +240,11 @@ def lipschitz(rng: np.random.Generator, i: int) -> np.ndarray:
 
 @check(
     NAME,
-    "Corollary 16",
-    "Lemma 17: gamma_2(W^f) <= C G k, as printed: without a shift of f",
+    "Lemma 17",
+    "gamma_2(W^f) <= C G k, as printed: without a shift of f",
     "1-Lipschitz kernels of k = 1 to 16, constants too; C = 3.42, the tree's",
     limit=3.42,
-    false=True,
+    kind="step",
 )
 def lipschitz_norm(rng: np.random.Generator, count: int, shifted: bool = False) -> Instances:
     for i in range(max(count, 10)):
@@ -257,7 +256,7 @@ def lipschitz_norm(rng: np.random.Generator, count: int, shifted: bool = False) 
 
 @check(
     NAME,
-    "Corollary 16",
+    "Lemma 17",
     "the same for f - f(middle, middle), which moves the statistic by a constant",
     "the same kernels; C = 3.42 = (36/11)^(1/2) (1/(1 - 0.72))^(1/2)",
     limit=3.42,
@@ -281,7 +280,7 @@ def projected(W: np.ndarray, Y: np.ndarray) -> np.ndarray:
     "Theorem 19",
     "||mu - W h||^2 <= max_j abs(<W_j, Z>), the step of the proof as printed",
     "W of 1 to 3 rows and 1 to 5 columns, noise of every size",
-    false=True,
+    kind="step",
 )
 def hull(rng: np.random.Generator, count: int, factor: float = 1.0) -> Instances:
     for i in range(max(count, 30)):

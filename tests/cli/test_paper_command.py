@@ -107,6 +107,15 @@ def test_what_differs_and_what_fails_end_with_one_and_say_so(folder, capsys):
     assert "two.py failed: value must not be negative" in (folder / "results/papers/toy/index.md").read_text()
 
 
+def test_a_broken_promise_of_ours_ends_with_one_and_a_misprint_of_the_paper_does_not(folder, capsys):
+    path = folder / "experiments/papers/toy.py"
+    for judge, code, verdict in (("at_most", 1, "broken"), ("as_printed", 0, "corrected")):
+        path.write_text(PAPER.replace("Finding.equal", f"Finding.{judge}").replace(", 1.0, row", ", 0.5, row"))
+        assert cli.main(["paper", "toy", "--device", "cpu"]) == code
+        assert f"2 {verdict}" in capsys.readouterr().out
+        assert f"{verdict}: " in (folder / "results/papers/toy/index.md").read_text()  # the legend
+
+
 @pytest.mark.parametrize(
     "finding, verdict",
     [
@@ -115,8 +124,15 @@ def test_what_differs_and_what_fails_end_with_one_and_say_so(folder, capsys):
         (Finding.equal("", "", "", 1.0, 1.05, within=0.06), "agrees"),
         (Finding.equal("", "", "", 1.0, math.nan, 0.01), "differs"),
         (Finding.at_most("", "", "", 1.0, 1.0005), "agrees"),
-        (Finding.at_most("", "", "", 1.0, 1.05), "corrected"),
-        (Finding.at_most("", "", "", 1.0, math.nan), "differs"),
+        (Finding.at_most("", "", "", 1.0, 1.05), "broken"),
+        (Finding.at_most("", "", "", 1.0, 1.05, 0.02), "agrees"),
+        (Finding.at_most("", "", "", 1.0, math.nan), "broken"),
+        (Finding.as_printed("", "", "", 1.0, 1.0005), "agrees"),
+        (Finding.as_printed("", "", "", 1.0, 1.05), "corrected"),
+        (Finding.as_printed("", "", "", 1.0, math.nan), "differs"),
+        (Finding.compared("", "", "", 1.0, 7.0), "compared"),
+        (Finding.compared("", "", "", 1.0, math.nan), "differs"),
+        (Finding.compared("", "", "", math.nan, 1.0), "differs"),
         (Finding.lower("", "", "", 1.0, 0.9, 0.01), "beaten"),
         (Finding.lower("", "", "", 1.0, 0.97, 0.01), "agrees"),
         (Finding.lower("", "", "", 1.0, 1.2, 0.01), "behind"),

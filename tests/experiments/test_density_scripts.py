@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from scripts import loaded
+from scripts import FOLDER, loaded
+
+from torchdp.simulate.report import read_table
 
 with loaded("density/classification.py") as module:
     PROTOCOLS = module.PROTOCOLS
@@ -51,11 +53,25 @@ def test_classification(smoke):
     assert found.drew("digits.png")
 
 
+def noise_only_adds(rows):
+    """Every protocol has the same draws of the features, so that no noise can seem to improve a density."""
+    assert len({row["feature"] for row in rows}) == 1
+    least = min(row["predicted"] for row in rows)
+    assert all(row["predicted"] == least for row in rows if row["protocol"] == "no privacy")
+    assert all(row["predicted"] > least for row in rows if row["protocol"] != "no privacy")
+
+
+@pytest.mark.parametrize("name", ["error/error_digits", "error_agnews/error_agnews_rows"])
+def test_noise_improves_no_density_of_the_pictures(name):
+    noise_only_adds(read_table(FOLDER / f"papers/laptop/densities/density/{name}.csv"))
+
+
 @pytest.mark.slow
 def test_error(smoke, capsys):
     found = smoke("density/error.py", protocols=PROTOCOLS)
     rows = found.tables["error_digits"]
     assert len(rows) == 8 and all(abs(row["measured"] / row["predicted"] - 1) < 0.12 for row in rows)
+    noise_only_adds(rows)
     assert found.drew("error_digits.png")
     (found.folder / "error_digits.png").unlink()
     with loaded("density/error.py") as module:  # as experiments/README.md shows it

@@ -8,17 +8,18 @@ import test_papers
 from scripts import FOLDER, loaded
 
 with loaded("theorems.py") as module:
-    from statements import base, gaussian
+    from statements import base, gaussian, sketching
 
 
 def test_only_the_statements_known_to_be_false_fail(smoke):
     found = smoke("theorems.py").tables["theorems"]
     failing = {row["statement"] for row in found if row["verdict"] == "fails"}
     assert len(found) == len(base.CHECKS) > 70 and all(row["instances"] for row in found)
-    assert failing == {each.statement for each in base.CHECKS if each.false}
+    assert failing == {each.statement for each in base.CHECKS if each.kind}
+    assert {each.kind for each in base.CHECKS} == {"", *base.KINDS}
     page = (FOLDER.parent / "docs/theorems.md").read_text()  # the full run's, committed
-    verdicts = re.findall(r"^\| (?!result).*\| \**(holds|fails)\** \|$", page, re.M)
-    assert verdicts == ["fails" if each.false else "holds" for each in module.chosen(module.FULL)]
+    verdicts = re.findall(r"^\| (?!result).*\| \**(holds|fails)\** \| (\w*) \|$", page, re.M)
+    assert verdicts == [("fails" if each.kind else "holds", each.kind) for each in module.chosen(module.FULL)]
 
 
 @pytest.mark.parametrize(
@@ -28,9 +29,10 @@ def test_only_the_statements_known_to_be_false_fail(smoke):
         (gaussian.boxes, {"factor": 0.45}),
         (gaussian.products, {"norm": lambda a, b, p: base.p_norm(base.np.array([a, b]), 1.0)}),  # not 2p/(p + 2)
         (gaussian.products, {"norm": lambda a, b, p: math.sqrt(gaussian.product_norm(a, b, p))}),
+        (sketching.divided, {"more": 1.0}),  # a part more than there are
         (gaussian.duality, {"order": lambda p: 2.0 if p == math.inf else p / (p - 2) if p > 2 else math.inf}),
     ],
-    ids=["10 % more", "10 % less", "another exponent", "a missing square", "p and q exchanged"],
+    ids=["10 % more", "10 % less", "another exponent", "a missing square", "a part too many", "p and q exchanged"],
 )
 def test_planted_wrong_theorems_are_caught(instances, planted):
     tried = base.Check("Nikolov", "planted", "wrong", "the same", lambda rng, n: instances(rng, n, **planted))

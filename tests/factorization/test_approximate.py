@@ -190,6 +190,10 @@ def test_guarantee_zeta_is_the_norm_itself_where_errors_are_dear():
     W = workloads.prefix(10)
     dear = zeta(W, 10**6, 1.0)
     assert dear.certificate.lower <= gamma2(W.dense()) * (1 + 1e-3) and dear.certificate.residual < 1e-12
+    column = torch.tensor([[1.86441095], [0.05749285]], dtype=torch.float64)
+    assert zeta(column, 10**6, 1.0, tol=2e-4).certificate.closed(
+        1e-3
+    )  # rounding of alpha, at this price, is granted
     cheap = zeta(W, 4, 0.1)  # price 0.2: answering 0 is best
     torch.testing.assert_close(float(cheap.certificate.upper), 0.2, rtol=1e-3, atol=0)
 

@@ -11,7 +11,7 @@ from scipy.stats import chi2
 
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage
+from torchdp.pairwise import OneMessage, Pairs, RandomizedResponsePlugIn, TwoMessage
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnitG
 from torchdp.randomness import keyed_generator

@@ -14,7 +14,7 @@ COMMON = "papers_base"  # what the papers have in common
 
 
 def paper(options: argparse.Namespace) -> int:
-    """Runs the paper's scripts and writes its page; 1 where a script failed or a number differs from the paper's."""
+    """Runs the paper's scripts and writes its page; 1 where a script failed, a number differs, a promise is broken."""
     experiments = Path(options.experiments)
     found = load(experiments / "papers", options.name)
     if options.device is not None:
@@ -32,7 +32,7 @@ def paper(options: argparse.Namespace) -> int:
             f"torchdp paper: {outcome.part.script} failed: {outcome.failure}; see {outcome.folder / 'output.log'}",
             error=True,
         )
-    return 1 if failed or counts["differs"] else 0
+    return 1 if failed or counts["differs"] or counts["broken"] else 0
 
 
 def load(folder: Path, name: str) -> Paper:

@@ -196,8 +196,11 @@ def _best_alpha(
         alpha, upper, lower = least(look, middle, middle + size / 8, (0.0, size), tol, ROUNDING * size)
         again = next((found for x, found in seen if torch.equal(x, alpha)), None)
         found = again or approximate(W, alpha, tol=tol / 4, max_iterations=max_iterations)
-    residual, share = found.certificate.residual, error(found.norm, alpha)[1]
-    rounding = share * found.certificate.rounding + allowance(upper, sum(W.shape[-2:]))
+    residual = found.certificate.residual
+    _, by_norm, by_alpha = error(found.norm, alpha)
+    terms = sum(W.shape[-2:])
+    # The residual is a difference of numbers as large as W: its rounding is weighed by the price of alpha.
+    rounding = by_norm * found.certificate.rounding + by_alpha * allowance(size, terms) + allowance(upper, terms)
     certificate = Certificate(upper, lower.clamp_min(0), residual, rounding=rounding)
     warn_where_open(certificate, tol, _size(W.double()), W.dtype, found.iterations, max_iterations, stacklevel=4)
     return found, certificate

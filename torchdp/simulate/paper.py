@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -22,10 +22,20 @@ from torchdp.simulate.page import Page
 from torchdp.simulate.report import Rows, read_table
 
 Scale = Literal["smoke", "laptop", "full"]
-Verdict = Literal["agrees", "corrected", "beaten", "behind", "differs", "not checkable"]
+Verdict = Literal["agrees", "corrected", "beaten", "behind", "differs", "broken", "compared", "not checkable"]
 Tables = Mapping[str, Rows]
 SIGMAS = 4.0  # standard errors within which two numbers agree
 SLACK = 1e-3  # relative: of an inequality or a comparison
+LEGEND: Mapping[Verdict, str] = {
+    "agrees": "the number equals the paper's, or the inequality holds, up to what is granted",
+    "corrected": "an inequality fails as the paper prints it, at an instance that docs/corrections.md names",
+    "beaten": "our error is smaller than that of the paper's method, run here at the same guarantee",
+    "behind": "our error is larger than that of the paper's method",
+    "differs": "the number is not the paper's: the command ends with 1",
+    "broken": "a promise of this package does not hold: the command ends with 1",
+    "compared": "two numbers of this package, neither of which the paper prints: no verdict on the paper",
+    "not checkable": "no number to compute, or not with the data at hand",
+}
 
 
 @dataclass(frozen=True)
@@ -64,10 +74,18 @@ class Finding:
     def at_most(
         result: str, claim: str, measure: str, limit: float, ours: float, error: float | None = None
     ) -> "Finding":
-        """An inequality as printed: agrees where it holds up to a thousandth or 4 standard errors, else corrected."""
-        holds = ours <= limit + _margin(limit, error)
-        verdict: Verdict = "differs" if math.isnan(ours) else "agrees" if holds else "corrected"
-        return Finding(result, claim, measure, limit, ours, error, verdict, SLACK)
+        """A promise of this package: agrees where it holds up to a thousandth or 4 standard errors, else broken."""
+        holds = ours <= limit + _margin(limit, error)  # not for nan
+        return Finding(result, claim, measure, limit, ours, error, "agrees" if holds else "broken", SLACK)
+
+    @staticmethod
+    def as_printed(
+        result: str, claim: str, measure: str, limit: float, ours: float, error: float | None = None
+    ) -> "Finding":
+        """An inequality of the paper: agrees where it holds, else corrected, as docs/corrections.md explains."""
+        found = Finding.at_most(result, claim, measure, limit, ours, error)
+        fails: Verdict = "differs" if math.isnan(ours) else "corrected"
+        return found if found.verdict == "agrees" else replace(found, verdict=fails)
 
     @staticmethod
     def lower(
@@ -79,6 +97,14 @@ class Finding:
         if ours <= paper + margin:
             verdict = "beaten" if ours < paper - margin else "agrees"
         return Finding(result, claim, measure, paper, ours, error, verdict, SLACK)
+
+    @staticmethod
+    def compared(
+        result: str, claim: str, measure: str, other: float, ours: float, error: float | None = None
+    ) -> "Finding":
+        """Two numbers of this package, the other one in the text: no verdict on the paper."""
+        verdict: Verdict = "differs" if math.isnan(ours) or math.isnan(other) else "compared"
+        return Finding(result, claim, f"{measure}; beside {other:.4g}", None, ours, error, verdict)
 
     @staticmethod
     def unchecked(result: str, claim: str, reason: str) -> "Finding":
@@ -232,6 +258,9 @@ def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path, scale: Scale) -
         + ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict) if counts[verdict])
         + f"; {sum(outcome.seconds for outcome in outcomes):.0f} CPU-seconds in all."
     )
+    for verdict, meaning in LEGEND.items():
+        if counts[verdict]:
+            page.say(f"{verdict}: {meaning}.")
     for outcome in outcomes:
         if outcome.failure:
             page.say(f"{outcome.part.script} failed: {outcome.failure}", bad=True)
