@@ -82,7 +82,6 @@ def of_vectors(x: Tensor) -> Iterator[Entry]:
     n, d = x.shape
     for kind in (randomizers.PrivUnit, randomizers.PrivUnitG, randomizers.DuchiJordanWainwright):
         yield kind(d, EPSILON), x
-    yield randomizers.PointRelease(d, EPSILON), x
     yield randomizers.GaussianVector(d, EPSILON, delta=DELTA), x
     ball = domains.lp_ball(d, 2.0, 1.0)
     shape = domains.round_shape(ball, 2.0)

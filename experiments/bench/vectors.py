@@ -13,7 +13,7 @@ from scipy.special import ndtri
 
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.randomizers import DuchiJordanWainwright, PointRelease, PrivUnit, PrivUnitG
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
 from torchdp.randomness import keyed_generator
 
 EPSILON, TYPES = 1.0, 100
@@ -79,12 +79,12 @@ def cases(small: bool) -> Iterator[Case]:
     for dtype in (torch.float32, torch.float64):
         name = str(dtype)[6:]
         yield Case(f"SeededNoise.normal, {name}", partial(source, n // 10, 256, dtype))
-        for kind in (PrivUnitG, PrivUnit, DuchiJordanWainwright, PointRelease):
+        for kind in (PrivUnitG, PrivUnit, DuchiJordanWainwright):
             yield Case(f"{kind.__name__}.collect, d = 256, {name}", partial(collect, kind, n, 256, dtype))
     for d in (64, 256):
         for kind in (PrivUnitG, PrivUnit):
             yield Case(f"{kind.__name__}, 100 types, d = {d}", partial(of_types, kind, 20 * n * 16 // d, d))
-    for kind in (PrivUnitG, PointRelease, PrivUnit, DuchiJordanWainwright):
+    for kind in (PrivUnitG, PrivUnit, DuchiJordanWainwright):
         for many in (10**9,) if small else (10**4, 10**6, 10**9):
             yield Case(f"{kind.__name__}.sample_tally, {many:.0e} users", partial(drawn, kind, many, 256))
 

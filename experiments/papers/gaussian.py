@@ -71,7 +71,7 @@ def local(tables: Tables) -> Iterator[Finding]:
         "Theorem 17",
         "a local mechanism",
         at + "a point release beside PrivUnitG",
-        point["measured"],
+        point["predicted"],
         unit["measured"],
         unit["standard_error"],
     )

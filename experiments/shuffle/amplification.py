@@ -37,7 +37,6 @@ from torchdp.randomizers import (
     DuchiJordanWainwright,
     HadamardResponse,
     OptimizedUnaryEncoding,
-    PointRelease,
     PrivUnit,
     PrivUnitG,
     RandomizedResponse,
@@ -63,7 +62,6 @@ VECTORS: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
     "PrivUnit": PrivUnit,
     "PrivUnitG": PrivUnitG,
     "Duchi et al.": DuchiJordanWainwright,
-    "point release": PointRelease,
 }
 
 

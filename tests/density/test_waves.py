@@ -23,6 +23,7 @@ from torchdp.density import (
 )
 from torchdp.density.choose import Question
 from torchdp.density.means import moved
+from torchdp.density.stationary import ProductKernel
 from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.protocol import Objective
@@ -225,3 +226,20 @@ def test_choices_beyond_the_box_are_of_random_waves():
     assert type(kde.features.family).__name__ == "GaussianOrthogonal" and kde.messages_per_user <= 200
     assert isinstance(InnerProductRotated(4), type(choose(
         InnerProduct(4), n=500, epsilon=1.0, delta=1e-6).best.features.family))  # fmt: skip
+
+
+def test_a_kernel_whose_transform_is_negative_somewhere_is_refused():
+    """The bound of the movement, and so the guarantee, needs coefficients of one sign."""
+
+    class TopHat(ProductKernel):
+        def one(self, z):
+            return (z.abs() <= self.scale).double()
+
+        def transform_of_one(self, w):
+            return 2 * self.scale * torch.sinc(w * self.scale / math.pi)
+
+        def energy_of_one(self, period):
+            return 2 * self.scale / period
+
+    with pytest.raises(ValueError, match="the transform of TopHat must be nowhere negative"):
+        Waves(TopHat(0.3), box(1)).features(16)

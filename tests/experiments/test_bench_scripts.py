@@ -97,7 +97,7 @@ def test_mechanisms(smoke):
     kinds = {
         kind: {row["mechanism"] for row in rows if row["arithmetic"] == kind} for kind in ("INTEGER", "ROUNDED")
     }
-    assert {"HadamardResponse", "ShiftStrategy", "PointRelease"} <= kinds["INTEGER"]
+    assert {"HadamardResponse", "ShiftStrategy"} <= kinds["INTEGER"]
     curators = {"CentralFactorization", "IntegerSums"}
     users = {
         "PrivUnit",

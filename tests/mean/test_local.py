@@ -10,7 +10,7 @@ from torchdp.domains import Box, FiniteSet, lp_ball, noise_shape
 from torchdp.mean import LocalMean
 from torchdp.privacy import Model
 from torchdp.protocol import Crowd
-from torchdp.randomizers import DuchiJordanWainwright, PointRelease, PrivUnit, PrivUnitG
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
 
 
 def box(*sides):
@@ -48,7 +48,7 @@ def test_the_error_of_draws_is_the_predicted_one():
 
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 @pytest.mark.parametrize("n", [1, 5])
-@pytest.mark.parametrize("randomizer", [PrivUnit, DuchiJordanWainwright, PointRelease])
+@pytest.mark.parametrize("randomizer", [PrivUnit, DuchiJordanWainwright])
 def test_guarantee_the_bound_holds_also_for_few_users(p, n, randomizer):
     domain = box(1.0, 2.0, 2.0)
     mechanism = LocalMean.calibrated(domain, noise_shape(domain, p), epsilon=1.0, randomizer=randomizer)
@@ -65,6 +65,6 @@ def test_a_better_randomizer_than_the_papers_costs_less():
     shape = noise_shape(domain, 2.0)
     errors = [
         LocalMean.calibrated(domain, shape, epsilon=1.0, randomizer=kind).error(100).floor
-        for kind in (PrivUnit, DuchiJordanWainwright, PointRelease, PointRelease.published)
+        for kind in (PrivUnit, DuchiJordanWainwright)
     ]
-    assert errors == sorted(errors) and errors[3] > 1.5 * errors[0]
+    assert errors == sorted(errors) and errors[1] > 1.05 * errors[0]

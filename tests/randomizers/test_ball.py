@@ -9,14 +9,13 @@ from scipy import stats
 
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PointRelease, PrivUnit, PrivUnitG
+from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PrivUnit, PrivUnitG
 
 ALPHA, RADIUS = 1e-6, 2.5
 MAKE = {
     "PrivUnitG": PrivUnitG,
     "PrivUnit": PrivUnit,
     "hemisphere": DuchiJordanWainwright,
-    "point release": PointRelease,
     "Gaussian": lambda dim, epsilon, radius=1.0: GaussianVector(dim, epsilon, radius, delta=1e-6),
 }
 every = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE.keys())

@@ -16,7 +16,6 @@ from torchdp.randomizers import (
     GaussianVector,
     HadamardResponse,
     OptimizedUnaryEncoding,
-    PointRelease,
     PrivUnit,
     PrivUnitG,
     RandomizedResponse,
@@ -128,11 +127,6 @@ class TestPrivUnit(BallContract):
 class TestDuchiJordanWainwright(BallContract):
     stacked = False
     protocol = DuchiJordanWainwright(3, 6.0, 2.0)
-    loss = staticmethod(signs)
-
-
-class TestPointRelease(BallContract):
-    protocol = PointRelease(3, 6.0, 2.0)
     loss = staticmethod(signs)
 
 

@@ -5,7 +5,7 @@ import torch
 from laws import generator
 
 from torchdp.noise import SeededNoise
-from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PointRelease, PrivUnit, PrivUnitG
+from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PrivUnit, PrivUnitG
 from torchdp.randomizers.ball import ball
 from torchdp.randomizers.ball.ball import consecutive
 
@@ -14,7 +14,6 @@ KINDS = [
     lambda dim: PrivUnitG(dim, 4.0, 1.5),
     lambda dim: PrivUnit(dim, 4.0, 1.5),
     lambda dim: DuchiJordanWainwright(dim, 4.0, 1.5),
-    lambda dim: PointRelease(dim, 4.0, 1.5),
     lambda dim: GaussianVector(dim, 4.0, 1.5, delta=1e-6),
 ]
 

@@ -1,4 +1,4 @@
-"""Hemisphere and point release: exact privacy, moments from the density, and what the published constant costs."""
+"""The hemisphere: exact privacy, moments from the density, and the published constant."""
 
 import math
 
@@ -9,22 +9,20 @@ from scipy import stats
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
-from torchdp.randomizers import DuchiJordanWainwright, PointRelease
+from torchdp.randomizers import DuchiJordanWainwright
 
 EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
-BOTH = pytest.mark.parametrize("kind", [DuchiJordanWainwright, PointRelease])
 
 
 def norms(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-@BOTH
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("dim", [1, 2, 64])
-def test_guarantee_sign_rounding_exactly_epsilon_ldp(kind, epsilon, dim):
+def test_guarantee_sign_rounding_exactly_epsilon_ldp(epsilon, dim):
     """At y the density over that of V is 2 P(s = +-1), the sign that of <y, x>: 1 +- ||x|| tanh(epsilon/2)."""
-    randomizer, rng = kind(dim, epsilon), np.random.default_rng(dim)
+    randomizer, rng = DuchiJordanWainwright(dim, epsilon), np.random.default_rng(dim)
     lost = randomizer.disagreement(norms(1.0, 0.7, 0.2, 0.0)).numpy()
     assert math.log((1 - lost[0]) / lost[0]) == pytest.approx(epsilon, rel=1e-12)
     densities = np.concatenate([2 * lost, 2 * (1 - lost)])  # all a point of the ball can give
@@ -42,19 +40,18 @@ def test_guarantee_sign_rounding_exactly_epsilon_ldp(kind, epsilon, dim):
 
     ratio = np.log(density(x) / density(other))
     assert np.abs(ratio).max() == pytest.approx(epsilon, rel=1e-12)
-    wrong = kind(dim, min(50, 1.01 * epsilon)).disagreement(norms(1.0))
+    wrong = DuchiJordanWainwright(dim, min(50, 1.01 * epsilon)).disagreement(norms(1.0))
     assert epsilon == 50 or math.log((1 - wrong) / wrong) > epsilon * (1 + 1e-3)
     guarantee = randomizer.guarantee
     assert (guarantee.epsilon, guarantee.delta, guarantee.exact) == (epsilon, 0, True)
     assert (guarantee.model, guarantee.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
 
 
-@BOTH
 @pytest.mark.parametrize("epsilon", [0.1, 4, 20])
 @pytest.mark.parametrize("dim", [1, 3])
-def test_guarantee_sign_rounding_exactly_epsilon_ldp_in_the_sampler(planted, kind, epsilon, dim):
+def test_guarantee_sign_rounding_exactly_epsilon_ldp_in_the_sampler(planted, epsilon, dim):
     """Deterministic: the message lies behind x exactly where the uniform number is below P(<Y, x> < 0)."""
-    randomizer = kind(dim, epsilon, 2.0)
+    randomizer = DuchiJordanWainwright(dim, epsilon, 2.0)
     for norm in (1.0, 0.4):
         x = torch.zeros(5, dim, dtype=torch.float64)
         x[:, 0] = 2.0 * norm
@@ -66,35 +63,12 @@ def test_guarantee_sign_rounding_exactly_epsilon_ldp_in_the_sampler(planted, kin
             assert (y[:, 0] < 0).tolist() == [True, True, False, False, False]
 
 
-def test_guarantee_published_point_release_exactly_two_artanh():
-    """P = 1/2 + epsilon/6 has the ratio (3 + epsilon)/(3 - epsilon): less than paid for, until it is more."""
-    for epsilon in (1e-3, 0.5, 1.0, 2.0, 2.5, 2.5756):
-        published = PointRelease.published(3, epsilon, 2.0)
-        lost = float(published.disagreement(norms(1.0)))
-        assert 1 - lost == pytest.approx(0.5 + epsilon / 6, rel=1e-14)
-        spent = math.log((1 - lost) / lost)
-        assert spent == pytest.approx(math.log((3 + epsilon) / (3 - epsilon)), rel=1e-11)
-        assert published.guarantee.epsilon == pytest.approx(spent, rel=1e-11) and spent < epsilon
-        # Over-protected: more noise than needed, unless at the very limit.
-        gain = published.moments.variance / PointRelease(3, epsilon, 2.0).moments.variance
-        assert gain > 1 and (epsilon > 1 or gain > 1.9)
-        # Its unbiased scale is (3/epsilon) sqrt(pi/2).
-        assert published.moments.variance == pytest.approx(4 * 9 / epsilon**2 * math.pi / 2, rel=1e-10)
-    # Above its limit the same constant would break epsilon: refused, with the remedy.
-    for epsilon in (2.5758, 2.6, 2.99, 3.0, 4.0):
-        if epsilon < 3:
-            assert math.log((3 + epsilon) / (3 - epsilon)) > epsilon
-        with pytest.raises(ValueError, match=r"epsilon must be at most 2.5757 .* use PointRelease"):
-            PointRelease.published(3, epsilon)
-
-
 @pytest.mark.parametrize("epsilon", [0.01, 1, 4, 20])
 @pytest.mark.parametrize("x", [0.0, 0.3, -0.9, 1.0])
-@BOTH
-def test_mean_and_covariance_from_the_density(kind, epsilon, x):
+def test_mean_and_covariance_from_the_density(epsilon, x):
     """In polar coordinates the density is (1 +- |x| tanh)/(2 pi) over angle; radii enter by their moments."""
-    randomizer = kind(2, epsilon, 1.5)
-    size = {DuchiJordanWainwright: (2 / math.pi, 1.0), PointRelease: (math.sqrt(2 / math.pi), 2.0)}[kind]
+    randomizer = DuchiJordanWainwright(2, epsilon, 1.5)
+    size = 2 / math.pi  # E |T|
     nodes, weights = np.polynomial.legendre.leggauss(30)
     u = np.array([0.6, 0.8])
     lost = float(randomizer.disagreement(norms(abs(x))))
@@ -108,9 +82,9 @@ def test_mean_and_covariance_from_the_density(kind, epsilon, x):
             first += mass @ v
             second += np.einsum("a,ai,aj->ij", mass, v, v)
         # E of the length is that of V's coordinate over 2/pi; E of its square is the second entry.
-        scale = randomizer.radius / (math.tanh(epsilon / 2) * size[0])
-        mean = scale * size[0] * math.pi / 2 * first
-        covariance = scale**2 * size[1] * second - np.outer(mean, mean)
+        scale = randomizer.radius / (math.tanh(epsilon / 2) * size)
+        mean = scale * size * math.pi / 2 * first
+        covariance = scale**2 * second - np.outer(mean, mean)
         point = randomizer.radius * x * u
         assert (np.abs(mean - point).max() < 1e-9 / epsilon) == close or (x == 0 and not close)
         if close:
@@ -133,20 +107,20 @@ def test_messages_of_the_hemisphere_have_one_length_and_the_published_constant(d
         assert set(y.abs().flatten().tolist()) == {2.0 / math.tanh(0.5)}
 
 
-@BOTH
-def test_the_side_of_the_message_is_the_stated_coin(kind):
+def test_the_side_of_the_message_is_the_stated_coin():
     x = torch.tensor([0.3, -0.4, 0.0], dtype=torch.float64)
-    y = kind(3, 2.0, 1.0).randomize_unchecked(x.expand(200_000, 3), SeededNoise(1))
+    y = DuchiJordanWainwright(3, 2.0, 1.0).randomize_unchecked(x.expand(200_000, 3), SeededNoise(1))
     behind = int((y @ x < 0).sum())
-    expected = float(kind(3, 2.0).disagreement(norms(0.5)))
+    expected = float(DuchiJordanWainwright(3, 2.0).disagreement(norms(0.5)))
     assert stats.binomtest(behind, 200_000, expected).pvalue > 1e-6
     assert stats.binomtest(behind, 200_000, 1.03 * expected).pvalue < 1e-6
 
 
 def test_tail_of_the_coin_at_large_epsilon_keeps_its_digits():
     for epsilon in (20, 40, 50):
-        for kind in (DuchiJordanWainwright, PointRelease):
-            assert float(kind(2, epsilon).disagreement(norms(1.0))) == pytest.approx(math.exp(-epsilon), rel=1e-8)
+        assert float(DuchiJordanWainwright(2, epsilon).disagreement(norms(1.0))) == pytest.approx(
+            math.exp(-epsilon), rel=1e-8
+        )
 
 
 def test_zero_normals_give_the_first_axis(planted):

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from scipy.special import betainc, betaln, erf, ndtr
+from scipy.special import betainc, betaln, ndtr
 
-from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PointRelease, PrivUnit, PrivUnitG
+from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PrivUnit, PrivUnitG
 from torchdp.randomizers.ball.subgaussian import constants
 
 DIRECTIONS = [-1.0, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9, 1.0]  # cosine of the angle with (the lifted) x
@@ -147,32 +147,6 @@ def test_hemisphere_holds_at_every_norm_in_every_direction_and_is_attained(dim, 
         assert bound.psi2**2 / randomizer.moments.variance == pytest.approx(uncentred, rel=1e-4)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 8, 20])
-def test_point_release_in_closed_form(epsilon):
-    """Along x a normal is only narrowed by the sign (factor 1 + q erf, q its mean): psi2 is that of the normal."""
-    randomizer = PointRelease(3, epsilon, 2.0)
-    bound, bias = randomizer.subgaussian, math.tanh(epsilon / 2)
-    scale = 2.0 * math.sqrt(math.pi / 2) / bias
-    assert bound.psi2 == pytest.approx(scale * math.sqrt(8 / 3), rel=1e-9)
-    y = np.linspace(0, 3 / 8, 200)[1:]  # a^2/(psi2^2/scale^2 - 2 (1 - a^2)): 3/8 along x
-    for q in np.linspace(0, bias, 20):
-        b = q * math.sqrt(2 / math.pi)
-        gain = y * b * b / (1 - 2 * y) + np.log(1 - q * erf(math.sqrt(2) * y * b / np.sqrt(1 - 2 * y)))
-        assert gain.max() <= 1e-12  # no direction between is worse than across x
-    rates, signs = np.linspace(0.02, 8, 1000)[:, None], np.linspace(0, bias, 400)
-    grid = 1 + 2 / rates**2 * (
-        np.log1p(-signs * erf(rates / math.sqrt(2))) + rates * signs * math.sqrt(2 / math.pi)
-    )
-    assert bound.proxy / scale**2 == pytest.approx(grid.max(), rel=1e-4)
-
-
-def test_published_proxies_of_point_release():
-    """At ||x|| = radius up to epsilon = 1; beyond, a point inside the ball becomes the worst one."""
-    for epsilon, value in {0.5: 1.0683, 1: 1.1097, 4: 1.1296, 20: 1.1296}.items():
-        randomizer = PointRelease(2, epsilon)
-        assert randomizer.subgaussian.proxy / randomizer.moments.variance == pytest.approx(value, rel=1e-4)
-
-
 def test_gaussian_vector():
     randomizer = GaussianVector(3, 1.0, delta=1e-6)
     bound = randomizer.subgaussian
@@ -195,7 +169,7 @@ def test_constants_of_known_laws():
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 4, 20])
-@pytest.mark.parametrize("make", [PrivUnitG, PrivUnit, DuchiJordanWainwright, PointRelease])
+@pytest.mark.parametrize("make", [PrivUnitG, PrivUnit, DuchiJordanWainwright])
 def test_constants_grow_with_the_radius(make, epsilon):
     one, two = make(6, epsilon).subgaussian, make(6, epsilon, 2.0).subgaussian
     assert two.psi2 == pytest.approx(2 * one.psi2, rel=1e-9)

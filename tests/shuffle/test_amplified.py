@@ -24,7 +24,6 @@ from torchdp.randomizers import (
     GaussianVector,
     HadamardResponse,
     OptimizedUnaryEncoding,
-    PointRelease,
     PrivUnit,
     PrivUnitG,
     RandomizedResponse,
@@ -50,7 +49,6 @@ KINDS = {
     "PrivUnit": lambda e: PrivUnit(32, e),
     "PrivUnitG": lambda e: PrivUnitG(32, e),
     "DuchiJordanWainwright": lambda e: DuchiJordanWainwright(32, e),
-    "PointRelease": lambda e: PointRelease(32, e),
 }
 
 
@@ -288,8 +286,8 @@ def test_guarantee_messages_leave_in_an_order_that_says_nothing():
 
 def test_guarantee_sums_of_floats_do_not_show_the_order():
     """1e8 and two halves of its last bit: a sum in the users' order would be another number."""
-    crowd = Amplified(PointRelease(1, 1.0), 3, 1e-6)
-    x = torch.tensor([[1.0], [0.5], [-1.0]], dtype=torch.float64)
+    crowd = Amplified(DuchiJordanWainwright(2, 1.0), 3, 1e-6)
+    x = torch.tensor([[1.0, 0.0], [0.5, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     orders = {tuple(x[SeededNoise(seed).permutation(3)].flatten().tolist()) for seed in range(40)}
     same = [
         torch.equal(

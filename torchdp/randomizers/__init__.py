@@ -36,7 +36,7 @@ from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
 from torchdp.randomizers.ball.gaussian_vector import GaussianVector
 from torchdp.randomizers.ball.privunit import PrivUnit
 from torchdp.randomizers.ball.privunitg import PrivUnitG
-from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright, PointRelease
+from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright
 
 __all__ = [
     "DuchiJordanWainwright",
@@ -44,7 +44,6 @@ __all__ = [
     "HadamardResponse",
     "LearnedStrategy",
     "OptimizedUnaryEncoding",
-    "PointRelease",
     "PrivUnit",
     "PrivUnitG",
     "RandomizedResponse",

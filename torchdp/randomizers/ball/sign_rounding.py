@@ -1,7 +1,6 @@
-"""Randomizers that round x to one of the two ends of its diameter, +-radius x/||x||, and keep that sign by chance."""
+"""Messages from the half-sphere around x or the opposite one: x is rounded to a sign, which is kept by chance."""
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,21 +14,34 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.randomizers.alphabet.chances import at_least, exponential
 from torchdp.randomizers.ball.axial_sums import AxialSums, add, directed
-from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer, gaussian_sums
-from torchdp.randomizers.ball.logit_beta import panel_rule
+from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer
 from torchdp.randomizers.ball.sphere import coordinate_size, mean_coordinate, uniform_coordinate
 from torchdp.randomizers.ball.subgaussian import Law, SubGaussian, widest
-from torchdp.randomizers.ball.truncated_sums import truncated_sums
 from torchdp.randomizers.base import ball_epsilon, exact_local
 
 
 @dataclass(frozen=True)
-class SignRounding(BallRandomizer):
-    """Y = scale s S V with V symmetric about 0, S = sign <V, x> and s = +-1 independent of V.
+class DuchiJordanWainwright(BallRandomizer):
+    """For x in R^dim with ||x|| <= radius a message on the sphere of radius B, in the half-sphere around x or opposite.
 
-    P(s = 1) = (1 + ||x|| tanh(epsilon/2)/radius)/2: x is rounded to u = x/||x|| or -u without bias, and the rounded
-    sign kept with probability e^epsilon/(e^epsilon + 1). At x = 0 the sign s is a fair coin, and S does not matter.
+    B = radius coth(epsilon/2)/E|T|, T a coordinate of a uniform point of the unit sphere. E Y = x and Cov Y =
+    (B^2/dim) I - x x^T, exactly, since E Y Y^T does not depend on signs. As epsilon grows B falls to radius/E|T|
+    only: for dim > 1 some noise stays. It is B s S V, V uniform on the sphere, S = sign <V, x>, s = +-1 independent of
+    V with P(s = 1) = (1 + ||x|| tanh(epsilon/2)/radius)/2: x is rounded to u = x/||x|| or -u without bias, and the
+    rounded sign kept with probability e^epsilon/(e^epsilon + 1). At x = 0 s is a fair coin, and S does not matter.
+    dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
+
+    ``sample_tally`` draws dim normals and a binomial number for each type in a repetition, and two numbers for each
+    user on either side of it if they are fewer than a few thousand; beyond, three in all (``AxialSums.least``).
+
+    Guarantees: exactly epsilon-LDP, for any two points of the ball.
+    Source: Duchi, Jordan, Wainwright (2018), the mechanism for the l_2 ball.
     """
+
+    @property
+    def guarantee(self) -> Guarantee:
+        source = "Duchi, Jordan, Wainwright (2018); P(half-sphere) = e^epsilon/(e^epsilon + 1)"
+        return exact_local(self.epsilon, source)
 
     @property
     def bias(self) -> float:
@@ -47,21 +59,6 @@ class SignRounding(BallRandomizer):
         return (self.disagreement(norms).clamp_min(least) * 2.0**63).ceil().to(torch.int64)
 
     @property
-    @abstractmethod
-    def _shape(self) -> float:
-        """Var <V, u>/(E |<V, u>|)^2, at least 1."""
-
-    @property
-    @abstractmethod
-    def _dimension(self) -> float:
-        """That of the sphere V is uniform on; infinity for a Gaussian V."""
-
-    @property
-    @abstractmethod
-    def _half(self) -> Law:
-        """|<V, u>|/E |<V, u>|, by quadrature."""
-
-    @property
     def _csch2(self) -> float:
         return math.sinh(self.epsilon / 2) ** -2
 
@@ -69,7 +66,7 @@ class SignRounding(BallRandomizer):
     def moments(self) -> BallMoments:
         """Exact moments: variance radius^2 shape coth(epsilon/2)^2, outer -1."""
         along = (self._shape - 1) + self._shape * self._csch2  # coth^2 = 1 + csch^2; Var along x, radius 1
-        e = 1 / self._dimension
+        e = 1 / self.dim
         third = ((1 - e) - (1 + 3 * e) * along) / (1 + e)
         mixed = 4 * (1 + 2 * e + 3 * e * e) * along - 2 * (1 + 3 * e) * (1 - e)
         fourth = 3 * along**2 / (1 + 2 * e) + mixed / ((1 + e) * (1 + 2 * e))
@@ -78,7 +75,8 @@ class SignRounding(BallRandomizer):
     @cached_property
     def subgaussian(self) -> SubGaussian:
         """Along x, at the worst norm of x; no direction is worse (on a grid of them, by the tests)."""
-        size, mass = self._half
+        size, mass = coordinate_size(self.dim)
+        size = size / mean_coordinate(self.dim)  # |<V, u>| over its mean
 
         def along(sign: float) -> Law:  # sign: the mean of s
             values = np.concatenate([size - sign, -size - sign]) * self.radius / self.bias
@@ -92,45 +90,16 @@ class SignRounding(BallRandomizer):
         lost = draws.integers((len(users),)) < self._behind(norms)
         return 1 - 2 * (lost ^ ((normals * users).sum(-1) < 0)).to(users.dtype)
 
-
-@dataclass(frozen=True)
-class DuchiJordanWainwright(SignRounding):
-    """For x in R^dim with ||x|| <= radius a message on the sphere of radius B, in the half-sphere around x or opposite.
-
-    B = radius coth(epsilon/2)/E|T|, T a coordinate of a uniform point of the unit sphere. E Y = x and Cov Y =
-    (B^2/dim) I - x x^T, exactly, since E Y Y^T does not depend on signs. As epsilon grows B falls to radius/E|T|
-    only: for dim > 1 some noise stays. dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
-
-    ``sample_tally`` draws dim normals and a binomial number for each type in a repetition, and two numbers for each
-    user on either side of it if they are fewer than a few thousand; beyond, three in all (``AxialSums.least``).
-
-    Guarantees: exactly epsilon-LDP, for any two points of the ball.
-    Source: Duchi, Jordan, Wainwright (2018), the mechanism for the l_2 ball.
-    """
-
-    @property
-    def guarantee(self) -> Guarantee:
-        source = "Duchi, Jordan, Wainwright (2018); P(half-sphere) = e^epsilon/(e^epsilon + 1)"
-        return exact_local(self.epsilon, source)
-
     @property
     def _shape(self) -> float:
+        """Var <V, u>/(E |<V, u>|)^2, at least 1."""
         return 1 / (self.dim * mean_coordinate(self.dim) ** 2)
-
-    @property
-    def _dimension(self) -> float:
-        return self.dim
 
     @staticmethod
     @entrywise(dim=checks.positive, epsilon=ball_epsilon)
     def unit_variance(dim: Numbers, epsilon: Numbers) -> Numbers:
         """B^2/dim at radius 1: of an entry for x = 0; numbers, or batches that broadcast."""
         return 1 / (dim * (mean_coordinate(dim) * (epsilon / 2).tanh()).square())
-
-    @property
-    def _half(self) -> Law:
-        size, mass = coordinate_size(self.dim)
-        return size / mean_coordinate(self.dim), mass
 
     @property
     def _scale(self) -> float:
@@ -167,66 +136,6 @@ class DuchiJordanWainwright(SignRounding):
     def _ahead(self, users: int, draws: Draws) -> tuple[Tensor, Tensor]:
         """(|T|, sqrt(1 - T^2)) of so many."""
         return uniform_coordinate(self.dim, draws.normal((users,)).abs())
-
-
-@dataclass(frozen=True)
-class PointRelease(SignRounding):
-    """For x in R^dim with ||x|| <= radius a normal vector in the half-space around x, or in the opposite one.
-
-    Y = c s S g, g ~ N(0, I), S = sign <g, x>, with c = radius sqrt(pi/2) coth(epsilon/2): E Y = x and Cov Y = c^2 I -
-    x x^T, exactly. This keeps the rounded sign with probability e^epsilon/(e^epsilon + 1), the most that epsilon-LDP
-    allows; ``published`` keeps it less often. dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises
-    ValueError.
-
-    ``sample_tally`` costs O(dim^3 + m dim^2) once and O(m dim) for each repetition, whatever the number of users.
-
-    Guarantees: exactly epsilon-LDP, for any two points of the ball.
-    Source: Blasiok, Bun, Nikolov, Steinke (2019), local point release, with the tight probability and scale.
-    """
-
-    _shape, _dimension = math.pi / 2, math.inf
-
-    @classmethod
-    def published(cls, dim: int, epsilon: float, radius: float = 1.0) -> "PointRelease":
-        """The sign kept with the published probability 1/2 + epsilon/6: the tight one at a smaller epsilon.
-
-        The ratio of the two probabilities is (3 + epsilon)/(3 - epsilon), so it is exactly 2 artanh(epsilon/3)-LDP:
-        less than the epsilon that was paid for up to epsilon = 2.5757, more above, where ValueError is raised.
-        Source: Blasiok, Bun, Nikolov, Steinke (2019), local point release.
-        """
-        epsilon = checks.positive("epsilon", epsilon)
-        if epsilon >= 3 or 2 * math.atanh(epsilon / 3) > epsilon:
-            raise ValueError(
-                "epsilon must be at most 2.5757 for the published probability 1/2 + epsilon/6, which above spends more "
-                f"than epsilon, not {epsilon!r}; use PointRelease(dim, epsilon, radius)"
-            )
-        return cls(dim, 2 * math.atanh(epsilon / 3), radius)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        source = "Blasiok, Bun, Nikolov, Steinke (2019); P(half-space) = e^epsilon/(e^epsilon + 1)"
-        return exact_local(self.epsilon, source)
-
-    @property
-    def _half(self) -> Law:
-        grid, weights = panel_rule(24)
-        t = 38 * grid  # the normal density underflows there
-        mass = weights * np.exp(-t * t / 2)
-        return t / math.sqrt(2 / math.pi), mass / mass.sum()
-
-    @property
-    def _scale(self) -> float:
-        return math.sqrt(math.pi / 2) / self.bias  # c, radius 1
-
-    def _messages(self, users: Tensor, draws: Draws) -> Tensor:
-        normals = draws.normal(tuple(users.shape))
-        return normals.mul_((self.radius * self._scale * self._signs(users, normals, draws))[:, None])
-
-    def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        users = counts.expand(*shape, *counts.shape)
-        behind = draws.binomial(users, self.disagreement(torch.linalg.vector_norm(points, dim=-1)))
-        along = truncated_sums(0.0, users - behind, draws) - truncated_sums(0.0, behind, draws)
-        return self._scale * gaussian_sums(_axes(points), along, counts, shape, draws)
 
 
 def _axes(points: Tensor) -> Tensor:
