@@ -33,7 +33,7 @@ def theorems(author: str) -> Part:
         for row in where(tables["theorems"], paper=author):  # a statement may name another paper's author
             at = f"{row['range']}; {row['instances']} instances, the largest ratio of the two sides"
             if row["kind"]:
-                at = f"{at}; kind: {row['kind']}"
+                at = f"{at}, at {row['where']}; kind: {row['kind']}"
             judged = Finding.as_printed if row["kind"] else Finding.at_most
             yield judged(row["result"], row["statement"], at, row["limit"], row["worst"])
 
