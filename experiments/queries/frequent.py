@@ -2,8 +2,8 @@
 
 Paper: none; the plug-in variance is that of the decoded shares, or of the nearest histogram where that is more.
 Command:  python experiments/queries/frequent.py
-Expected: coverage of 0.93 to 0.97 in all cells: 0.944 to 0.961, and with 100 users 0.931 to 0.964. Mean squared standard
-    errors are 0.99 to 1.05 of the squared error that is predicted, with 100 users and Hadamard response 1.11.
+Expected: coverage of 0.93 to 0.97 in all cells: 0.944 to 0.961, and with 100 users 0.931 to 0.964. The mean squared
+    standard error is 0.99 to 1.05 of the squared error that is predicted; 100 users, Hadamard response: 1.11.
 Output: results/queries/frequent/frequent.csv.
 Artifact: - | coverage of frequent types
 Status: agrees

@@ -124,6 +124,22 @@ def test_intervals_hold_where_one_large_curvature_lies_beside_small_ones(monkeyp
         assert covered(curved, linear, 1_000) < 0.91
 
 
+def beside(small, mean, many):
+    """w and l of one large coordinate, whose mean is 1.3 standard deviations, and of many small ones."""
+    return [1.0] + [small] * many, [1.3] + [small * mean] * many
+
+
+@pytest.mark.parametrize(("small", "mean", "many"), [(0.047, 0.38, 22), (0.1, 0.38, 10), (0.2, 0.0, 22)])
+def test_small_coordinates_do_not_hide_where_a_large_one_may_be(monkeypatch, small, mean, many):
+    """experiments/pairwise/random_kernels.py has these and worse ones."""
+    curved, linear = beside(small, mean, many)
+    found = covered(curved, linear, 1_500)
+    assert found > 0.89
+    one = quadratic._threshold  # control: one threshold for coordinates of all sizes
+    monkeypatch.setattr(quadratic, "_thresholds", lambda squares, w: one(squares, w.square())[..., None])
+    assert covered(curved, linear, 1_500) < found - 0.01
+
+
 def fieller(variance, slope, curvature):
     """(Fieller's parts, the ratio's error whose parts at each t are normal ones of these variances)."""
     variance, slope, curvature = (torch.as_tensor(x, dtype=torch.float64) for x in (variance, slope, curvature))

@@ -26,6 +26,7 @@ from torchdp.randomizers import (
     PrivUnitG,
     SubsetSelection,
     SymmetricUnaryEncoding,
+    base,
 )
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
@@ -71,7 +72,9 @@ def choose(
     if not isinstance(statistic, PairwiseStatistic):
         kinds = "a PairwiseStatistic, such as pairwise.gini(16), or a symmetric kernel, a torch.Tensor or Workload"
         raise TypeError(f"statistic must be {kinds}, not {type(statistic).__name__}")
-    n, epsilon = checks.integer("n", n, 2), checks.positive("epsilon", epsilon)
+    n = checks.integer("n", n, 2)
+    # one message takes the whole epsilon, each of two messages half of it
+    epsilon = checks.within("epsilon", epsilon, 2 * base.SMALLEST_EPSILON, base.LARGEST_EPSILON)
     statistic = one_kernel(statistic)
     if checks.integer("rounds", rounds, 1) > 2:
         raise ValueError(f"rounds must be 1 or 2, not {rounds}; a third gains nothing over two")

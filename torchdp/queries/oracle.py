@@ -103,7 +103,7 @@ class LocalOracle(OracleQueries[FrequencyOracle]):
         try:
             shares = self.client.totals(tally) / n
         except ValueError:  # a strategy matrix of rank below k
-            each = variance.most.expand_as(value)
+            each = self.variance.amax(1).expand_as(value)
         else:
             each = variance.plug_in(shares)
         return Estimate(value, (each / n).sqrt(), tally.n)

@@ -29,8 +29,8 @@ class TypeVariance(ABC):
 
     @property
     @abstractmethod
-    def most(self) -> Tensor:
-        """The largest over types, (m,) or ()."""
+    def most(self) -> Tensor | float:
+        """The largest over types, (m,) or one number."""
 
     def plug_in(self, shares: Tensor) -> Tensor:
         """An estimate of ``under`` the users' shares, from their decoded shares: (*batch, k) -> (*batch, m).
@@ -42,7 +42,7 @@ class TypeVariance(ABC):
         moved = shares + (1 - shares.sum(-1, keepdim=True)) / shares.shape[-1]
         unbiased = self.under(moved)
         steady = self.under(onto_simplex(shares))
-        return torch.minimum(torch.maximum(unbiased, steady), self.most.to(unbiased))
+        return torch.maximum(unbiased, steady).clamp(max=self.most)
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class AlikeVariance(TypeVariance):
         return self.other * shares.sum(-1, keepdim=True) + (self.own - self.other) * shares
 
     @property
-    def most(self) -> Tensor:
-        return torch.tensor(max(self.own, self.other), dtype=torch.float64)
+    def most(self) -> float:
+        return max(self.own, self.other)
 
     def worst(self, objective: Objective) -> Tensor:
         worst = objective is Objective.WORST
