@@ -54,8 +54,8 @@ def entrywise(
             device = next((one.device for one in entries if one.device.type != "cpu"), torch.device("cpu"))
             shapes = [tuple(one.shape) for one in entries]
             try:
-                shape = torch.broadcast_shapes(*shapes)
-            except RuntimeError as error:
+                shape = np.broadcast_shapes(*shapes)
+            except ValueError as error:
                 raise ValueError(f"{names} must have shapes that broadcast, not {shapes}") from error
             most = at_once if isinstance(at_once, int) else at_once(*values[:own])
             parts = zip(*(one.to(device).expand(shape).reshape(-1).split(most) for one in entries), strict=True)
