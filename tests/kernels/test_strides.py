@@ -1,4 +1,4 @@
-"""Axes of length 1 and strides: what is tried has the form of what is launched, and pointers are of contiguous tensors."""
+"""Axes of length 1 and strides: a trial has the form of the launch, and pointers are of contiguous tensors."""
 
 import itertools
 
