@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Set up torchdp and run it: ``python3 run.py demo``, ``test``, ``lint``, ``site`` (the pages, in site/), ``bench``
-(fails where a call fell behind its floor), ``paper NAME`` (its claims beside what comes out here) or ``release`` (a
-version's checklist, up to the upload).
+(fails where a call fell behind its floor; ``bench --quick``: one of twenty-odd calls, in half a minute), ``paper NAME``
+(its claims beside what comes out here) or ``release`` (a version's checklist, up to the upload).
 
 The first call installs what its command needs (into .venv, or into the active virtual environment if that has torch):
 the demo little, every other one all that tests take. Later calls start at once. A torch that can be imported is used as
@@ -21,7 +21,7 @@ COMMANDS = {
     "demo": [["experiments/pairwise/demo.py"]],
     "test": [["-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow and not gpu"]],
     "lint": [["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."], ["-m", "mypy"]],
-    "bench": [["experiments/bench/run.py", "--quick"]],
+    "bench": [["experiments/bench/run.py", "--short"]],
     "site": [["-m", "mkdocs", "build", "--strict"]],
     "paper": [["-m", "torchdp", "paper"]],
     "release": [["docs/publish.py"]],

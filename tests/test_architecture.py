@@ -139,6 +139,12 @@ def test_importing_torchdp_loads_nothing_heavy():
     assert heavy.strip() == "[]"
 
 
+def test_a_first_calibration_loads_no_algebra():
+    """``torch.broadcast_shapes`` would: .3 s and 32 MiB, which the linter's ban prevents."""
+    code = "import sys; from torchdp import privacy; privacy.gaussian_sigma([1.0], 1e-6); print('sympy' in sys.modules)"
+    assert fresh(code).strip() == "False"
+
+
 def test_rooms_load_on_first_use_and_with_searches_nothing_heavy():
     """The first optimizer of torch.optim would load torch's compiler: three seconds."""
     first = {path.parent.name for path in ROOT.glob("torchdp/*/__init__.py")} - {"cli"}

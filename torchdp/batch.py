@@ -1,13 +1,19 @@
-"""Numbers in batches: functions of tensors, of which one number is the batch of one."""
+"""Numbers in batches: functions of tensors, of which one number is the batch of one, or a formula over floats.
+
+A formula that is often asked for one number is written over ``functions(x)``: torch's for a tensor, for a float those
+of ``math`` and ``scipy.special``, which take a hundredth of the time. There is one formula, and no branch in it.
+"""
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import Any, Protocol, overload
 
 import numpy as np
 import torch
+from scipy import special
 from torch import Tensor
 
 from torchdp import checks
@@ -30,7 +36,7 @@ class Entrywise(Protocol):
 
 
 def entrywise(
-    at_once: int | Callable[..., int] = AT_ONCE, /, **checked: Check
+    at_once: int | Callable[..., int] = AT_ONCE, /, *, of_floats: bool = False, **checked: Check
 ) -> Callable[[Callable[..., Tensor]], Entrywise]:
     """Makes a function of float64 tensors (entries,), at most ``at_once``, one of numbers and batches that broadcast.
 
@@ -39,12 +45,14 @@ def entrywise(
 
     Args:
         at_once: entries; of a method what makes their number of the object.
+        of_floats: whether the function also takes floats and returns one, written over ``functions``.
         checked: the function's arguments in order, of a method those behind the object; the check of one number.
     """
 
     def decorate(function: Callable[..., Tensor]) -> Entrywise:
         known = inspect.signature(function)
         names, own = ", ".join(checked), len(known.parameters) - len(checked)
+        defaults = tuple(each.default for each in known.parameters.values())
 
         def of_batch(*values: Any) -> Tensor:
             entries = [
@@ -54,8 +62,8 @@ def entrywise(
             device = next((one.device for one in entries if one.device.type != "cpu"), torch.device("cpu"))
             shapes = [tuple(one.shape) for one in entries]
             try:
-                shape = torch.broadcast_shapes(*shapes)
-            except RuntimeError as error:
+                shape = np.broadcast_shapes(*shapes)
+            except ValueError as error:
                 raise ValueError(f"{names} must have shapes that broadcast, not {shapes}") from error
             most = at_once if isinstance(at_once, int) else at_once(*values[:own])
             parts = zip(*(one.to(device).expand(shape).reshape(-1).split(most) for one in entries), strict=True)
@@ -67,11 +75,21 @@ def entrywise(
 
         @lru_cache(KEPT, typed=True)
         def of_numbers(*values: Any) -> float:
-            return float(of_batch(*values))
+            if not of_floats:
+                return float(of_batch(*values))
+            numbers = [
+                check(name, value) for (name, check), value in zip(checked.items(), values[own:], strict=True)
+            ]
+            found = float(function(*values[:own], **dict(zip(checked, numbers, strict=True))))
+            if math.isnan(found):
+                raise ValueError(f"{names}: no answer is found for {numbers}")
+            return found
 
         @wraps(function)
         def call(*values: Any, **named: Any) -> Any:
-            if named or len(values) < len(known.parameters):
+            if not named and values and inspect.Parameter.empty not in defaults[len(values) :]:
+                values += defaults[len(values) :]
+            elif named or len(values) < len(known.parameters):
                 bound = known.bind(*values, **named)
                 bound.apply_defaults()
                 values = tuple(bound.arguments.values())
@@ -120,3 +138,71 @@ def added(terms: Tensor) -> Tensor:
         pairs, odd = terms[:half] + terms[half : 2 * half], terms.shape[0] % 2
         terms = torch.cat([pairs, terms[-1:]]) if odd else pairs
     return terms[0]
+
+
+class OfTensors:
+    """What formulas call, of float64 tensors: each entry by itself."""
+
+    exp = staticmethod(torch.exp)
+    log = staticmethod(torch.log)
+    log1p = staticmethod(torch.log1p)
+    sqrt = staticmethod(torch.sqrt)
+    erfcx = staticmethod(torch.special.erfcx)
+    log_ndtr = staticmethod(torch.special.log_ndtr)
+    clip = staticmethod(torch.clamp)
+    where = staticmethod(torch.where)
+    maximum = staticmethod(torch.maximum)
+    chosen = staticmethod(chosen)
+    added = staticmethod(added)
+
+
+class OfFloats:
+    """The same of floats, with the values at the ends that tensors have: no overflow raises."""
+
+    sqrt = staticmethod(math.sqrt)
+    erfcx = staticmethod(special.erfcx)
+    maximum = staticmethod(max)
+
+    @staticmethod
+    def exp(x: float) -> float:
+        # e^709 is as good as infinite. Of NaN, NaN.
+        return math.inf if x > 709.0 else math.exp(x)
+
+    @staticmethod
+    def log(x: float) -> float:
+        if x > 0:
+            return math.log(x)
+        return -math.inf if x == 0 else math.nan
+
+    @staticmethod
+    def log1p(x: float) -> float:
+        if x > -1:
+            return math.log1p(x)
+        return -math.inf if x == -1 else math.nan
+
+    @staticmethod
+    def log_ndtr(x: float) -> float:
+        return float(special.log_ndtr(x))
+
+    @staticmethod
+    def clip(x: float, low: float | None = None, high: float | None = None) -> float:
+        if low is not None and x < low:
+            return low
+        return high if high is not None and x > high else x
+
+    @staticmethod
+    def where(condition: bool, yes: float, no: float) -> float:
+        return yes if condition else no
+
+    @staticmethod
+    def chosen(condition: bool, yes: Callable[[], float], no: Callable[[], float]) -> float:
+        return yes() if condition else no()
+
+    @staticmethod
+    def added(terms: Any) -> float:
+        return float(terms.sum())
+
+
+def functions(x: Any) -> Any:
+    """Those of tensors where x is one, else those of floats."""
+    return OfTensors if isinstance(x, Tensor) else OfFloats

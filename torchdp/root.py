@@ -82,24 +82,39 @@ def least(
 
 
 def _root(excess: Any, low: Any, high: Any, tolerance: float, grow: tuple[bool, bool], longest: float) -> Any:
+    how = (grow, longest, tolerance)
     device = next((end.device for end in (low, high) if isinstance(end, Tensor)), None)
     if device is None:
-        alone = torch.tensor(low, dtype=torch.float64, device="cpu")
-        return float(_root(lambda x: alone.new_tensor(excess(float(x))), alone, high, tolerance, grow, longest))
+        return _of_one(excess, low, high, how)
     ends = (torch.as_tensor(end, dtype=torch.float64, device=device) for end in (low, high))
     low, high = torch.broadcast_tensors(*ends)
 
     def f(x: Tensor) -> Tensor:
         return excess(x).nan_to_num(math.inf, math.inf, -math.inf)
 
-    values, how = [f(low), f(high)], (grow, longest, tolerance)
+    values = [f(low), f(high)]
     if device.type != "cpu" or {value.numel() for value in values} != {1}:
         return _found(f, torch.where, [low, high], values, *how)
-    one = lambda x: np.float64(f(torch.full_like(values[0], float(x))))  # noqa: E731
-    where = lambda condition, yes, no: yes if condition else no  # noqa: E731
-    with np.errstate(all="ignore"):  # the same steps in floats, which cost less
-        at, value = ([np.float64(each) for each in pair] for pair in ((low, high), values))
-        return torch.full_like(values[0], _found(one, where, at, value, *how))
+    like = values[0]
+    return torch.full_like(like, _of_one(lambda x: float(excess(torch.full_like(like, x))), low, high, how))
+
+
+def _of_one(excess: Callable[[float], float], low: Any, high: Any, how: tuple[Any, ...]) -> float:
+    """The same steps in floats, which cost less, of numpy, which divide by 0."""
+
+    def f(x: np.float64) -> np.float64:
+        value = float(excess(float(x)))
+        return np.float64(math.inf if math.isnan(value) else value)
+
+    def where(condition: bool, yes: Any, no: Any) -> Any:
+        return yes if condition else no
+
+    at = [np.float64(low), np.float64(high)]
+    value = [f(at[0]), f(at[1])]
+    if value[0] > 0 >= value[1] and at[1] - at[0] <= how[-1]:
+        return float(high)  # Nothing is left to do: whoever calls with a good guess pays for two calls alone.
+    with np.errstate(all="ignore"):
+        return float(_found(f, where, at, value, *how))
 
 
 def _found(f: Any, where: Any, at: Any, value: Any, grow: Any, longest: float, tolerance: float) -> Any:

@@ -82,7 +82,7 @@ def _spent(run: Run, times: int) -> float:
     return clock() - start
 
 
-def rows(case: Case, rounds: int = ROUNDS) -> Iterator[Row]:
+def rows(case: Case, rounds: int = ROUNDS, memory_too: bool = True) -> Iterator[Row]:
     """A row for each floor and peer: nanoseconds a unit, and how many times as long as the other ours takes."""
     work = case.make()
     parts, kinds, absent = {"ours": Part(work.ours, work.units)}, {}, {}
@@ -97,7 +97,7 @@ def rows(case: Case, rounds: int = ROUNDS) -> Iterator[Row]:
         parts[name], kinds[name] = peer if isinstance(peer, Part) else Part(peer, work.units), "peer"
     found = turns(parts, rounds)
     ns = 1e9 * statistics.median(found["ours"])
-    memory = grown(case.make) if ns * work.units < 1e9 * BUDGET else None
+    memory = grown(case.make) if memory_too and ns * work.units < 1e9 * BUDGET else None
     for name, kind in kinds.items():
         times = statistics.median(a / b for a, b in zip(found["ours"], found[name], strict=True))
         yield {"case": case.name, "ns": ns, "MiB": memory, "kind": kind, "against": name, "times": times}
@@ -155,6 +155,7 @@ def main() -> None:
     parser.add_argument("bench")
     parser.add_argument("--small", action="store_true", help="sizes of the tests")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--times-only", action="store_true", help="memory is not measured")
     parser.add_argument("--cases", nargs="*", help="names; by default all")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -162,7 +163,7 @@ def main() -> None:
         if given.cases and case.name not in given.cases:
             continue
         try:
-            for row in rows(case, given.rounds):
+            for row in rows(case, given.rounds, not given.times_only):
                 print(json.dumps(row), flush=True)
         except Exception as error:  # another checkout may lack what this case calls; the rest is measured
             print(json.dumps({"case": case.name, "kind": "failed", "against": repr(error)[:200]}), flush=True)

@@ -1,7 +1,8 @@
 """All benches, one command, one table for each kind of machine; fails where a ratio fell by more than 20 %.
 
-Command:  python experiments/bench/run.py [--quick] [--only oracles vectors] [--before CHECKOUT] [--keep]
-    The gate, on a machine that does nothing else, each week and before a release: python3 run.py bench
+Command:  python experiments/bench/run.py [--quick] [--short] [--only oracles vectors] [--before CHECKOUT] [--keep]
+    On a machine that does nothing else, each week and before a release: python3 run.py bench
+    The gate of each commit, on any machine, in half a minute: python3 run.py bench --quick
 What: every case of every bench beside its floors (a copy, a matrix product, the random numbers alone) and its peers
     (numpy, published packages; named as absent where they are not installed), each bench in a fresh process, in turns,
     processor time of one thread (on a GPU the wall's, synchronised). times: how many times as long as the other takes.
@@ -10,10 +11,12 @@ What: every case of every bench beside its floors (a copy, a matrix product, the
 Expected: no row above 1.25 times its ratio in experiments/bench/tables/<machine>.csv, where there is a table of the
     same processor; a row above it is measured twice more, and the least of the three counts. Else the command names the
     rows and ends with 1. --keep makes this run's rows that table's. Compare ratios, not seconds: machines are noisy.
+    --quick: the bench ``calls`` alone, whose loops are the same everywhere, beside tables/calls.csv, the one table of
+    all machines: no call above 1.5 times its row, the least of six measurements. With --keep: the table of --quick.
 Output: results/bench/run/table.csv: a row for each case and what it is held against.
 Artifact: peers | speed and memory
 Status: on a CPU; on a GPU not yet measured
-Time: under 20 minutes on two cores; --quick a third of it; --smoke in a minute.
+Time: under 20 minutes on two cores; --short a third of it; --quick in half a minute; --smoke in a minute.
     Each bench is a process on the first GPU, else the CPU, whatever --device says.
 """
 
@@ -38,6 +41,9 @@ from torchdp.simulate.report import read_table, write_table
 HERE = Path(__file__).resolve().parent
 BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization", "rooms")
 FALLEN = 1 / 0.8  # times as long beside the same floor or peer
+GATE = "calls"  # the bench of --quick
+SLOWER = 1.5  # of the gate, whose table is of another processor perhaps
+GATE_REPEATS = 5  # of a row of the gate above that, on a machine that may be busy
 COLUMNS = (
     "bench", "case", "ns", "MiB", "kind", "against", "times", "before_ns", "before_times",
     "machine", "versions", "commit", "date",
@@ -47,19 +53,21 @@ COLUMNS = (
 @dataclass(frozen=True)
 class Config:
     only: tuple[str, ...] = BENCHES
-    quick: bool = False
+    quick: bool = False  # the gate
+    short: bool = False
     before: Path | None = None  # a checkout whose package is measured beside this one's
     keep: bool = False
     small: bool = False
 
 
 FULL = Config()
-SMOKE = Config(quick=True, small=True)
+SMOKE = Config(short=True, small=True)
 
 
 def measured(bench: str, config: Config, package: Path, cases: Sequence[str] = ()) -> list[Row]:
     """A bench's rows from a fresh process that imports the package in this folder."""
-    options = ["--rounds", "3" if config.quick else str(ROUNDS), *["--small"] * config.small]
+    options = ["--rounds", "3" if config.quick or config.short else str(ROUNDS), *["--small"] * config.small]
+    options += ["--times-only"] * config.quick
     child = subprocess.run(
         [sys.executable, HERE / "harness.py", bench, *options, *(["--cases", *cases] if cases else [])],
         env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, text=True,
@@ -79,20 +87,22 @@ def key(row: Row) -> tuple[str, str, str]:
 
 
 def fallen(
-    rows: Sequence[Row], committed: Sequence[Row], again: Callable[[str, list[str]], list[Row]]
+    rows: Sequence[Row],
+    committed: Sequence[Row],
+    again: Callable[[str, list[str]], list[Row]],
+    most: float = FALLEN,
+    repeats: int = 2,
 ) -> list[Row]:
-    """Rows whose ratio fell by more than 20 % in three measurements: ``again(bench, cases)`` measures once more.
+    """Rows above ``most`` times their ratio in all measurements: ``again(bench, cases)`` measures once more.
 
     A row that a repetition clears takes the repetition's numbers. What fails fell.
     """
     was = {key(row): row["times"] for row in committed if row.get("times")}
 
     def suspects() -> list[Row]:
-        return [
-            row for row in rows if row.get("times") and row["times"] > FALLEN * was.get(key(row), float("inf"))
-        ]
+        return [row for row in rows if row.get("times") and row["times"] > most * was.get(key(row), float("inf"))]
 
-    for _ in range(2):
+    for _ in range(repeats):
         cases: dict[str, list[str]] = {}
         for row in suspects():
             cases.setdefault(row["bench"], []).append(row["case"])
@@ -130,7 +140,9 @@ def where() -> Row:
 def measure(config: Config, report: Report) -> None:
     rows: list[Row] = []
     stamp, path = where(), HERE / "tables" / (re.sub(r"\W+", "-", machine()).strip("-").lower() + ".csv")
-    for bench in config.only:
+    if config.quick:
+        path = HERE / "tables" / f"{GATE}.csv"
+    for bench in (GATE,) if config.quick else config.only:
         old = measured(bench, config, config.before) if config.before else []
         was = {key(row): row for row in old}
         for row in measured(bench, config, HERE.parents[1]):
@@ -141,7 +153,8 @@ def measure(config: Config, report: Report) -> None:
     committed = read_table(path) if path.exists() and not config.small else []
     if not {row["bench"] for row in rows} <= {row["bench"] for row in committed} and not config.small:
         report.say(f"{path.name} lacks some of these benches: nothing to compare them with; --keep writes it")
-    lost = fallen(rows, committed, lambda bench, cases: measured(bench, config, HERE.parents[1], cases))
+    limits = (SLOWER, GATE_REPEATS) if config.quick else (FALLEN, 2)
+    lost = fallen(rows, committed, lambda bench, cases: measured(bench, config, HERE.parents[1], cases), *limits)
     report.write("table", [{name: row.get(name) for name in COLUMNS} for row in rows])
     if config.keep:
         path.parent.mkdir(exist_ok=True)

@@ -5,7 +5,7 @@ from torch import Tensor
 from torchdp.kernels.correlated_noise import reference
 from torchdp.kernels.correlated_noise.reference import STEPS, normals
 from torchdp.kernels.correlated_noise.step import Step
-from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.dispatch import Kernel, cases, contiguous
 
 __all__ = ["STEPS", "Step", "add", "normals"]
 
@@ -17,8 +17,10 @@ def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, s
     running rows state_a += decays_a state_a + u, and w and u take their slots. All but the step's numbers in one dtype,
     float32 or float64. Rows of the state are contiguous, other tensors too; out may be total. key: (8,) int32. Number i
     of the whole vector, from ``first`` on, has the z of its own (key, step, i), whoever draws it; 0 <= step < 2^32, all
-    of those that are drawn.
+    of those that are drawn. Raises ValueError.
     """
+    tables = {"gains": now.gains, "decays": now.decays, "numbers": now.numbers, "lags": now.lags}
+    contiguous(out=changed[0], state=changed[1][:1], total=total, key=key, **tables)
     ADD(total.device, changed, total, now, key, step, first)
 
 

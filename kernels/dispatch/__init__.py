@@ -78,12 +78,14 @@ class Kernel:
     def __call__(self, where: torch.device | str, /, *arguments: Any, **options: Any) -> Any:
         device = _placed(where)
         while self.runs(device):
+            form = None
             try:
                 try:
                     with watched(lambda form: self._meet(device, form)):
                         return self.fused(device)(*arguments, **options)
                 except Untried as new:
-                    self._try(device, new.args[0], (arguments, options))
+                    form = new.args[0]  # which alone has no trial if none can be made
+                    self._try(device, form, (arguments, options))
             except Refused as refused:
                 if mode() == "fused":
                     raise RuntimeError(self._refusal(device, str(refused))) from None
@@ -96,7 +98,7 @@ class Kernel:
                 if mode() == "fused":
                     raise RuntimeError(self._refusal(device, fault)) from error
                 result = self.plain(*arguments, **options)  # a mistake of the caller's raises here and says so
-                self._faults[device, None] = fault
+                self._faults[device, form] = fault
                 self._tell(device, fault)
                 return result
         return self.plain(*arguments, **options)
@@ -269,6 +271,15 @@ class Kernel:
 
     def _refusal(self, device: torch.device, fault: str) -> str:
         return f"{VARIABLE}=fused, but the fused {self.name} can not run on {device}: it {fault}"
+
+
+def contiguous(**tensors: torch.Tensor) -> None:
+    """Refuses what a launch would read or write by its address alone. Raises ValueError."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous, not have strides {tensor.stride()}: pass {name}.contiguous()"
+            )
 
 
 def _placed(device: torch.device | str) -> torch.device:

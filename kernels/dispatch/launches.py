@@ -30,6 +30,12 @@ def about_to_launch(form: Form) -> None:
         meet(form)
 
 
+def strides(tensor: Tensor) -> tuple[int, ...]:
+    """Its strides; 0 for an axis of length 1, which may have any: all of them run the same machine code."""
+    pairs = zip(tensor.stride(), tensor.shape, strict=True)
+    return tuple(step if size > 1 else 0 for step, size in pairs)
+
+
 class Launched:
     """A Triton kernel whose launches are watched. numbers: the arguments whose values choose no machine code."""
 

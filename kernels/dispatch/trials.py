@@ -5,12 +5,15 @@ its numbers nothing else: those are chosen so that every mask cuts, every loop i
 met. No value of a tensor of the caller's is read, but for how many users hold each point, which the form depends on.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchdp.kernels.dispatch import launches
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 KEY, FIRST = 0x243F6A8885A308D3, 7  # public; the first user is odd
@@ -40,11 +43,15 @@ def power_of_two(number: int) -> int:
 
 def alike(public: Tensor, given: Tensor) -> Tensor:
     """``public`` in the dtype, alignment and kinds of strides (1, a multiple of 16, neither) of ``given``."""
-    strides, extent = [1] * public.ndim, 1
-    for axis in sorted(range(public.ndim), key=given.stride):
-        step = given.stride(axis)
-        if step != 1:
-            strides[axis] = -(-extent // 16) * 16 if step % 16 == 0 else extent + (extent == 1 or extent % 16 == 0)
+    strides = [1] * public.ndim
+    extent = 1
+    steps = launches.strides(given)
+    for axis in sorted(range(public.ndim), key=lambda axis: steps[axis] or math.inf):  # 0 is a multiple of 16
+        step = steps[axis]
+        if step % 16 == 0:
+            strides[axis] = -(-extent // 16) * 16
+        elif step != 1:
+            strides[axis] = extent + (extent == 1 or extent % 16 == 0)
         extent = max(extent, strides[axis] * public.shape[axis])
     shift = given.data_ptr() % 16 // given.element_size()
     buffer = torch.empty(shift + extent, dtype=given.dtype, device=given.device)
@@ -167,8 +174,12 @@ def normals(
 def correlated_noise(
     changed: tuple[Tensor, Tensor], total: Tensor, now: Any, key: Tensor, step: int, first: int
 ) -> list[Call]:
-    """Two programs, two rows beyond the running ones, where any, which w and u take; further bits are taken."""
-    (out, state), size, running, device = changed, 1040, len(now.decays), total.device
+    """Two programs, two rows beyond the running ones, where any, which w and u take; further bits are taken.
+
+    One number where the rows of a state of several lie side by side, as rows of one number alone do.
+    """
+    (out, state), running, device = changed, len(now.decays), total.device
+    size, rare = (1, 0) if launches.strides(state)[0] == 1 else (1040, 501)
     rings, draws = 2 * (len(state) > running), 3 if len(now.lags) > 1 else 1
     sum_, kept = alike(wave(device, size), total), alike(2 * wave(device, running + rings, size) - 1, state)
     made = sum_ if out.data_ptr() == total.data_ptr() else alike(torch.zeros(size), out)
@@ -176,7 +187,7 @@ def correlated_noise(
     public |= {"numbers": 1.5 - wave(device, 1 + draws), "lags": 5 * torch.arange(draws, device=device)}
     tables = {name: alike(x, getattr(now, name)) for name, x in public.items()}
     given = replace(now, **tables, slots=(running + 1, running) if rings else (-1, -1))
-    return [(((made, kept), sum_, given, words_key(key), STEP, RARE - 501), {})]
+    return [(((made, kept), sum_, given, words_key(key), STEP, RARE - rare), {})]
 
 
 def guide(parts: Tensor, cells: int) -> tuple[Tensor, Tensor]:

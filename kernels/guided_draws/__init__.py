@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.dispatch import Kernel, cases, contiguous
 from torchdp.kernels.guided_draws import reference
 from torchdp.kernels.guided_draws.reference import OPEN
 
@@ -12,5 +12,6 @@ FILL = Kernel(__name__, "fill", reference.fill, cases.GUIDED_DRAWS)
 
 
 def fill(out: Tensor, parts: Tensor, cells: Tensor, times: int = 0) -> Tensor:
-    """Arguments and result of reference.fill, the same integers on every device."""
+    """Arguments and result of reference.fill, the same integers on every device. Raises ValueError."""
+    contiguous(out=out, parts=parts, cells=cells)
     return FILL(out.device, out, parts, cells, times)

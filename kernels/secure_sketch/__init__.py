@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.dispatch import Kernel, cases, contiguous
 from torchdp.kernels.secure_sketch import reference
 from torchdp.kernels.secure_sketch.reference import SURE, VARIATION, words
 from torchdp.kernels.secure_sketch.rows import add_rows
@@ -30,7 +30,8 @@ def add(
     contiguous. values: (k, d), real; scale: a power of two, |value scale| < 2^(bits - 1). rows, signs: (s, k), rows in
     [0, m), which is not checked. units: (m,) float64, standard deviations of the noise in units of the integers, at
     most 2^46. key: (8,) int32 (``chacha.system_key``), spent by one set of clients 0, 1, ...: their parts, each with
-    its first, add up to the whole.
+    its first, add up to the whole. Raises ValueError.
     """
+    contiguous(sums=sums, units=units, key=key)
     ADD(values.device, sums, values, rows, signs, units, key, first, scale)
     return sums

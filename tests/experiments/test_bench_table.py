@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import runpy
 import sys
 
@@ -119,4 +120,32 @@ def test_every_case_of_every_bench_runs(harness, bench):
 
 def test_every_bench_is_in_the_one_command(run):
     there = {path.stem for path in (FOLDER / "bench").glob("*.py") if "\ndef cases(" in path.read_text()}
-    assert there == set(run.BENCHES) == set(BENCHES)
+    assert there - {run.GATE} == set(run.BENCHES) == set(BENCHES)
+
+
+def test_the_gate_of_each_commit_sees_a_call_half_as_slow_again(run):
+    """Above 1.5 times its row in six measurements; a busy machine's one slow measurement is forgiven."""
+    committed = [row(1.0, bench=run.GATE)]
+    limits = run.SLOWER, run.GATE_REPEATS
+    asked = []
+
+    def always(bench, cases):
+        asked.append(cases)
+        return [row(1.6, bench=bench)]
+
+    assert run.fallen([row(1.6, bench=run.GATE)], committed, always, *limits)
+    assert len(asked) == run.GATE_REPEATS == 5
+    assert not run.fallen([row(1.4, bench=run.GATE)], committed, always, *limits)
+    quiet = iter([4.0, 2.0, 1.2])
+    assert not run.fallen(
+        [row(9.0, bench=run.GATE)], committed, lambda *_: [row(next(quiet), bench=run.GATE)], *limits
+    )
+
+
+def test_every_call_of_the_gate_has_a_row(run):
+    """Read as text: a call without a row would never be held to one."""
+    committed = run.read_table(FOLDER / "bench" / "tables" / "calls.csv")
+    calls = (FOLDER / "bench" / "calls.py").read_text()
+    names = set(re.findall(r'^        "([^"]+)": \(', calls, re.M))
+    assert names == {each["case"] for each in committed} and len(names) >= 20
+    assert all(each["times"] > 0 for each in committed)

@@ -5,10 +5,19 @@ from itertools import product
 
 import mpmath
 import pytest
+import torch
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from torchdp.privacy import Arithmetic, Model, Neighbours, gaussian_guarantee, gaussian_log_delta, gaussian_sigma
+from torchdp.privacy import (
+    Arithmetic,
+    Model,
+    Neighbours,
+    gaussian_epsilon,
+    gaussian_guarantee,
+    gaussian_log_delta,
+    gaussian_sigma,
+)
 
 LOCAL = (Model.LOCAL, Neighbours.REPLACE_ONE)
 EPSILONS = [1e-9, 1e-6, 1e-3, 0.01, 0.1, 0.5, 1, 2, 4, 8, 15, 30]
@@ -110,3 +119,41 @@ def test_rounded_guarantee_pays_for_its_tables():
     room = 1e-6 - math.exp(gaussian_log_delta(4.0, whole.epsilon))
     assert (1 + math.exp(whole.epsilon)) * 1e-30 < room < 1e-6 * 1.1e-10
     assert real.rounded(1e-30, 2e-6).delta == 2e-6
+
+
+GRID = [0.001, 0.03, 0.4, 1.0, 3.0, 9.0, 25.0, 50.0]
+TAILS = [1e-30, 1e-21, 1e-13, 1e-8, 1e-5, 1e-2, 0.3, 0.8, 0.99, 1 - 1e-9]
+
+
+def of_batch(function, *values):
+    """The same of a batch of one, which is computed by tensors."""
+    return float(function(*(torch.tensor([value], dtype=torch.float64) for value in values)))
+
+
+@pytest.mark.parametrize("epsilon", GRID)
+def test_one_number_is_the_batch_of_one_and_on_the_safe_side(epsilon):
+    """The formula over floats, against that over tensors and against 60 digits."""
+    for delta in TAILS:
+        # Beyond, a last digit of log delta moves the root by more than the tolerance 2^-38 of its search.
+        near = 1e-12 if delta < 0.9 else 1e-11
+        sigma = gaussian_sigma(epsilon, delta)
+        assert sigma == pytest.approx(of_batch(gaussian_sigma, epsilon, delta), rel=near, abs=0)
+        mu = 1 / sigma
+        found = gaussian_epsilon(mu, delta)
+        assert found == pytest.approx(of_batch(gaussian_epsilon, mu, delta), rel=near, abs=1e-9 * (near > 1e-12))
+        assert found <= epsilon
+        log = gaussian_log_delta(sigma, epsilon)
+        assert log == pytest.approx(of_batch(gaussian_log_delta, sigma, epsilon), rel=1e-12, abs=1e-12)
+        with mpmath.workdps(60):
+            assert exact_log_delta(sigma, epsilon) <= mpmath.log(delta)
+            assert exact_log_delta(1 / mpmath.mpf(mu), found) <= mpmath.log(delta)
+            assert exact_log_delta(sigma * (1 - 1e-8), epsilon) > mpmath.log(delta)
+
+
+def test_the_ends_of_one_number_are_those_of_a_batch():
+    for values in ((0.0, 1e-6), (1e3, 1e-6), (2e3, 1e-6), (1e-300, 0.5), (1.0, 1e-6, 1e-20), (1.0, 1e-6, 1e-3)):
+        assert gaussian_epsilon(*values) == pytest.approx(of_batch(gaussian_epsilon, *values), rel=1e-12, abs=0)
+    for values in ((1e-3, 0.0), (1e9, 0.0), (1.0, 1e6), (1e160, 1e3), (1e-160, 1.0)):
+        assert gaussian_log_delta(*values) == pytest.approx(of_batch(gaussian_log_delta, *values), rel=1e-12)
+    for values in ((1e-9, 1e-300), (1e6, 1e-6), (1e-6, 1 - 1e-12), (1.0, 1e-6, 1e140)):
+        assert gaussian_sigma(*values) == pytest.approx(of_batch(gaussian_sigma, *values), rel=1e-12)

@@ -19,7 +19,7 @@ Z = 1.959964
 
 def error_of(curved, linear):
     curved, linear = (torch.as_tensor(each, dtype=torch.float64) for each in (curved, linear))
-    none = torch.zeros(torch.broadcast_shapes(curved.shape, linear.shape)[:-1], dtype=torch.float64)
+    none = torch.zeros(np.broadcast_shapes(curved.shape, linear.shape)[:-1], dtype=torch.float64)
     shape = (*none.shape, linear.shape[-1])
     return QuadraticError(
         curved.expand(shape), linear.expand(shape), linear[..., :0].expand(*none.shape, 0), none, none

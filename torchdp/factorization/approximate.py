@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -49,7 +50,7 @@ def approximate(
     tol, max_iterations = checks.positive("tol", tol), checks.integer("max_iterations", max_iterations, 1)
     given = matrix_of(W)
     dense, alpha = given.double(), amounts("alpha", alpha, given)
-    alpha = alpha.expand(torch.broadcast_shapes(given.shape[:-2], alpha.shape))
+    alpha = alpha.expand(np.broadcast_shapes(given.shape[:-2], alpha.shape))
     dense = dense.expand(*alpha.shape, *dense.shape[-2:])
     left, right, proof, iterations = _solve(dense, alpha, tol, max_iterations)
     left, right = left.to(given.dtype), right.to(given.dtype)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,7 +116,7 @@ class ReportPairs(PairwiseProtocol, Relay[Tensor, Tensor, O]):
         rows = max(1, NUMBERS_AT_ONCE // (squares.shape[1] * max(squares.shape)))
 
         def error(weights: Tensor, value: Tensor) -> QuadraticError:
-            weights = weights.expand(*torch.broadcast_shapes(weights.shape, point.shape))
+            weights = weights.expand(*np.broadcast_shapes(weights.shape, point.shape))
             wide = (x.expand(*weights.shape[:-1], -1) for x in (of_mean, point, weights))
             each = zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in wide), strict=True)
             found = [self.principal(*some) for some in each]

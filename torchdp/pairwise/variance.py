@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,7 +82,7 @@ def worst_symmetric(kernel: Tensor, flat: float, own: float, n: float | Tensor) 
 
 def in_parts(part: Callable[[Tensor, Tensor], Tensor], counts: Tensor, weights: Tensor, numbers: int) -> Tensor:
     """``part(counts, weights)`` over the broadcast batch, a bounded number of problems of this size at a time."""
-    batch = torch.broadcast_shapes(counts.shape[:-1], weights.shape[:-1])
+    batch = np.broadcast_shapes(counts.shape[:-1], weights.shape[:-1])
     rows = max(1, NUMBERS_AT_ONCE // numbers)
     if not batch:
         return part(counts, weights)

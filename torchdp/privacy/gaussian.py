@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import Numbers, added, chosen, entrywise
+from torchdp.batch import Numbers, entrywise, functions
 from torchdp.privacy.guarantee import Guarantee, Model, Neighbours
 from torchdp.root import root
 
@@ -23,7 +23,7 @@ STEPS = 3  # of Halley's method, which then is right to rounding for nearly all
 TOLERANCE, OF_SIGMA = 2.0**-43, 2.0**-38  # of the logarithms of epsilon, and of sigma
 
 
-@entrywise(sigma=checks.positive, epsilon=checks.non_negative, sensitivity=checks.positive)
+@entrywise(of_floats=True, sigma=checks.positive, epsilon=checks.non_negative, sensitivity=checks.positive)
 def gaussian_log_delta(sigma: Numbers, epsilon: Numbers, sensitivity: Numbers = 1.0) -> Numbers:
     """log of the smallest delta for which adding N(0, sigma^2 I) is (epsilon, delta)-DP.
 
@@ -39,38 +39,58 @@ def gaussian_log_delta(sigma: Numbers, epsilon: Numbers, sensitivity: Numbers = 
     return log_delta(sensitivity / sigma, epsilon)
 
 
-def log_delta(ratio: Tensor, epsilon: Tensor) -> Tensor:
-    """``gaussian_log_delta`` at D/sigma = ``ratio`` > 0; each entry by itself, with the same bits in any batch."""
-    a = (epsilon / ratio - ratio / 2).clamp_max(1e160)
+def log_delta(ratio: Numbers, epsilon: Numbers) -> Numbers:
+    """``gaussian_log_delta`` at D/sigma = ``ratio`` > 0, a float64 tensor or a float; epsilon of the same kind.
+
+    Each entry by itself, with the same bits in any batch.
+    """
+    on = functions(ratio)
+    a = on.clip(epsilon / ratio - ratio / 2, None, 1e160)
     b = a + ratio
 
-    def near() -> Tensor:
+    def near() -> Numbers:
         """For ratio < 1/2 M(a) - M(b) would lose digits; the integral of -M'(t) = 1 - t M(t) loses none."""
-        nodes, weights = _rule(a.device)
-        t = a[..., None] + ratio[..., None] * nodes
-        slope = weights * (1 - t * math.sqrt(math.pi / 2) * torch.special.erfcx(t / math.sqrt(2)))
-        return _log_density(a) + (ratio * added(slope.movedim(-1, 0))).clamp_min(5e-324).log()
+        nodes, weights = _rule(ratio)
+        u = a / math.sqrt(2) + ratio / math.sqrt(2) * nodes  # t/sqrt 2
+        slope = 1 - math.sqrt(math.pi) * on.added(weights * u * on.erfcx(u))
+        return _log_density(a) + on.log(on.clip(ratio * slope, 5e-324))
 
-    def likely() -> Tensor:
+    def likely() -> Numbers:
         """For a < 0 delta is large: the plain difference, in logarithms, loses nothing."""
-        above, below = torch.special.log_ndtr(-a), torch.special.log_ndtr(-b)
-        return above + torch.log1p(-torch.exp(epsilon + below - above))
+        above = on.log_ndtr(-a)
+        below = on.log_ndtr(-b)
+        return above + on.log1p(-on.exp(epsilon + below - above))
 
-    def far() -> Tensor:
-        mills = torch.special.erfcx(a / math.sqrt(2)) - torch.special.erfcx(b / math.sqrt(2))
-        return _log_density(a) + (math.sqrt(math.pi / 2) * mills).clamp_min(5e-324).log()
+    def far() -> Numbers:
+        mills = on.erfcx(a / math.sqrt(2)) - on.erfcx(b / math.sqrt(2))
+        return _log_density(a) + on.log(on.clip(math.sqrt(math.pi / 2) * mills, 5e-324))
 
-    return chosen(ratio < 0.5, near, lambda: chosen(a < 0, likely, far))
+    return on.chosen(ratio < 0.5, near, lambda: on.chosen(a < 0, likely, far))
 
 
 @lru_cache
-def _rule(device: torch.device) -> tuple[Tensor, Tensor]:
+def _nodes() -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of an integral over [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(8)
-    return torch.from_numpy((nodes + 1) / 2).to(device), torch.from_numpy(weights / 2).to(device)
+    return (nodes + 1) / 2, weights / 2
 
 
-def _log_density(a: Tensor) -> Tensor:
+def _rule(ratio: Numbers) -> tuple[Any, Any]:
+    """The same for numbers of this kind: (8,) for a float, (8, *1) on its device for a tensor."""
+    if not isinstance(ratio, Tensor):
+        return _nodes()
+    nodes, weights = _on_device(ratio.device)
+    shape = (-1, *[1] * ratio.ndim)
+    return nodes.view(shape), weights.view(shape)
+
+
+@lru_cache
+def _on_device(device: torch.device) -> tuple[Tensor, Tensor]:
+    nodes, weights = _nodes()
+    return torch.from_numpy(nodes).to(device), torch.from_numpy(weights).to(device)
+
+
+def _log_density(a: Numbers) -> Numbers:
     return -a * a / 2 - math.log(2 * math.pi) / 2
 
 
@@ -81,7 +101,7 @@ def _asked(name: str, value: Any) -> float:
     return number
 
 
-@entrywise(epsilon=_asked, delta=checks.fraction, sensitivity=checks.positive)
+@entrywise(of_floats=True, epsilon=_asked, delta=checks.fraction, sensitivity=checks.positive)
 def gaussian_sigma(epsilon: Numbers, delta: Numbers, sensitivity: Numbers = 1.0) -> Numbers:
     """The smallest sigma for which adding N(0, sigma^2 I) is (epsilon, delta)-DP, found by root finding.
 
@@ -92,33 +112,36 @@ def gaussian_sigma(epsilon: Numbers, delta: Numbers, sensitivity: Numbers = 1.0)
     Guarantees: delta(sigma) <= delta, and delta(sigma (1 - 1e-8)) > delta.
     Source: Balle, Wang (2018), Theorem 8 and Algorithm 1 (here by :func:`root`).
     """
+    on = functions(epsilon)
     target = _kept(delta)
     # From too much noise: delta is below e^-t^2/2, t = epsilon sigma - 1/(2 sigma), and below 1/(sigma sqrt(2 pi)).
-    t = (-2 * target).sqrt()
-    enough = 2 * epsilon / (t + (t * t + 2 * epsilon).sqrt())
-    log_ratio = torch.maximum(enough, math.sqrt(2 * math.pi) * delta).log()
+    t = on.sqrt(-2 * target)
+    enough = 2 * epsilon / (t + on.sqrt(t * t + 2 * epsilon))
+    log_ratio = on.log(on.maximum(enough, math.sqrt(2 * math.pi) * delta))
     for _ in range(STEPS):  # the slope of delta in the ratio is phi(a), and phi'(a) = -a phi(a)
-        ratio = log_ratio.exp()
-        found, a = log_delta(ratio, epsilon), epsilon / ratio - ratio / 2
-        slope = ratio * (_log_density(a) - found).exp()
+        ratio = on.exp(log_ratio)
+        a = epsilon / ratio - ratio / 2
+        found = log_delta(ratio, epsilon)
+        slope = ratio * on.exp(_log_density(a) - found)
         log_ratio = log_ratio - _halley((found - target) / slope, 1 + a * (a + ratio) - slope)
 
-    def excess(log_sigma: Tensor) -> Tensor:
-        return log_delta((-log_sigma).exp(), epsilon) - target
+    def excess(log_sigma: Numbers) -> Numbers:
+        return log_delta(on.exp(-log_sigma), epsilon) - target
 
     near = root(excess, -log_ratio - OF_SIGMA / 2, -log_ratio + OF_SIGMA / 2, OF_SIGMA)
-    return sensitivity * (near + SAFE).exp()
+    return sensitivity * on.exp(near + SAFE)
 
 
-def _halley(step: Tensor, bend: Tensor) -> Tensor:
+def _halley(step: Numbers, bend: Numbers) -> Numbers:
     """Newton's step f/f' made one of third order; bend: f''/f'."""
-    return step / (1 - step * bend / 2).clamp(0.5, 2.0)
+    return step / functions(step).clip(1 - step * bend / 2, 0.5, 2.0)
 
 
-def _kept(delta: Tensor) -> Tensor:
+def _kept(delta: Numbers) -> Numbers:
     """log delta, less what evaluation may round away."""
-    log = delta.log()
-    return log - ROUNDING * (-log).clamp_max(1.0)
+    on = functions(delta)
+    log = on.log(delta)
+    return log - ROUNDING * on.clip(-log, None, 1.0)
 
 
 def gaussian_guarantee(
@@ -151,7 +174,7 @@ def gaussian_guarantee(
     return Guarantee(epsilon, delta, model, neighbours, epsilon > 0, SOURCE, mu=mu)
 
 
-@entrywise(mu=checks.non_negative, delta=checks.fraction, variation=checks.non_negative)
+@entrywise(of_floats=True, mu=checks.non_negative, delta=checks.fraction, variation=checks.non_negative)
 def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> Numbers:
     """The least epsilon at ``delta`` of outputs within total variation ``variation`` of a mu-Gaussian mechanism's.
 
@@ -161,21 +184,23 @@ def gaussian_epsilon(mu: Numbers, delta: Numbers, variation: Numbers = 0.0) -> N
     Guarantees: delta_mu(epsilon) + (1 + e^epsilon) variation <= delta, as in ``Guarantee.rounded``.
     Source: Balle, Wang (2018), Theorem 8.
     """
-    target = _kept(torch.where(variation > 0, delta * ROUNDED, delta))
-    ratio = mu.clamp(5e-324, 1e3)
+    on = functions(mu)
+    target = _kept(on.where(variation > 0, delta * ROUNDED, delta))
+    ratio = on.clip(mu, 5e-324, 1e3)
     free = log_delta(ratio, 0 * ratio) <= target
-    near = ratio * (-2 * target).sqrt() + ratio * ratio / 2  # there Phi(-a) is small enough by itself
+    near = ratio * on.sqrt(-2 * target) + ratio * ratio / 2  # there Phi(-a) is small enough by itself
     for _ in range(STEPS + 1):  # the slope of delta is -e^epsilon Phi(-b), and e^epsilon phi(b) = phi(a)
-        found, a = log_delta(ratio, near), near / ratio - ratio / 2
-        slope = (near + torch.special.log_ndtr(-a - ratio) - found).exp()
-        bend = 1 + slope - (_log_density(a) - found).exp() / (ratio * slope)
-        near = (near + _halley((found - target) / slope, -bend)).clamp_min(1e-3 * near)
-    log = torch.where(free, 0.0, near.log())
+        found = log_delta(ratio, near)
+        a = near / ratio - ratio / 2
+        slope = on.exp(near + on.log_ndtr(-a - ratio) - found)
+        bend = 1 + slope - on.exp(_log_density(a) - found) / (ratio * slope)
+        near = on.maximum(near + _halley((found - target) / slope, -bend), 1e-3 * near)
+    log = on.where(free, 0.0, on.log(near))
 
-    def excess(log_epsilon: Tensor) -> Tensor:
-        return torch.where(free, -log_epsilon, log_delta(ratio, log_epsilon.exp()) - target)
+    def excess(log_epsilon: Numbers) -> Numbers:
+        return on.where(free, -log_epsilon, log_delta(ratio, on.exp(log_epsilon)) - target)
 
     found = root(excess, log - TOLERANCE / 2, log + TOLERANCE / 2, TOLERANCE)
-    epsilon = torch.where(free, 0.0, found.exp())
-    paid = (1 + epsilon.clamp_max(700.0).exp()) * variation <= delta * (1 - ROUNDED)
-    return torch.where((mu <= 1e3) & paid, epsilon, math.inf)
+    epsilon = on.where(free, 0.0, on.exp(found))
+    paid = (1 + on.exp(on.clip(epsilon, None, 700.0))) * variation <= delta * (1 - ROUNDED)
+    return on.where((mu <= 1e3) & paid, epsilon, math.inf)

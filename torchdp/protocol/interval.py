@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor
@@ -117,7 +118,7 @@ class ErrorParts(Error):
         both = []
         for name in ("variance", "slope", "curvature"):
             one, two = getattr(self, name), getattr(other, name)
-            batch = torch.broadcast_shapes(one.shape[:-1], two.shape[:-1])
+            batch = np.broadcast_shapes(one.shape[:-1], two.shape[:-1])
             both.append(torch.cat([one.expand(*batch, -1), two.to(one).expand(*batch, -1)], -1))
         return ErrorParts(*both)
 

@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import cached_property, partial
 
@@ -118,8 +119,10 @@ class Settings(Brief, ABC):
     def ring(self) -> Ring:
         """The ring of the words: the finest in which no sum wraps around and noise is drawn without error, unless
         fraction_bits says otherwise."""
-        finest = next((f for f in range(self.bits - 2, -1, -1) if self._fits(Ring(self.bits, f))), None)
-        if finest is None:
+        # Each further bit makes all sums about twice as large, in words: those that fit come first.
+        fitting = bisect_left(range(self.bits - 1), True, key=lambda f: not self._fits(Ring(self.bits, f)))
+        finest = fitting - 1
+        if finest < 0:
             more = "64, " if self.bits == 32 else ""
             raise ValueError(
                 f"bits = {self.bits} hold no row's sum, with its noise, on any grid; take {more}a less extreme bound "

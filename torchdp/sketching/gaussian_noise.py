@@ -14,7 +14,7 @@ from torchdp.sketching.noise import EVERYBODY, DivisibleNoise
 from torchdp.sketching.sketch import Sketch
 
 
-@entrywise(bound=checks.squarable, epsilon=checks.positive, delta=checks.fraction)
+@entrywise(of_floats=True, bound=checks.squarable, epsilon=checks.positive, delta=checks.fraction)
 def entry_variance(bound: Numbers, *, epsilon: Numbers, delta: Numbers) -> Numbers:
     """V = (2 B/mu*)^2, 1/mu* = gaussian_sigma(epsilon, delta): the least variance of iid Gaussian noise on S A.
 
@@ -23,7 +23,7 @@ def entry_variance(bound: Numbers, *, epsilon: Numbers, delta: Numbers) -> Numbe
     Guarantees: S A + N(0, V) is (epsilon, delta)-DP, exactly, for the sketch's every s, m, n and d.
     Source: Balle, Wang (2018), Theorem 8, at sensitivity |S_i (a_i - a_i')^T|_F = |a_i - a_i'|_2 <= 2 B.
     """
-    return gaussian_sigma(epsilon, delta, 2 * bound).square()
+    return gaussian_sigma(epsilon, delta, 2 * bound) ** 2
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ Where noise is calibrated to a usual delta, no h that is at all likely reaches x
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.batch import AT_ONCE, Numbers, added, entrywise
+from torchdp.batch import AT_ONCE, Numbers, added, entrywise, functions
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import log_delta
 from torchdp.root import root
@@ -54,7 +55,7 @@ class Losses:
     convex: bool
     exact: bool
 
-    @entrywise(_at_once, epsilon=checks.positive)
+    @entrywise(_at_once, of_floats=True, epsilon=checks.positive)
     def log_delta(self, epsilon: Numbers) -> Numbers:
         """log delta at epsilon > 0, a number or a batch. Raises TypeError, ValueError.
 
@@ -63,30 +64,31 @@ class Losses:
         """
         return self._log_delta(epsilon)
 
-    @entrywise(_at_once, epsilon=checks.squarable, delta=checks.fraction)
+    @entrywise(_at_once, of_floats=True, epsilon=checks.squarable, delta=checks.fraction)
     def factor(self, epsilon: Numbers, delta: Numbers) -> Numbers:
         """The least factor of the noise that makes it (epsilon, delta)-DP; numbers, or batches that broadcast.
 
         Raises TypeError, ValueError.
         """
-        target = delta.log()
+        on = functions(epsilon)
+        target = on.log(delta)
 
-        def excess(log_factor: Tensor) -> Tensor:
-            return self._log_delta(epsilon, log_factor.exp()) - target
+        def excess(log_factor: Numbers) -> Numbers:
+            return self._log_delta(epsilon, on.exp(log_factor)) - target
 
-        mean = torch.full_like(target, math.sqrt(float(self.probability @ self.squares)))
-        usual = gaussian_sigma(epsilon, delta, mean).log()
-        return (root(excess, usual - NEAR, usual + NEAR, TOLERANCE) + SAFE).exp()
+        usual = on.log(gaussian_sigma(epsilon, delta, math.sqrt(float(self.probability @ self.squares))))
+        return on.exp(root(excess, usual - NEAR, usual + NEAR, TOLERANCE) + SAFE)
 
-    @entrywise(_at_once, delta=checks.fraction)
+    @entrywise(_at_once, of_floats=True, delta=checks.fraction)
     def epsilon(self, delta: Numbers) -> Numbers:
         """The least epsilon at delta, a number or a batch. Raises ValueError where each epsilon > 0 has less."""
-        target = delta.log()
+        on = functions(delta)
+        target = on.log(delta)
 
-        def excess(log_epsilon: Tensor) -> Tensor:
-            return self._log_delta(log_epsilon.exp()) - target
+        def excess(log_epsilon: Numbers) -> Numbers:
+            return self._log_delta(on.exp(log_epsilon)) - target
 
-        return root(excess, -torch.ones_like(target), torch.ones_like(target), TOLERANCE).exp()
+        return on.exp(root(excess, 0 * target - 1, 0 * target + 1, TOLERANCE))
 
     def guarantee(self, delta: float) -> Guarantee:
         """The least epsilon at this delta. Raises ValueError where the noise has this delta at every epsilon > 0."""
@@ -95,11 +97,24 @@ class Losses:
         kind = (Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
         return Guarantee(self.epsilon(delta), delta, *kind, self.exact, "Balle, Wang (2018), Theorem 8")
 
-    def _log_delta(self, epsilon: Tensor, factor: Tensor | float = 1.0) -> Tensor:
-        squares, probability = (each[:, None].to(epsilon.device) for each in (self.squares, self.probability))
+    def _log_delta(self, epsilon: Numbers, factor: Numbers = 1.0) -> Numbers:
         delta = convex_delta if self.convex else gaussian_delta
-        average = added(probability * delta(squares / factor**2, epsilon))
-        return average.clamp_min(5e-324).log() + LOST
+        if isinstance(epsilon, Tensor):
+            squares = self.squares[:, None].to(epsilon.device)
+            probability = self.probability[:, None].to(epsilon.device)
+            average = added(probability * delta(squares / factor**2, epsilon))
+        elif self._alone is not None:
+            average = delta(self._alone / factor**2, epsilon)
+        else:
+            one = torch.tensor([epsilon], dtype=torch.float64, device="cpu")
+            return float(self._log_delta(one, factor))
+        on = functions(average)
+        return on.log(on.clip(average, 5e-324)) + LOST
+
+    @cached_property
+    def _alone(self) -> float | None:
+        """mu^2 where it is one for certain."""
+        return float(self.squares) if self.probability.tolist() == [1.0] else None
 
 
 def worst_loss(square: float, exact: bool) -> Losses:
@@ -136,15 +151,17 @@ def copy_losses(sketch: Sketch, corrupt: int, key: Tensor, part: Callable[[Array
     return Losses(all_squares, chances, s > 1, s == 1)
 
 
-def gaussian_delta(squares: Tensor, epsilon: Tensor) -> Tensor:
+def gaussian_delta(squares: Numbers, epsilon: Numbers) -> Numbers:
     """f(x), entry by entry."""
-    return log_delta(squares.sqrt(), epsilon).exp()
+    on = functions(squares)
+    return on.exp(log_delta(on.sqrt(squares), epsilon))
 
 
-def convex_delta(squares: Tensor, epsilon: Tensor) -> Tensor:
+def convex_delta(squares: Numbers, epsilon: Numbers) -> Numbers:
     """g: f up to its inflection, its tangent from there on, entry by entry."""
-    turn = 2 * epsilon**2 / ((1 + epsilon**2).sqrt() + 1)  # 2 sqrt(1 + epsilon^2) - 2
-    low = gaussian_delta(squares.minimum(turn), epsilon)
-    root = turn.sqrt()
-    slope = (-((root / 2 - epsilon / root) ** 2) / 2).exp() / (8 * math.pi * turn).sqrt()
-    return low + slope * (squares - turn).clamp_min(0.0)
+    on = functions(squares)
+    turn = 2 * epsilon**2 / (on.sqrt(1 + epsilon**2) + 1)  # 2 sqrt(1 + epsilon^2) - 2
+    low = gaussian_delta(-on.maximum(-squares, -turn), epsilon)
+    root = on.sqrt(turn)
+    slope = on.exp(-((root / 2 - epsilon / root) ** 2) / 2) / on.sqrt(8 * math.pi * turn)
+    return low + slope * on.clip(squares - turn, 0.0)

@@ -2,8 +2,8 @@
 
 import numpy as np
 import side
-from dp_accounting import calibrate_dp_mechanism
 from dp_accounting import dp_event as event
+from dp_accounting import get_sigma_gaussian
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import poisson
@@ -40,9 +40,7 @@ if __name__ == "__main__":
     side.main(
         "dp-accounting",
         {
-            "Gaussian calibration": lambda epsilon, delta: (
-                lambda: calibrate_dp_mechanism(PLDAccountant, event.GaussianDpEvent, epsilon, delta),
-            ),
+            "Gaussian calibration": lambda epsilon, delta: (lambda: get_sigma_gaussian(epsilon, delta),),
             "sampled sums": sampled,
             "768 shuffled bits": bits,
         },

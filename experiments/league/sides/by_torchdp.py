@@ -4,7 +4,7 @@ import numpy as np
 import side
 import torch
 
-from torchdp import privacy, queries, regression, shuffle, training, workloads
+from torchdp import privacy, queries, regression, shuffle, workloads
 from torchdp.factorization import factorize, factorize_epochs
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.noise import Noise
@@ -17,6 +17,7 @@ from torchdp.randomizers import (
     SubsetSelection,
 )
 from torchdp.rounded import RoundedNormal
+from torchdp.training.clipping import Clipper
 
 
 def frequencies(kind):
@@ -106,8 +107,12 @@ def step(n, d, hidden, classes, bound):
         parameter.data = torch.from_numpy(values)
     x, y = torch.from_numpy(x), torch.from_numpy(y)
 
+    clipper = Clipper(layers, torch.nn.functional.cross_entropy)
+
     def total(x, y):
-        return training.clip_and_sum(layers, torch.nn.functional.cross_entropy, x, y, bound).numpy()
+        return clipper(x, y, bound)[0].numpy()
+
+    total(x, y)  # The first batch of a training is looked at more closely than the others.
 
     def alone(i):
         return float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float)))

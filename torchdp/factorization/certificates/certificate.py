@@ -3,6 +3,7 @@
 import math
 from dataclasses import KW_ONLY, dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -277,9 +278,9 @@ def _shaped(name: str, value: Tensor, W: Tensor, last: tuple[int, ...]) -> Tenso
     if value.device != W.device:
         raise ValueError(f"{name} is on {value.device}, W on {W.device}; move it there")
     try:
-        batch = torch.broadcast_shapes(value.shape[: -len(last)], W.shape[:-2])
+        batch = np.broadcast_shapes(value.shape[: -len(last)], W.shape[:-2])
         fits = value.shape[-len(last) :] == last and batch == W.shape[:-2]
-    except RuntimeError:
+    except ValueError:
         fits = False
     if not fits:
         wanted = ", ".join(map(str, ("*batch", *last)))

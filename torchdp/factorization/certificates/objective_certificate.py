@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,8 +130,8 @@ def amounts(name: str, value: Tensor | float, W: Tensor) -> Tensor:
     if bool((value < 0).any()):
         raise ValueError(f"{name} must hold no negative numbers")
     try:
-        torch.broadcast_shapes(value.shape, W.shape[:-2])
-    except RuntimeError as error:
+        np.broadcast_shapes(value.shape, W.shape[:-2])
+    except ValueError as error:
         raise ValueError(
             f"{name} of shape {tuple(value.shape)} must broadcast with the batch {tuple(W.shape[:-2])} of W"
         ) from error

@@ -6,6 +6,7 @@ optimum; :func:`factorize` finds the optimum itself.
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,8 +156,8 @@ def _norms(name: str, values: Tensor) -> Tensor:
 def _half(low: Tensor, high: Tensor) -> Tensor:
     low, high = checks.floating("low", low).double(), checks.floating("high", high).double()
     try:
-        torch.broadcast_shapes(low.shape, high.shape)
-    except RuntimeError as error:
+        np.broadcast_shapes(low.shape, high.shape)
+    except ValueError as error:
         raise ValueError(
             f"low {tuple(low.shape)} and high {tuple(high.shape)} must have one shape, (*batch, d)"
         ) from error

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -119,7 +120,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """At a cost free of n."""
         counts = summary.to(self.points.device)
-        batch = (*shape, *torch.broadcast_shapes(*(each.center.shape for each in self.questions)))
+        batch = (*shape, *np.broadcast_shapes(*(each.center.shape for each in self.questions)))
         crowd = Crowd(self.points, counts)
         sums = [each.sample_unchecked(crowd, draws, batch)["sum"] for each in self.randomizers]
         for question, response in zip(self.questions, self.responses, strict=True):
