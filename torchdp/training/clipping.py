@@ -196,9 +196,8 @@ def clip_and_sum(
     the sum of its own examples, and has all parameters for the time of the call.
     The dtype is the parameters', at least float32. Raises TypeError, ValueError: also on batch normalisation in
     training mode; where a call sets or writes a registered buffer, which is named, as is a parameter that no example
-    reaches; where the module mixes examples;
-    where the first example alone has another loss after the call than before. On a GPU, which the host does
-    not wait for, the sum is NaN where a comparison fails.
+    reaches; where the module mixes examples; where the first example alone has another loss after the call than
+    before. On a GPU, which the host does not wait for, the sum is NaN where a comparison of losses or outputs fails.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum, where
     each example's gradient is a function of that example, module and loss remember none, and their author is honest.
