@@ -78,6 +78,8 @@ class Run(Steps):
         self._dtype, self._device = torch.promote_types(parameters[0].dtype, torch.float32), parameters[0].device
         self._whole = sum(p.numel() for p in parameters) + (plan.adaptive is not None)
         self._group, self._deviations = replicas.several(), list[float]()
+        if self._group:
+            replicas.check_models([*module.parameters()])
         rank, ranks = replicas.place()
         self._chunk = -(-self._whole // ranks)
         first = min(rank * self._chunk, self._whole - 1)
