@@ -118,8 +118,8 @@ class Plan(Mechanism):
             version = found.pop("version", "no version")
             if (kind, version) != (FORMAT, VERSION):
                 raise ValueError(
-                    f"its format is {kind!r}, version {version!r}, and this release reads {FORMAT!r}, version {VERSION}; "
-                    "load it by the release that wrote it, or choose the plan again"
+                    f"its format is {kind!r}, version {version!r}, and this release reads {FORMAT!r}, version "
+                    f"{VERSION}; load it by the release that wrote it, or choose the plan again"
                 )
             plan = Plan(**{name: made(value, {}, rooms=ROOMS) for name, value in found.items()})
             checks.positive("sigma", plan.sigma)
