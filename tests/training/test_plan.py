@@ -169,7 +169,11 @@ def test_long_runs_have_strategies_of_one_row():
     choice = choose(Iterates(600), 6000, 600, epsilon=4.0, delta=1e-5)
     for one in choice.candidates:
         assert one.protocol.strategy.recurrence.even == (one.name != "fixed order")  # whose columns are scaled
-    assert choice.candidates[0].error < {c.name: c.error for c in choice.candidates}["Poisson, independent noise"]
+    errors = {c.name: c.error for c in choice.candidates}
+    independent = errors["Poisson, independent noise"]
+    assert min(errors.values()) < independent
+    if min(errors.values()) * 1.01 > independent:  # a gain of less than one per cent changes no mechanism
+        assert choice.candidates[0].name == "Poisson, independent noise"
     with pytest.raises(ValueError, match="4096"):
         choose(torch.eye(4097, dtype=torch.float64), 10, 1, epsilon=1.0, delta=1e-5)
 

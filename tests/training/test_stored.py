@@ -3,6 +3,7 @@
 import math
 import pickle
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,6 +63,21 @@ def test_a_plan_comes_back_from_its_file(plans, kind, tmp_path):
     assert torch.equal(*grads)
     secret = torch.load(tmp_path / "secret")  # by torch.load's default
     assert loaded.resume(nn.Linear(1, 1), nn.functional.mse_loss, secret, step=0).step == 0
+
+
+def test_files_hold_format_and_version_and_an_old_one_is_refused_with_both(plans, tmp_path):
+    """The old file was written before files held either."""
+    old = Path(__file__).parent / "files" / "plan_without_version.pt"
+    with pytest.raises(
+        ValueError, match=r"format is 'no format', version 'no version'.*reads 'torchdp plan', version 1"
+    ):
+        Plan.load(old)
+    plans["Poisson"].save(tmp_path / "plan")
+    content = torch.load(tmp_path / "plan")
+    assert (content["format"], content["version"]) == ("torchdp plan", 1)
+    torch.save(content | {"version": 2}, tmp_path / "plan")
+    with pytest.raises(ValueError, match=r"version 2, and this release reads"):
+        Plan.load(tmp_path / "plan")
 
 
 class Planted:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,16 @@ from torch import Tensor, nn
 from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.training.accepted import examples, named, parameters_named, refuse_unreached, trainable
-from torchdp.training.per_example import FEW, REMEMBERS, Both, Gradients, Inputs, Known, Passes, pick
+from torchdp.training.meeting import MEETS, meet
+from torchdp.training.per_example import FEW, REMEMBERS, Both, Gradients, Inputs, Known, Passes, due, masks, pick
 from torchdp.training.record import MEANS, Untaken, eager
 from torchdp.training.routes import by_factors, by_loop, by_vmap
 from torchdp.training.sharded import gathered
 from torchdp.training.sums import Bounds, Sums, group_bounds
 
 ROUTES = ("factors", "vmap", "loop")
-CHECKED = "examples are apart as far as was checked: each new program of operations, by three examples alone"
-APART = "each example alone, by construction"
+CHECKED = "examples are apart as far as was checked: each new program of operations, by examples drawn anew"
+APART = "each example alone, as torch runs it"
 MEMORY = 2**28
 
 
@@ -78,39 +79,61 @@ class Clipper:
         inputs = examples(self.module, inputs, targets)
         parameters = trainable(self.module, self.loss, dropout is not None)
         seed = None if dropout is None else int(Simulated(dropout).integers(()))
-        with gathered(self.module) as whole, torch.enable_grad(), eager(), _masks(seed, targets.device):
+        with gathered(self.module) as whole, torch.enable_grad(), eager(), masks(seed, targets.device):
             parameters = {name: whole.get(name, p) for name, p in parameters.items()}
             shapes = ((name, value.shape[1:], value.dtype) for name, value in named(inputs, targets).items())
             key = (*shapes, *((name, p.shape) for name, p in parameters.items()))
             known, fresh = self._known.get(key, Known(list(self.routes))), key not in self._known
             passes = Passes(self._both, parameters, whole, seed is not None, known)
-            first, wrong = (pick(inputs, slice(1)), targets[:1]), []
             fresh = fresh and len(targets) > 0
-            if fresh:
-                with _masks(seed or 0, targets.device):
-                    before, reached = passes.value(*first)
-            sums, lost = Sums(bounds), []
-            for x, y in _pieces(inputs, targets, at_once, memory, known, fresh):
-                for found in taken(passes, x, y):
-                    sums.add(found.forms)
-                    if fresh:
-                        rest = {name: form for name, form in found.forms.items() if name not in reached}
-                        reached += [name for name, form in rest.items() if bool(form.norms().any())]
-                    lost.append(found.losses)
-                    wrong.append((found.mixes, MEANS))
-            if fresh:
-                with _masks(seed or 0, targets.device):
-                    after = passes.value(*first)[0]
-                other = (after - before).abs() > 1e-4 * (after.abs() + before.abs())
-                changed = f"{REMEMBERS}the first one alone had another loss after the call than before"
-                wrong.insert(0, (other, changed))
-            if fresh and self._last is None:
-                refuse_unreached([name for name in parameters if name not in {*reached, *self._unused}])
+            sums = Sums(bounds)
+            with passes.same_bits() if due(known.calls) else nullcontext():
+                lost, wrong = self._summed(passes, inputs, targets, sums, fresh, seed, (at_once, memory))
         total = _unless(sums.flat(parameters), wrong)
         self.balance = _unless(sums.balance, wrong)  # of this call, see Sums
         if len(targets):
+            known.calls += len(targets) > 1
             self._known[key] = self._last = known
         return total, torch.cat(lost).mean() if lost else torch.tensor(math.nan, dtype=torch.float32)
+
+    def _summed(
+        self,
+        passes: Passes,
+        inputs: Inputs,
+        targets: Tensor,
+        sums: Sums,
+        fresh: bool,
+        seed: int | None,
+        limits: tuple[int, int],
+    ) -> tuple[list[Tensor], list[tuple[Tensor | None, str]]]:
+        """Adds the examples' gradients up in ``sums``. Their losses, and what must not be, with its message."""
+        known = passes.known
+        first = pick(inputs, slice(1)), targets[:1]
+        wrong = list[tuple[Tensor | None, str]]()
+        lost = list[Tensor]()
+        if fresh:
+            with masks(seed or 0, targets.device):
+                before, reached = passes.value(*first)
+        if due(known.calls) and len(targets) > 1:
+            few = min(len(targets), FEW)
+            wrong.append((meet(passes, pick(inputs, slice(few)), few), MEETS))
+        for x, y in _pieces(inputs, targets, *limits, known, fresh):
+            for found in taken(passes, x, y):
+                sums.add(found.forms)
+                if fresh:
+                    rest = {name: form for name, form in found.forms.items() if name not in reached}
+                    reached += [name for name, form in rest.items() if bool(form.norms().any())]
+                lost.append(found.losses)
+                wrong.append((found.mixes, MEANS))
+        if fresh:
+            with masks(seed or 0, targets.device):
+                after = passes.value(*first)[0]
+            other = (after - before).abs() > 1e-4 * (after.abs() + before.abs())
+            changed = f"{REMEMBERS}the first one alone had another loss after the call than before"
+            wrong.insert(0, (other, changed))
+        if fresh and self._last is None:
+            refuse_unreached([name for name in passes.leaves if name not in {*reached, *self._unused}])
+        return lost, wrong
 
 
 def taken(passes: Passes, x: Inputs, y: Tensor) -> Iterator[Gradients]:
@@ -173,19 +196,23 @@ def clip_and_sum(
     the sum of its own examples, and has all parameters for the time of the call.
     The dtype is the parameters', at least float32. Raises TypeError, ValueError: also on batch normalisation in
     training mode; where a call sets or writes a registered buffer, which is named, as is a parameter that no example
-    reaches; where the first example alone has another loss after the call than before. On a GPU, which the host does
-    not wait for, the sum is NaN where a comparison fails.
+    reaches; where the module mixes examples; where the first example alone has another loss after the call than
+    before. On a GPU, which the host does not wait for, the sum is NaN where a comparison of losses or outputs fails.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum, where
-    each example's gradient is a function of that example, and module and loss remember none: what Python code keeps
-    between calls is not followed. By "vmap" and "loop" it is one by construction. By "factors" it is *checked*: what
-    each new program of operations finds for some examples is held to these examples alone by plain autograd, in float32
-    at least, before its sum is used, and again at its 16th, 32nd, 64th use and so on. Python reads no data there
-    (bool() of it is always False), no parameter's use is left out, and a result without a dimension that counts
-    examples goes to another route. Cross-example dependence that the checked examples do not show is not detected:
-    relu(x.roll(1, 0) - 51.7) is 0 on every batch of smaller numbers. Neither is what goes past torch's functions: C
-    extensions, what custom functions or hooks of saved tensors do. Take
-    routes=("vmap", "loop") for a module whose author is not trusted.
+    each example's gradient is a function of that example, module and loss remember none, and their author is honest.
+    On each route the module's output for an example must not move with the other examples of its batch: at the first
+    batch of its shapes, and at the 16th, 32nd, 64th and so on, examples are put beside foreign ones, copies of them and
+    copies with numbers 1,000 times as large (on a CPU), and what mixes them is refused. By "vmap" and "loop" torch then
+    runs each example alone. By "factors" it is *checked*: what each new program of operations finds for some examples,
+    drawn anew from the system, is held to these examples alone by plain autograd, in float32 at least, and to what it
+    finds beside foreign ones, before its sum is used, and again at its 16th, 32nd, 64th use and so on. Python reads no
+    data there (bool() of it is always False), no parameter's use is left out, and a result without a dimension that
+    counts examples goes to another route. A dependence that none of this shows is not detected: relu(x.roll(1, 0) -
+    1e6) is 0 on every batch of smaller numbers. Neither is what Python code keeps between calls, nor what goes past
+    torch's functions: C extensions, hooks of saved tensors. Parameters and buffers that a forward pass changes, by
+    whatever way, are seen at these batches, put back and named. No route protects from an author who is malicious: a
+    module can read the caller's batch from Python's frames, keep users' data in an attribute, or write it into a file.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
     Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """
@@ -212,14 +239,3 @@ def _pieces(
         part = slice(start, start + step)
         yield pick(inputs, part), targets[part]
         start += step
-
-
-@contextmanager
-def _masks(seed: int | None, device: torch.device) -> Iterator[None]:
-    """torch's own generators start from ``seed``, and are put back; for None they are left alone."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

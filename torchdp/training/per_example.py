@@ -23,6 +23,7 @@ NOTHING = torch.empty(0)
 # Examples that a route is tried on first, and that are compared with the loss of them together; few numbers of a
 # network are multiples of it.
 FEW = 13
+AGAIN = 16  # uses of a program, after which it is checked again, and at each power of 2
 REMEMBERS = "module and loss must not remember the examples, which could move later sums: "
 
 
@@ -58,6 +59,7 @@ class Known:
     reasons: list[str] = field(default_factory=list)
     programs: dict[int, int] = field(default_factory=dict)  # how often each was used
     inside: bool = False  # the loss is in the module's call
+    calls: int = 0  # with several examples
     reached: list[str] | None = None  # parameters that the loss reaches
     each: int = 0  # bytes that an example's factors and gradients take
 
@@ -80,6 +82,7 @@ class Passes:
         self.sharded = bool(whole)
         self.frozen = {name: p for name, p in whole.items() if name not in parameters}
         self.buffers = dict(both.named_buffers(remove_duplicate=False))
+        self.device = next(iter(parameters.values())).device
 
     @cached_property
     def _places(self) -> dict[str, str]:
@@ -119,11 +122,31 @@ class Passes:
         return self.leaves if self.sharded else {}
 
     @contextmanager
+    def same_bits(self) -> Iterator[None]:
+        """No call changes a parameter or a buffer, by whatever way: one that is changed is put back. Raises ValueError.
+
+        ``_version`` does not see what is written through ``.data``, numpy or dlpack.
+        """
+        own = {} if self.sharded else dict(self.both.module.named_parameters())
+        held = {f"module.{name}": p for name, p in (own | self.frozen | self.leaves).items()} | self.buffers
+        copies = {name: value.detach().clone() for name, value in held.items()}
+        changed = list[str]()
+        try:
+            yield
+        finally:
+            for name, value in held.items():
+                if not _same(value.detach(), copies[name]):
+                    changed.append(name)
+                    value.data = copies[name]
+        if changed:
+            raise ValueError(_changed(changed[0]))
+
+    @contextmanager
     def kept(self, buffers: Mapping[str, Tensor]) -> Iterator[None]:
         """Nothing is drawn where no masks are, and no buffer or parameter written over. Raises ValueError."""
         held = {**buffers, **{f"module.{name}": p for name, p in self.leaves.items()}}
         versions = {place: value._version for place, value in held.items()}
-        with undrawn(next(iter(self.leaves.values())).device, not self.seeded):
+        with undrawn(self.device, not self.seeded):
             yield
         for place, value in held.items():
             if value._version != versions[place]:
@@ -232,6 +255,29 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
                 drawn = True
     if drawn:
         raise ValueError(DRAWS)
+
+
+@contextmanager
+def masks(seed: int | None, device: torch.device) -> Iterator[None]:
+    """torch's own generators start from ``seed``, and are put back; for None they are left alone."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def due(times: int) -> bool:
+    """Whether what was seen ``times`` times is looked at again: at first, the 16th, 32nd, 64th time and so on."""
+    return not times or (times >= AGAIN and not times & (times - 1))
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether all bits agree."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))
 
 
 def _reached(total: Tensor) -> list[Tensor]:

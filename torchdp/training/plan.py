@@ -17,6 +17,8 @@ from torchdp.training.clipping import ROUTES
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.run import Run
 
+FORMAT = "torchdp plan"  # of files that save writes, with a version that a change of their content raises
+VERSION = 1
 ROOMS = ("torchdp.training", "torchdp.factorization", "torchdp.privacy")  # whose classes a file may make
 
 
@@ -98,7 +100,10 @@ class Plan(Mechanism):
                     f"a file can not hold a {kind.__name__}, whose code is one's own; make the plan again from what "
                     "made it, or take Tabulated(strategy.recurrence) for its strategy"
                 )
-        torch.save({each.name: described(getattr(self, each.name), name=each.name) for each in fields(self)}, path)
+        content: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        for each in fields(self):
+            content[each.name] = described(getattr(self, each.name), name=each.name)
+        torch.save(content, path)
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
@@ -109,6 +114,13 @@ class Plan(Mechanism):
         """
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
+            kind = found.pop("format", "no format")
+            version = found.pop("version", "no version")
+            if (kind, version) != (FORMAT, VERSION):
+                raise ValueError(
+                    f"its format is {kind!r}, version {version!r}, and this release reads {FORMAT!r}, version "
+                    f"{VERSION}; load it by the release that wrote it, or choose the plan again"
+                )
             plan = Plan(**{name: made(value, {}, rooms=ROOMS) for name, value in found.items()})
             checks.positive("sigma", plan.sigma)
             checks.integer("batch", plan.batch, 1, checks.integer("users", plan.users, 1))

@@ -141,6 +141,7 @@ class Record(TorchFunctionMode):
         self._aliases: dict[int, tuple[Tensor, Tensor]] = {}
         self._held: list[tuple[Tensor, int]] = []
         self._data, self._weights, self._total = object(), object(), object()
+        self.sizes = set[int]()  # of tensors of data
         self.coarsest = 0.0  # precision that numbers of data were computed in
 
     def data(self, x: Tensor) -> Tensor:
@@ -258,6 +259,8 @@ class Record(TorchFunctionMode):
 
     def _made(self, t: Tensor, kind: object | None, func: Any) -> Any:
         """Marks what a call has made; its shape, for the program. Raises where examples' numbers are made into one."""
+        if kind is self._data:
+            self.sizes.update(t.shape)
         if kind is self._data and t.is_floating_point():
             self.coarsest = max(self.coarsest, torch.finfo(t.dtype).eps)
             if self.n > 1 and not any(size and size % self.n == 0 for size in t.shape) and t.numel():

@@ -1,5 +1,7 @@
 """Several processes that train one model: one key for all of them, and a check that they are in step."""
 
+import hashlib
+
 import torch
 from torch import Tensor, distributed
 
@@ -16,6 +18,25 @@ def from_first(key: bytes) -> bytes:
     box = [key]
     distributed.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def check_models(parameters: list[Tensor]) -> None:
+    """Raises ValueError, in every process, where models differ: one gradient would train them apart.
+
+    Shards differ by their nature and are left out.
+    """
+    digest = hashlib.sha256()
+    for p in parameters:
+        if not hasattr(p, "device_mesh"):
+            digest.update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    mine = digest.digest()
+    every = [mine] * distributed.get_world_size()
+    distributed.all_gather_object(every, mine)
+    if any(each != every[0] for each in every):
+        raise ValueError(
+            "module has other parameters in some processes than in others, and they would train apart: load one "
+            "state_dict in all of them, or seed them alike before the module is made"
+        )
 
 
 def place() -> tuple[int, int]:

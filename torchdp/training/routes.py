@@ -1,7 +1,7 @@
 """Each example's own gradients, by three routes.
 
-In one pass of the batch, uses of parameters recorded, and each new program checked; on the other two without
-cross-example dependence, by construction.
+In one pass of the batch, uses of parameters recorded, and each new program checked; on the other two each
+example alone, as torch runs it.
 """
 
 import warnings
@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchdp.training.factors import Form, Rows, joined
-from torchdp.training.per_example import DRAWS, Gradients, Inputs, Passes, flat, pick, short
+from torchdp.training.meeting import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime, unset
+from torchdp.training.per_example import DRAWS, Gradients, Inputs, Passes, due, flat, pick, short
 from torchdp.training.record import Inside, Record, Still, Untaken
 from torchdp.training.rules import RULES
 
-AGAIN = 16  # uses of a program, after which it is checked again, and at each power of 2
 UNTAKEN = (RuntimeError, TypeError, IndexError, AttributeError, AssertionError, NotImplementedError)
 
 
@@ -32,8 +32,12 @@ def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     found, record = recorded(passes, x, y)
     program, uses = hash(tuple(record.program)), passes.known.programs
     times = uses.get(program, 0)
-    due = not times or (times >= AGAIN and not times & (times - 1))
-    if not due or _checked(passes, x, y, found, record):
+    looked = due(times)
+    if looked and passes.known.calls and record.n > 1:
+        met = meet(passes, x, record.n)
+        if met is not None and met.any():
+            raise ValueError(MEETS)
+    if not looked or _checked(passes, x, y, found, record):
         uses[program] = times + 1
     return found
 
@@ -58,21 +62,64 @@ def _checked(passes: Passes, x: Inputs, y: Tensor, found: Gradients, record: Rec
     if record.coarsest > torch.finfo(torch.float32).eps:
         raise Untaken("it computes in half precision, which is too coarse to be checked")
     tolerance = max(1e-9, 2.0**10 * record.coarsest)
+    some = 12 if record.asked else 3  # rows may answer otherwise than all batches do
+    rows = SYSTEM.sample(places, min(some, len(places)))
+    wanted = {i: _one_alone(passes, alone, x, y, i) for i in rows}
+    _hold(found, list(wanted.items()), tolerance)
+    if record.n > 1:
+        beside, other = _foreign(passes, alone, x, y, rows[: min(3, record.n - 1)], record)
+        _hold(other, [(place, wanted[beside.sources[place]]) for place in beside.kept], tolerance)
+    return True
+
+
+def _one_alone(passes: Passes, alone: Passes, x: Inputs, y: Tensor, i: int) -> dict[str, Tensor]:
+    """The gradient of one example by plain autograd, in each parameter (1, size)."""
     cudnn = torch.backends.cudnn  # convolutions of a GPU without short products
-    some = 11 if record.asked else 2  # steps: rows may answer otherwise than all batches do
-    for i in sorted({places[k * (len(places) - 1) // some] for k in range(some + 1)}):
-        part = slice(i, i + 1)
-        with _still(passes), cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
-            total = alone.plain(pick(x, part), y[part])[0].sum()
-            g = torch.autograd.grad(total, list(alone.leaves.values()), materialize_grads=True)
-        want = {name: flat(each[None]) for name, each in zip(alone.leaves, g, strict=True)}
+    part = slice(i, i + 1)
+    exact = torch.autocast(y.device.type, enabled=False)
+    with _still(passes), exact, cudnn.flags(enabled=cudnn.enabled, allow_tf32=False):
+        total = alone.plain(pick(x, part), y[part])[0].sum()
+        g = torch.autograd.grad(total, list(alone.leaves.values()), materialize_grads=True)
+    return {name: flat(each[None]) for name, each in zip(alone.leaves, g, strict=True)}
+
+
+def _foreign(
+    passes: Passes, alone: Passes, x: Inputs, y: Tensor, rows: list[int], record: Record
+) -> tuple[Beside, Gradients]:
+    """What a pass finds of a few examples beside foreign ones. Raises Untaken where it is another program.
+
+    Their number divides no size that the pass has made: a result of which one dimension is no multiple of it has lost
+    the batch's, where an accident of sizes hides it else.
+    """
+    reason = Untaken("beside other examples it is another program")
+    for n in (prime(record.n, record.sizes), record.n):  # a loop over examples has another program for each number
+        for factor in factors(y.device):
+            beside = Beside.of(rows, n)
+            try:
+                with _still(passes), torch.autocast(y.device.type, enabled=False):
+                    found, again = recorded(alone, beside.batch(x, factor), y[beside.sources])
+            except Untaken as error:
+                reason = error
+                continue
+            if again.functions() == record.functions():
+                return beside, found
+            break
+        else:
+            raise reason
+    raise reason
+
+
+def _hold(found: Gradients, wanted: list[tuple[int, dict[str, Tensor]]], tolerance: float) -> None:
+    """Raises Untaken where the gradients at a place are not those that are wanted there."""
+    for place, want in wanted:
         size = float(torch.stack([each.double().norm() for each in want.values()]).norm())
         for name, each in want.items():
             form = found.forms.get(name)
-            off = float((each - (0.0 if form is None else form.pick(part).whole())).double().norm())
+            with torch.autocast(each.device.type, enabled=False):
+                mine = 0.0 if form is None else form.pick(slice(place, place + 1)).whole()
+                off = float((each - mine).double().norm())
             if not off <= tolerance * size:
                 raise Untaken(f"{name} has another gradient than for an example alone, by {off:.1g} of {size:.1g}")
-    return True
 
 
 def _still(passes: Passes) -> AbstractContextManager[object]:
@@ -208,7 +255,7 @@ def closed(loss: Any, z: Tensor, y: Tensor) -> Callable[[Tensor, Tensor], Tensor
 
 
 def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
-    """All examples at once, each alone under vmap: no cross-example dependence, by construction."""
+    """All examples at once, each alone under vmap, where no custom function has a rule of its own."""
     if any(isinstance(part, nn.RNNBase) for part in passes.both.modules()):
         raise Untaken("a recurrent layer has weights that nothing can stand in for")
     structure: list[Any] = []
@@ -223,13 +270,20 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     constants = {name: p.detach() for name, p in passes.leaves.items()}
     try:
         each = vmap(grad(one, has_aux=True), (None, 0, 0), randomness=passes.randomness)
-        rows, (lost, tensors) = each(constants, dict(x) if isinstance(x, Mapping) else x, y)
+        with OwnRules(), unset(passes.both) as names:
+            rows, (lost, tensors) = each(constants, dict(x) if isinstance(x, Mapping) else x, y)
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         if "randomness error mode" in str(error):
             raise ValueError(DRAWS) from error
         raise Untaken(short(error)) from error
+    if names and not passes.known.calls:
+        warnings.warn(
+            f"module's forward sets {', '.join(sorted(names))}, which is put back after each call: each example is "
+            "alone under vmap, and what it sets is no tensor afterwards",
+            stacklevel=2,
+        )
     if passes.captured(lost):
         raise Untaken("the loss holds parameters by themselves, which nothing stands in for")
     forms: dict[str, Form] = {name: Rows(flat(g)) for name, g in rows.items()}

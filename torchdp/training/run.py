@@ -52,8 +52,8 @@ class Run(Steps):
     and on FullyShardedDataParallel.
 
     Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where each user's
-    gradient is a function of that user: by construction or as far as was checked, which ``route`` says; see
-    :func:`clip_and_sum`.
+    gradient is a function of that user, and the module's author is honest; how examples are kept apart ``route``
+    says; see :func:`clip_and_sum`.
     """
 
     def __init__(
@@ -78,6 +78,8 @@ class Run(Steps):
         self._dtype, self._device = torch.promote_types(parameters[0].dtype, torch.float32), parameters[0].device
         self._whole = sum(p.numel() for p in parameters) + (plan.adaptive is not None)
         self._group, self._deviations = replicas.several(), list[float]()
+        if self._group:
+            replicas.check_models([*module.parameters()])
         rank, ranks = replicas.place()
         self._chunk = -(-self._whole // ranks)
         first = min(rank * self._chunk, self._whole - 1)
@@ -114,7 +116,7 @@ class Run(Steps):
 
     @property
     def route(self) -> str:
-        """How the last step's gradients were made, whether examples are independent by construction, and why not."""
+        """How the last step's gradients were made, what keeps examples apart, and why earlier routes were not taken."""
         return self._clipper.route
 
     @property

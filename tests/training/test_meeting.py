@@ -1,0 +1,274 @@
+"""Modules that mix examples are found at the first batch on every route; modules that do not are served as fast."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from torchdp.randomness import keyed_generator
+from torchdp.training import Iterates, choose, clip_and_sum
+from torchdp.training.clipping import Clipper
+
+WIDTH = 24
+BOUND = 0.5
+
+
+class Net(nn.Module):
+    """Its hidden numbers z, (n, WIDTH), are changed by ``use(self, z, x)``."""
+
+    def __init__(self, use, **parts):
+        super().__init__()
+        self.first = nn.Linear(6, WIDTH)
+        self.last = nn.Linear(WIDTH, 3)
+        self.parts = nn.ModuleDict(parts)
+        self.use = use
+        with torch.no_grad():
+            for i, p in enumerate(self.parameters()):
+                p.copy_(0.4 * torch.randn(p.shape, generator=keyed_generator(bytes([i]))))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.use(self, self.first(x), x)))
+
+
+def batch(n, key=b"meeting"):
+    g = keyed_generator(key)
+    return torch.randn(n, 6, generator=g), torch.randint(3, (n,), generator=g)
+
+
+def neighbours(net, z, x):
+    """Most rows have none."""
+    apart = (x[:, None] - x[None]).square().sum(2)
+    return (torch.exp(-20 * apart) * (apart < 0.5)) @ z
+
+
+def row_two(net, z, x):
+    mask = torch.zeros(len(x), 1)
+    if len(x) > 4:
+        mask[2] = 1.0
+    return z + 5 * mask * z.roll(1, 0)
+
+
+def experts(factor):
+    """As in Switch: rows of a full expert pass by it; later ones if they come later."""
+
+    def use(net, z, x):
+        chosen = F.one_hot(z[:, :4].argmax(1), 4)
+        within = (chosen.cumsum(0) * chosen).sum(1) <= int(factor * len(z) / 4)
+        return z * within[:, None]
+
+    return use
+
+
+def statistics(net, z, x):
+    return (z - z.mean(0)) / (z.var(0, correction=0) + 1e-5).sqrt()
+
+
+def written(net, z, x):
+    out = z.clone()
+    out[1:] = out[1:] + 0.1 * z[:-1]
+    return out
+
+
+def added(net, z, x):
+    groups = (x[:, 0] > 0).long()
+    sums = torch.zeros(2, WIDTH).index_add(0, groups, z)
+    return z + 0.1 * sums[groups]
+
+
+def memory_bank(net, z, x):
+    return z + 0.5 * z[torch.cdist(x, x).argsort(1)[:, 1]] if len(z) > 1 else z
+
+
+MIXING = {
+    "row two hears row one": row_two,
+    "near neighbours": neighbours,
+    "experts of capacity 1.25": experts(1.25),
+    "experts of capacity 2": experts(2.0),
+    "statistics by hand": statistics,
+    "largest of the batch": lambda net, z, x: z / z.detach().abs().amax(0).clamp_min(20.0),
+    "running maximum": lambda net, z, x: z.cummax(0).values,
+    "sum along the batch": lambda net, z, x: z.cumsum(0),
+    "product along the batch": lambda net, z, x: torch.tanh(z).cumprod(0),
+    "sorted": lambda net, z, x: z.sort(0).values,
+    "ranks": lambda net, z, x: z + x.argsort(0).argsort(0).float().mean(1, keepdim=True),
+    "roll": lambda net, z, x: z + 0.1 * z.roll(1, 0),
+    "flip": lambda net, z, x: z + 0.1 * z.flip(0),
+    "softmax over rows": lambda net, z, x: z * z.softmax(0),
+    "largest rows": lambda net, z, x: z * (z.norm(dim=1) >= z.norm(dim=1).topk(len(z) // 2 + 1).values.min())[:, None],
+    "attention over rows": lambda net, z, x: (z @ z.mT).softmax(1) @ z,
+    "index_add": added,
+    "difference of rows": lambda net, z, x: z - F.pad(z, (0, 0, 1, 0))[:-1],
+    "convolution over rows": lambda net, z, x: F.avg_pool1d(z.mT[None], 3, 1, 1)[0].mT,
+    "written rows": written,
+    "nearest row": memory_bank,
+    "norm of the batch": lambda net, z, x: z * (z.norm() / z.numel() ** 0.5),
+    "quantile": lambda net, z, x: z.clamp_max(z.detach().quantile(0.9)),
+    "mixup": lambda net, z, x: 0.7 * z + 0.3 * z[torch.arange(len(z)).roll(1)],
+    "far above": lambda net, z, x: z + torch.relu(x.roll(1, 0) - 51.7).sum(1, keepdim=True) * z.roll(1, 0),
+}  # fmt: skip
+HONEST = {  # and the route that serves it
+    "nothing": (lambda net, z, x: z, {}, "factors"),
+    "dropout": (lambda net, z, x: F.dropout(z, 0.5), {}, "factors"),
+    "layer norm": (lambda net, z, x: net.parts["n"](z), {"n": nn.LayerNorm(WIDTH)}, "factors"),
+    "group norm": (lambda net, z, x: net.parts["n"](z), {"n": nn.GroupNorm(4, WIDTH)}, "factors"),
+    "attention within": (
+        lambda net, z, x: F.scaled_dot_product_attention(*[z.unflatten(1, (4, 6))] * 3).flatten(1), {}, "factors"),
+    "heads in the batch": (
+        lambda net, z, x: torch.bmm(z.view(-1, 6, 1), z.view(-1, 1, 6)).softmax(2).sum(1).view(len(z), -1), {},
+        "factors"),
+    "sorted within": (lambda net, z, x: z.sort(1).values, {}, "factors"),
+    "sums within": (lambda net, z, x: z.cumsum(1), {}, "factors"),
+    "last of a sequence": (
+        lambda net, z, x: z.view(len(z), 4, 6)[torch.arange(len(z)), -1].repeat(1, 4), {}, "factors"),
+    "experts": (
+        lambda net, z, x: sum(
+            net.parts[k](z) * (z[:, :2].argmax(1) == i)[:, None] for i, k in enumerate("ab")),
+        {"a": nn.Linear(WIDTH, WIDTH), "b": nn.Linear(WIDTH, WIDTH)}, "factors"),
+    "far above": (lambda net, z, x: z + torch.relu(x - 51.7).sum(1, keepdim=True), {}, "factors"),
+    "noise": (lambda net, z, x: z + 0.1 * torch.randn_like(z), {}, "vmap"),
+    "loop over rows": (lambda net, z, x: torch.stack([row * 2 for row in z]), {}, "vmap"),
+    "recurrent": (
+        lambda net, z, x: net.parts["r"](z.view(-1, 4, 6))[0].flatten(1),
+        {"r": nn.GRU(6, 6, batch_first=True)}, "loop"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", MIXING)
+def test_guarantee_what_mixes_examples_is_refused_at_the_first_batch_on_every_route(name):
+    """12 rows divide the width of 24; also where the first batch has one row, in which nothing shows."""
+    for routes in (("factors", "vmap", "loop"), ("vmap",), ("loop",)):
+        for sizes in ((12,), (1, 12)):
+            sums = Clipper(Net(MIXING[name]), F.cross_entropy, routes=routes)
+            with pytest.raises(ValueError, match=r"module mixes examples|served by none"):
+                for n in sizes:
+                    sums(*batch(n), BOUND)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", HONEST)
+def test_modules_that_do_not_mix_are_served_by_the_route_that_they_had(name):
+    use, parts, route = HONEST[name]
+    for n in (2, 12, 33):
+        sums = Clipper(Net(use, **parts), F.cross_entropy)
+        sums(*batch(n), BOUND, dropout=keyed_generator(b"masks"))
+        assert sums.route.split(":")[0] == route, (n, sums.route)
+
+
+def test_guarantee_rows_that_are_looked_at_are_others_at_each_check():
+    """Gradients of one pair of rows of 16 mix and no output does: it is seen in some of a few tries, at any place."""
+
+    def use(net, z, x):
+        mask = torch.zeros(len(x), 1)
+        mask[len(x) // 3] = 1.0
+        stopped = z.detach()
+        return stopped + (z - stopped) * (1 + mask * stopped.roll(1, 0))
+
+    routes = []
+    for _ in range(12):
+        sums = Clipper(Net(use), F.cross_entropy)
+        sums(*batch(16), BOUND, at_once=16)
+        sums(*batch(16, b"other"), BOUND, at_once=16)
+        routes.append(sums.route.split(":")[0])
+    assert "vmap" in routes
+
+
+def test_guarantee_a_result_without_the_batch_s_dimension_goes_to_another_route_whatever_sizes_divide():
+    """The largest gradient factor of a batch of 12 has 24 numbers; outputs show nothing of it."""
+
+    def use(net, z, x):
+        stopped = z.detach()
+        return stopped + (z - stopped) * stopped.abs().amax(0).clamp_min(1e9)
+
+    sums = Clipper(Net(use), F.cross_entropy)
+    sums(*batch(12), BOUND)
+    assert sums.route.startswith("vmap") and "makes one number of several" in sums.route
+
+
+@pytest.mark.parametrize("routes", [("factors", "vmap", "loop"), ("vmap", "loop"), ("loop",)])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda p, x: (
+            p.data.mul_(1 + 1e-5 * x.detach().mean()) if not torch._C._functorch.maybe_current_level() else None
+        ),
+        lambda p, x: p.detach().numpy().__imul__(1.001),
+        lambda p, x: torch.from_dlpack(p.detach()).mul_(1.001),
+        lambda p, x: setattr(p, "data", p.data * 1.001),
+    ],
+)
+def test_guarantee_a_forward_pass_that_changes_parameters_is_refused_and_they_are_put_back(routes, write):
+    def use(net, z, x):
+        write(net.last.weight, x)
+        return z
+
+    net = Net(use)
+    before = net.last.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"changed module\.last\.weight"):
+        clip_and_sum(net, F.cross_entropy, *batch(5), BOUND, routes=routes)
+    assert torch.equal(net.last.weight, before)
+
+
+class OwnRule(torch.autograd.Function):
+    """Each row by itself, but under vmap."""
+
+    @staticmethod
+    def forward(z):
+        return z * 1.0
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+    @staticmethod
+    def vmap(info, in_dims, z):
+        return z - z.roll(1, 0), 0
+
+
+def test_guarantee_a_custom_function_with_a_vmap_rule_of_its_own_is_not_run_by_vmap():
+    for use in (lambda net, z, x: OwnRule.apply(z), lambda net, z, x: z + OwnRule.apply(x.detach())[:, :1]):
+        with pytest.raises(ValueError, match="OwnRule has a rule of its own for vmap"):
+            clip_and_sum(Net(use), F.cross_entropy, *batch(5), BOUND, routes=("vmap",))
+        sums = Clipper(Net(use), F.cross_entropy)
+        sums(*batch(5), BOUND)
+        assert not sums.route.startswith("vmap")
+
+
+def test_vmap_leaves_no_tensors_of_its_own_in_attributes_and_names_them():
+    def use(net, z, x):
+        net.seen = torch.maximum(net.seen, x.detach().abs().max())
+        net.fresh = z.detach()
+        return z
+
+    net = Net(use)
+    net.seen = torch.zeros(())
+    with pytest.warns(UserWarning, match=r"sets .*module\.seen"):
+        clip_and_sum(net, F.cross_entropy, *batch(5), BOUND, routes=("vmap",))
+    assert float(net.seen) > 0  # of the passes that are none of vmap's
+    assert net(batch(5)[0]).isfinite().all() and net.fresh.shape == (5, WIDTH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clip_and_sum(Net(lambda net, z, x: z), F.cross_entropy, *batch(5), BOUND, routes=("vmap",))
+
+
+def test_a_run_refuses_what_mixes_before_a_step_is_spent():
+    plan = choose(Iterates(2), 24, 12, epsilon=1.0, delta=1e-4).candidates[0].protocol
+    run = plan.start(Net(statistics), F.cross_entropy)
+    x, y = batch(24)
+    users = next(iter(run))
+    with pytest.raises(ValueError, match="module mixes examples"):
+        run.backward(x[users], y[users])
+    assert run.step == 0
+
+
+def test_autocast_around_a_call_keeps_the_fast_route():
+    sums = Clipper(Net(lambda net, z, x: z), F.cross_entropy)
+    with torch.autocast("cpu", torch.bfloat16):
+        sums(*batch(12), BOUND)
+    assert sums.route.startswith("factors"), sums.route
