@@ -46,8 +46,8 @@ class PairwiseProtocol(Protocol[Tensor]):
             known = torch.as_tensor(self.statistic.form.constant, dtype=torch.float64).view(-1).tolist()
             told = f"is constant: its mean is {', '.join(map('{:g}'.format, known))} whatever users hold"
             raise ValueError(f"{self.statistic.name!r} {told}, so no user needs to send anything")
-        for form in self.statistic.forms:  # what no analyst can answer is refused before anybody is asked
-            self._convert(form.weights.new_zeros(()), 2.0, form)
+        if self.statistic.pairs is not self.estimated_pairs:  # what is not answered is refused at once
+            checks.validated(self.statistic, "common_diagonals")
         checks.keep(self, epsilon=checks.positive)
         checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range
 

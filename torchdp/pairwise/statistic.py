@@ -178,6 +178,11 @@ class PairwiseStatistic(Brief):
         return self.diagonal(form).mean(-1)
 
     @cached_property
+    def common_diagonals(self) -> list[Tensor]:
+        """``common_diagonal`` of each of its forms. Raises ValueError."""
+        return [self.common_diagonal(form) for form in self.forms]
+
+    @cached_property
     def _varying(self) -> list[bool]:
         """Whether f(x, x) depends on x, of each of its forms: the device is waited for once."""
         each = ((form, self.diagonal(form)) for form in self.forms)
