@@ -283,7 +283,7 @@ def test_a_session_says_all_that_is_public_and_nothing_else_is_read(parties, tmp
         assert secure.Session.from_bytes(data.replace(old, new)).digest != found.session.digest
     tree = json.loads(data)
     tree["of"]["question"] = {"made": "torchdp.collection.journal:Journal", "of": {"path": str(tmp_path / "made")}}
-    with pytest.raises(FrameError, match="no dataclass"):
+    with pytest.raises(FrameError, match="does not belong here"):
         secure.Session.from_bytes(json.dumps(tree).encode())
     assert not (tmp_path / "made").exists()
     with pytest.raises(FrameError, match="was changed"):

@@ -17,6 +17,13 @@ from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 
 ANALYST = "analyst"
+ROOMS = (  # whose classes a session is made of
+    "torchdp.density",
+    "torchdp.privacy",
+    "torchdp.regression",
+    "torchdp.secure",
+    "torchdp.sketching",
+)
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ class Session(Brief):
     def from_bytes(data: bytes) -> "Session":
         """What ``to_bytes`` wrote. Raises FrameError for anything else."""
         try:
-            found = checks.instance("session", made(json.loads(data), {}), Session)
+            found = checks.instance("session", made(json.loads(data), Session, rooms=ROOMS), Session)
             if found.to_bytes() == data:
                 return found
             raise ValueError("a session has other bytes")

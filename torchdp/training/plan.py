@@ -109,7 +109,7 @@ class Plan(Mechanism):
         """
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-            plan = Plan(**{name: made(value, {}, rooms=ROOMS) for name, value in found.items()})
+            plan = made({"made": f"{Plan.__module__}:{Plan.__qualname__}", "of": found}, Plan, rooms=ROOMS)
             checks.positive("sigma", plan.sigma)
             checks.integer("batch", plan.batch, 1, checks.integer("users", plan.users, 1))
             checks.floating("standard_errors", plan.standard_errors)
