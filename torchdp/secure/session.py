@@ -74,9 +74,9 @@ class Session(Brief):
         checks.instance("question", self.question, (SecureSums, SharedSum))
         for name, kind in (("servers", Party), ("organisations", Party), ("columns", str)):
             object.__setattr__(self, name, tuple(checks.each_of(name, getattr(self, name), kind)))
-        everybody = [*self.servers, *self.organisations, checks.instance("analyst", self.analyst, Party)]
+        checks.instance("analyst", self.analyst, Party)
         for part in ("name", "public"):
-            if len({getattr(party, part) for party in everybody}) < len(everybody):
+            if len({getattr(party, part) for party in self.parties}) < len(self.parties):
                 raise ValueError(f"two parties have the same {part}; each needs a key of its own")
         if not HEXADECIMAL.fullmatch(checks.instance("nonce", self.nonce, str)):
             raise ValueError("nonce must be 64 hexadecimal digits, such as os.urandom(32).hex()")
@@ -85,6 +85,11 @@ class Session(Brief):
         clients, due = sum(party.clients for party in self.organisations), self.sums.sketch.clients
         if clients != due:
             raise ValueError(f"organisations have {clients} clients together, the question is of {due}")
+
+    @property
+    def parties(self) -> tuple[Party, ...]:
+        """Everybody."""
+        return (*self.servers, *self.organisations, self.analyst)
 
     @cached_property
     def sums(self) -> SecureSums:
