@@ -172,7 +172,7 @@ def _annotations(kind: type, known: bool) -> dict[str, Any]:
         return get_type_hints(kind)
     except NameError:
         if known:
-            return {each.name: Any for each in fields(kind)}  # type: ignore[arg-type]
+            return {each.name: Any for each in fields(kind)}
         raise ValueError(f"{kind.__qualname__} has a field of no known type") from None
 
 
