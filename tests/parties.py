@@ -45,6 +45,8 @@ class Parties:
         secure.new_keys(self.folder / "keys", *names)
         self.session = self.opened(self.question)
         secure.open_session(self.at, self.session)
+        for name in names:
+            self.key(name).join(secure.read_session(self.at), self.session.fingerprint)
 
     def key(self, name):
         return secure.KeyFile(self.folder / "keys" / f"{name}.key")

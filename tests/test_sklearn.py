@@ -1,6 +1,10 @@
 """scikit-learn's faces of curators: its conventions hold, and what is released is as private as it says."""
 
+import inspect
 import math
+import subprocess
+import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -56,25 +60,88 @@ def test_digits_are_told_apart_by_their_private_means():
     X, y = load_digits(return_X_y=True)
     names = np.array(["zero", "one", "two"])
     X, y = X[y < 3] / 64, names[y[y < 3]]
-    model = PrivateClassMeans(epsilon=2.0, delta=1e-5, random_state=1).fit(X[:400], y[:400])
+    model = PrivateClassMeans(epsilon=2.0, delta=1e-5, bound=1.0, random_state=1).fit(X[:400], y[:400])
     assert model.score(X[400:], y[400:]) > 0.9 and set(model.predict(X)) == set(names)
-    assert str(model) == "PrivateClassMeans(delta=1e-05, epsilon=2.0, random_state=1)"
+    assert str(model) == "PrivateClassMeans(bound=1.0, delta=1e-05, epsilon=2.0, random_state=1)"
 
 
 def test_labels_are_hidden_where_they_are_private():
     X = np.repeat([[1.0], [-1.0]], 300, 0)
-    model = PrivateClassMeans(epsilon=50.0, random_state=1).fit(X, X[:, 0])
+    model = PrivateClassMeans(epsilon=50.0, bound=1.0, random_state=1).fit(X, X[:, 0])
     assert np.allclose(model.densities_.value[:, 0], [-1, 1], atol=0.05)
     assert 0 <= 50 - model.guarantee_.epsilon < 1e-6
-    model.set_params(label_epsilon=0.01).fit(X, X[:, 0])  # each class is a mixture of both
+    model.set_params(label_epsilon=0.01, classes=[-1.0, 1.0]).fit(X, X[:, 0])  # each class is a mixture of both
     assert (model.densities_.value.abs() < 0.3).all() and 0 <= 50.01 - model.guarantee_.epsilon < 1e-6
 
 
 def test_a_line_and_a_direction_are_found():
     X = np.random.default_rng(1).uniform(-0.5, 0.5, (20_000, 2))
-    ridge = PrivateRidge(random_state=1, label_bound=3.0).fit(X, X @ [1.0, 2.0] + 0.5)
+    ridge = PrivateRidge(epsilon=1.0, bound=1.0, random_state=1, label_bound=3.0).fit(X, X @ [1.0, 2.0] + 0.5)
     assert np.allclose([*ridge.coef_, ridge.intercept_], [1, 2, 0.5], atol=0.15)
     X *= [1.0, 0.2]
-    pca = PrivatePCA(random_state=1).fit(X)
+    pca = PrivatePCA(epsilon=1.0, bound=1.0, random_state=1).fit(X)
     assert abs(pca.components_[0, 0]) > 0.99 and list(pca.get_feature_names_out()) == ["privatepca0"]
     assert np.abs(pca.transform(X) @ pca.components_ - X).max() < 0.15
+
+
+ESTIMATORS = [
+    PrivateRidge(**BUDGET, label_bound=7.0),
+    PrivatePCA(**BUDGET),
+    PrivateClassMeans(**BUDGET),
+    PrivateClassMeans(**BUDGET, label_epsilon=1.0, classes=[0, 1, 2, 3]),
+]
+RELEASED = {"coef_", "intercept_", "moments_", "components_", "densities_"}
+
+
+def public(estimator):
+    return {name: str(one) for name, one in vars(estimator).items() if name.endswith("_") and name not in RELEASED}
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=str)
+def test_guarantee_what_is_not_released_is_the_same_for_neighbours(estimator):
+    """Data that differ in a row, and in its label where that is private, to one that no other row has."""
+    X = np.random.default_rng(0).uniform(-1, 1, (400, 2))
+    y = np.arange(400) % 3
+    other, labels = X.copy(), y.copy()
+    other[7] = -X[7] / 2
+    if not isinstance(estimator, PrivateClassMeans) or estimator.label_epsilon is not None:
+        labels[7] = 3
+    first = public(estimator.fit(X, y))
+    counts = {"guarantee_"} if estimator.get_params().get("label_epsilon") else set()  # of the responses' classes
+    second = public(estimator.fit(other, labels))
+    assert {"guarantee_", "n_features_in_"} <= set(first) == set(second)
+    assert all(first[name] == second[name] for name in set(first) - counts)
+
+
+def test_classes_are_stated_where_labels_are_private():
+    X, y = np.zeros((40, 2)), np.arange(40) % 2
+    with pytest.raises(ValueError, match="classes must state all labels"):
+        PrivateClassMeans(**BUDGET, label_epsilon=1.0).fit(X, y)
+    with pytest.raises(ValueError, match="y must hold labels that are in classes"):
+        PrivateClassMeans(**BUDGET, label_epsilon=1.0, classes=[1, 2]).fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [PrivateRidge, PrivatePCA, PrivateClassMeans])
+def test_what_must_be_stated_has_no_default_and_no_place(kind):
+    for given in ((7,), ()):
+        with pytest.raises(TypeError):
+            kind(*given)
+    for name, one in inspect.signature(kind).parameters.items():
+        assert one.kind is inspect.Parameter.KEYWORD_ONLY
+        assert (one.default is inspect.Parameter.empty) is (name in ("epsilon", "bound", "label_bound"))
+
+
+def test_bounds_that_cut_are_said_to_the_curator():
+    X, y = np.eye(30, 3) * 5.0, np.full(30, 9.0)
+    with pytest.warns(UserWarning, match="some rows are beyond bound = 2"):
+        PrivatePCA(**BUDGET).fit(X)
+    with pytest.warns(UserWarning, match="some labels are beyond label_bound = 7"):
+        PrivateRidge(**BUDGET, label_bound=7.0).fit(X / 5, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PrivateRidge(**BUDGET, label_bound=9.0).fit(X / 5, y)
+
+
+def test_it_is_an_attribute_that_is_loaded_when_it_is_asked_for():
+    code = "import sys, torchdp; assert 'sklearn' not in sys.modules; print(torchdp.sklearn.PrivatePCA.__name__)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "PrivatePCA\n"

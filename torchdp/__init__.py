@@ -20,6 +20,7 @@ The packages (each a module; loaded on first use, so ``import torchdp`` costs no
 - :mod:`torchdp.regression`: ridge, low rank and moments of secure sums
 - :mod:`torchdp.training`: correlated noise and public features in a training loop
 - :mod:`torchdp.simulate`: Monte Carlo with error bars, and sweeps that resume
+- :mod:`torchdp.sklearn`: estimators with scikit-learn's ``fit`` and ``predict``, of a curator
 - :mod:`torchdp.kernels`: the inner operations, each with its specification
 """
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:  # what an editor knows of ``torchdp.pairwise``
     from torchdp import collection, density, domains, factorization, kernels, mean, noise  # noqa: I001
     from torchdp import pairwise, privacy, protocol, queries, randomizers, regression, secure
     from torchdp import shuffle, simulate, sketching, training, workloads
+    from torchdp import sklearn as sklearn
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,11 +42,14 @@ __all__ = [
 ]  # fmt: skip
 
 
+OPTIONAL = ("sklearn",)  # need a package of their own: ``from torchdp import *`` goes without them
+
+
 def __getattr__(name: str) -> ModuleType:
-    if name in __all__:
+    if name in (*__all__, *OPTIONAL):
         return importlib.import_module(f"torchdp.{name}")
     raise AttributeError(f"module 'torchdp' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+    return sorted({*__all__, *OPTIONAL, *(name for name in globals() if name.startswith("__"))})

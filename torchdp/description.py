@@ -1,16 +1,21 @@
 """A value written down as plain data: made again from it to the bit, and compared with another up to rounding."""
 
+import ast
 import base64
 import importlib
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import reduce
-from typing import Any
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
+
+HERE = Path(__file__).parent
 
 ROUNDING = 1e-6  # of a tensor's largest entry: what other hardware may change, far below any noise
 
@@ -51,16 +56,28 @@ def described(value: object, classes: dict[str, type] | None = None, name: str =
 
 def made(
     tree: Any,
-    classes: Mapping[str, type],
+    root: Any,
+    classes: Mapping[str, type] | None = None,
     device: torch.device | str = "cpu",
     rooms: tuple[str, ...] = ("torchdp",),
 ) -> Any:
-    """The value that ``described`` wrote down, its tensors on ``device``.
+    """The value that ``described`` wrote down, its tensors on ``device``. A tree may be anybody's.
 
-    classes: those that may be used beside torchdp's own, of these rooms. Raises ValueError for any other class.
+    Args:
+        tree: of JSON.
+        root: the class that the value must have, or another annotation of a type.
+        classes: of whoever calls, that may be used beside torchdp's own.
+        device: of the tensors.
+        rooms: packages whose classes may be made.
+
+    A class is made only where the path written is its own module and name, so that no class of another package is
+    reached through a module that imports it, and where ``root``, or the annotation of the field that is to hold it,
+    admits it. Of modules that are not loaded yet only those of torchdp that define the class are imported. Raises
+    ValueError for any other class, before it is made.
     """
+    given = {} if classes is None else classes
     if isinstance(tree, list):
-        return tuple(made(item, classes, device, rooms) for item in tree)
+        return tuple(made(item, _element(root, at), given, device, rooms) for at, item in enumerate(tree))
     if not isinstance(tree, dict):
         return tree
     if "tensor" in tree:
@@ -69,14 +86,22 @@ def made(
         return raw.view(getattr(torch, tree["tensor"])).reshape(tree["shape"]).to(device)
     if "float" in tree:
         return float.fromhex(tree["float"])
-    if "enum" in tree:
-        return _class(tree["enum"], classes, rooms)[tree["name"]]
     if "class" in tree:
-        return _class(tree["class"], classes, rooms)
-    kind = _class(tree["made"], classes, rooms)
+        kind = _class(tree["class"], given, rooms)
+        named = [each for each in _arms(root) if get_origin(each) is type or each in (type, Any, object)]
+        if not any(_admits((*get_args(each), Any)[0], kind) for each in named):
+            raise ValueError(f"{tree['class']} is not a class that belongs here: {root} does")
+        return kind
+    name = tree["enum"] if "enum" in tree else tree["made"]
+    kind = _class(name, given, rooms)
+    if not _admits(root, kind):
+        raise ValueError(f"{name} does not belong here: {root} does")
+    if "enum" in tree and issubclass(kind, Enum):
+        return kind[tree["name"]]
     if "__dataclass_fields__" not in vars(kind):  # others may do more than hold what they are made from
-        raise ValueError(f"{tree['made']} is no dataclass")
-    return kind(**{key: made(item, classes, device, rooms) for key, item in tree["of"].items()})
+        raise ValueError(f"{name} is no dataclass")
+    hints = _annotations(kind, known=name in given)
+    return kind(**{key: made(item, hints[key], given, device, rooms) for key, item in tree["of"].items()})
 
 
 def difference(one: Any, other: Any, name: str = "protocol") -> str | None:
@@ -86,7 +111,7 @@ def difference(one: Any, other: Any, name: str = "protocol") -> str | None:
     elif not (isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys()):
         return None if type(one) is type(other) and one == other else name
     elif "float" in one:
-        a, b = made(one, {}), made(other, {})
+        a, b = made(one, float), made(other, float)
         return None if one == other or math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) else name
     elif "tensor" in one:
         return None if one == other else _apart(one, other, name)
@@ -114,23 +139,78 @@ def device_of(value: object) -> torch.device:
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> str | None:
     if one["tensor"] != other["tensor"] or one["shape"] != other["shape"]:
         return f"{name} (of shape {one['shape']} and {other['shape']})"
-    a, b = made(one, {}), made(other, {})
+    a, b = made(one, Tensor), made(other, Tensor)
     if not a.is_floating_point():
         return name
     share = float((a - b).abs().max() / a.abs().max())
     return None if share <= ROUNDING else f"{name} (by {share:.1e} of its largest entry)"
 
 
+def _arms(annotation: Any) -> tuple[Any, ...]:
+    """The types that an annotation joins by ``|``, itself where it joins none."""
+    if isinstance(annotation, TypeVar):
+        return _arms(annotation.__bound__ or Union[annotation.__constraints__ or Any])  # noqa: UP007
+    if get_origin(annotation) in (Union, UnionType):
+        return tuple(arm for each in get_args(annotation) for arm in _arms(each))
+    return (annotation,)
+
+
+def _admits(annotation: Any, kind: type) -> bool:
+    """Whether a value of this class is one of the annotation's."""
+    for arm in _arms(annotation):
+        if arm is Any:
+            return True
+        plain = get_origin(arm) or arm
+        if isinstance(plain, type) and issubclass(kind, plain):
+            return True
+    return False
+
+
+def _annotations(kind: type, known: bool) -> dict[str, Any]:
+    """Of each field. known: the class is of whoever calls, who may write what only a type checker resolves."""
+    try:
+        return get_type_hints(kind)
+    except NameError:
+        if known:
+            return {each.name: Any for each in fields(kind)}
+        raise ValueError(f"{kind.__qualname__} has a field of no known type") from None
+
+
+def _element(annotation: Any, at: int) -> Any:
+    """The annotation of a tuple's item; a type without values where a tuple does not belong."""
+    items = []
+    for arm in _arms(annotation):
+        inner = get_args(arm)
+        if arm in (Any, object, tuple):
+            items.append(Any)
+        elif get_origin(arm) is tuple and inner[-1] is not ...:
+            items.extend(inner[at : at + 1])
+        elif get_origin(arm) in (tuple, Sequence):
+            items.append(inner[0])
+    return Union[tuple(items)] if items else type(None)  # noqa: UP007
+
+
 def _class(full: str, classes: Mapping[str, type], rooms: tuple[str, ...]) -> Any:
-    module, _, path = full.partition(":")
+    """The class that a module of these rooms defines under this name, looked up where nothing can be computed."""
     if full in classes:
         return classes[full]
-    try:
-        if not f"{module}.".startswith(tuple(f"{room}." for room in rooms)):
-            raise ImportError
-        found = reduce(getattr, path.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError):
-        raise ValueError(f"the class {full} is not torchdp's; give a protocol of this class") from None
-    if not isinstance(found, type):
-        raise ValueError(f"{full} is not a class")
-    return found
+    module, _, name = full.partition(":")
+    inside = f"{module}.".startswith(tuple(f"{room}." for room in rooms))
+    if inside and (module in sys.modules or _defines(module, name)):
+        found = vars(importlib.import_module(module)).get(name)
+        if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
+            return found
+    raise ValueError(f"the class {full} is not torchdp's; give a protocol of this class")
+
+
+def _defines(module: str, name: str) -> bool:
+    """Whether the source of a module of torchdp, which is not run, has a class of this name."""
+    parts = module.split(".")[1:]
+    if not all(map(str.isidentifier, parts)):
+        return False
+    path = HERE.joinpath(*parts)
+    source = path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
+    if not source.is_file():
+        return False
+    body = ast.parse(source.read_text(encoding="utf-8")).body
+    return any(isinstance(each, ast.ClassDef) and each.name == name for each in body)

@@ -12,6 +12,7 @@ Bounds, classes and the numbers of rows and columns are public: state them witho
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -36,17 +37,23 @@ with checks.needing("torchdp.sklearn", "scikit-learn"):
 __all__ = ["PrivateClassMeans", "PrivatePCA", "PrivateRidge"]
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class Curated(base.BaseEstimator):
     """What the three have in common.
 
-    epsilon > 0; delta in (0, 1). bound: the largest l_2 norm of a row; longer ones are shortened to it. random_state:
-    None is the system's cipher; a seed repeats the noise, for tests, and gives no privacy.
+    Args:
+        epsilon: > 0.
+        delta: in (0, 1).
+        bound: the largest l_2 norm of a row, public; longer ones are shortened to it.
+        random_state: None is the system's cipher; a seed repeats the noise, for tests, and gives no privacy.
+
+    ``fit`` warns where rows or labels are beyond their bounds. The warning depends on the data, is for the curator's
+    own screen, and is not part of the release: do not publish it, nor bounds that were chosen by it.
     """
 
-    epsilon: float = 1.0
+    epsilon: float
     delta: float = 1e-6
-    bound: float = 1.0
+    bound: float
     random_state: Any = None
 
     def _given(self, X: Any, *y: Any, **how: Any) -> tuple[Tensor, Any, SeededNoise | None]:
@@ -54,7 +61,9 @@ class Curated(base.BaseEstimator):
         found = validate_data(self, X, *y, dtype=np.float64, **how)
         X, labels = found if y else (found, None)
         rows = torch.from_numpy(np.require(X, requirements=["C", "W"]))
-        rows = shortened(rows, checks.positive("bound", self.bound))
+        bound = checks.positive("bound", self.bound)
+        _warn_beyond("rows", torch.linalg.vector_norm(rows, dim=-1), "bound", bound)
+        rows = shortened(rows, bound)
         if self.random_state is None:
             return rows, labels, None
         return rows, labels, SeededNoise(int(check_random_state(self.random_state).randint(2**31 - 1)))
@@ -71,7 +80,7 @@ class Curated(base.BaseEstimator):
         return cast(np.ndarray, validate_data(self, X, dtype=np.float64, reset=False))
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateRidge(base.RegressorMixin, Curated):
     """Ridge regression from one release of A^T A and A^T b, regularized as the noise asks for (``adaptive_ridge``).
 
@@ -83,13 +92,14 @@ class PrivateRidge(base.RegressorMixin, Curated):
     Source: Dwork, Talwar, Thakurta, Zhang (2014), Algorithm 1; Balle, Wang (2018), Theorem 8.
     """
 
-    label_bound: float = 1.0
+    label_bound: float
     alpha: float = 1.0
     fit_intercept: bool = True
 
     def fit(self, X: Any, y: Any) -> "PrivateRidge":
         """X: (n, d); y: (n,)."""
         rows, y, noise = self._given(X, y, y_numeric=True)
+        _warn_beyond("labels", torch.from_numpy(np.abs(y, dtype=np.float64)), "label_bound", self.label_bound)
         constant = rows.new_full((len(rows), int(self.fit_intercept)), self.bound)
         rows = torch.cat([rows, constant, torch.from_numpy(y.astype(np.float64))[:, None]], 1)
         self._released(rows, self.bound * math.sqrt(1 + self.fit_intercept), self.label_bound, noise)
@@ -103,7 +113,7 @@ class PrivateRidge(base.RegressorMixin, Curated):
         return self._checked(X) @ self.coef_ + self.intercept_
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Curated):
     """The directions of largest second moment from one release of A^T A. Not centred: subtract a public centre first.
 
@@ -129,12 +139,17 @@ class PrivatePCA(base.ClassNamePrefixFeaturesOutMixin, base.TransformerMixin, Cu
         return self._checked(X) @ self.components_.T
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False, repr=False, kw_only=True)
 class PrivateClassMeans(base.ClassifierMixin, Curated):
     """The class whose mean is nearest, from one noisy mean of each class (``density.nearest_centre``).
 
-    label_epsilon: labels go through randomized response at this epsilon first; None: who is in which class is public.
-    The set of classes is public in any case. After ``fit``: ``classes_``, ``densities_``, ``guarantee_``. Raises
+    Args:
+        classes: all labels that there can be, public; needed with ``label_epsilon``. Others in y are refused. None:
+            those of y.
+        label_epsilon: labels go through randomized response at this epsilon first; None: who is in which class is
+            public, and so are the classes.
+
+    After ``fit``: ``classes_``, ``densities_``, ``guarantee_``. Raises
     ValueError.
 
     Guarantees: that of :class:`torchdp.density.ShuffledClasses` of curators: (epsilon, delta)-DP for replacing one
@@ -142,14 +157,22 @@ class PrivateClassMeans(base.ClassifierMixin, Curated):
     Source: Papyan, Han, Donoho (2020), nearest class centre; Balle, Wang (2018), Theorem 8.
     """
 
+    classes: Any = None
     label_epsilon: float | None = None
 
     def fit(self, X: Any, y: Any) -> "PrivateClassMeans":
         """X: (n, d); y: (n,), of any labels."""
         rows, y, noise = self._given(X, y)
         check_classification_targets(y)
-        self.classes_, places = np.unique(y, return_inverse=True)
-        labels, response = torch.from_numpy(places), None
+        if self.label_epsilon is not None and self.classes is None:
+            raise ValueError(
+                "classes must state all labels that there can be, since label_epsilon makes y private"
+            )
+        self.classes_ = np.unique(y if self.classes is None else self.classes)
+        if not np.isin(y, self.classes_).all():
+            raise ValueError("y must hold labels that are in classes, and no others")
+        labels = torch.from_numpy(np.searchsorted(self.classes_, y))
+        response = None
         if self.label_epsilon is not None:
             response = RandomizedResponse(len(self.classes_), self.label_epsilon)
             labels = response.randomize(labels, noise=noise)
@@ -165,3 +188,9 @@ class PrivateClassMeans(base.ClassifierMixin, Curated):
         """(n, d) -> (n,), of ``classes_``."""
         rows = torch.from_numpy(self._checked(X) / self.bound)
         return self.classes_[nearest_centre(self.densities_, rows).numpy()]
+
+
+def _warn_beyond(what: str, sizes: Tensor, name: str, bound: float) -> None:
+    # How many they are is not said: less of the data in logs than diffprivlib's warning has.
+    if bool((sizes > bound).any()):
+        warnings.warn(f"some {what} are beyond {name} = {bound:g} and are cut to it", stacklevel=4)

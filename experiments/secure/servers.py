@@ -103,6 +103,8 @@ def prepared(folder: Path, question: Question, x: Tensor, config: Config) -> Ses
     parties = (tuple(map(party, names)) for names in (servers, clients))
     session = Session(question, *parties, party("analyst"))
     secure.open_session(folder / "session", session)
+    for party in session.parties:
+        KeyFile(folder / f"{party.name}.key").join(session, session.fingerprint)
     for name, part in zip(clients, x.split(list(clients.values())), strict=True):
         torch.save(part.clone(), folder / f"{name}.pt")
     return session

@@ -51,18 +51,25 @@ def opened(run, *asked, sizes=(24, 16)):
     table("north", PEOPLE[: sizes[0]]), table("south", PEOPLE[sizes[0] :])
     parties = ["--servers", "server-0.pub", "server-1.pub", "--analyst", "analyst.pub"]
     organisations = [f"north.pub={sizes[0]}", f"south.pub={sizes[1]}"]
-    return run("open", "study", *asked, "--epsilon", "1", *parties, "--organisations", *organisations)
+    done = run("open", "study", *asked, "--epsilon", "1", *parties, "--organisations", *organisations)
+    if done[0] == 0:
+        fingerprint = re.search(r"fingerprint ([0-9a-f-]{79})", done[1])[1]
+        for name in ("north", "south", "server-0", "server-1", "analyst"):
+            assert run("join", "study", f"{name}.key", "--fingerprint", fingerprint)[0] == 0
+    return done
 
 
-def test_the_guide_is_three_terminals_and_ten_commands(run):
+def test_the_guide_is_three_terminals_and_fourteen_commands(run):
     """A terminal goes on where its command succeeded; each waits for the others as ``--wait`` does."""
-    assert len(TERMINALS) == 3 and sum(map(len, TERMINALS)) == 10
+    assert len(TERMINALS) == 3 and sum(map(len, TERMINALS)) == 14
     table("north", PEOPLE * 75), table("south", PEOPLE * 50)
     left, said = [list(terminal) for terminal in TERMINALS], []
     for _ in range(8):
         for terminal in left:
             while terminal:
-                code, out, _ = run(*[word for word in terminal[0][2:] if word not in ("--wait", "600")])
+                words = [word for word in terminal[0][2:] if word not in ("--wait", "600")]
+                known = re.findall(r"fingerprint ([0-9a-f-]{79})", "".join(said)) or ["unknown"]
+                code, out, _ = run(*[known[0] if word == "FINGERPRINT" else word for word in words])
                 if code:
                     break
                 terminal.pop(0), said.append(out)
@@ -71,7 +78,7 @@ def test_the_guide_is_three_terminals_and_ten_commands(run):
     assert abs(float(found["height"]) - 0.8) < 0.4 and "5000 clients; linear-transform" in said[-1]
     fingerprints = re.findall(r"(?:fingerprint|session) ([0-9a-f-]{79})", "".join(said))
     assert (
-        len(fingerprints) == 6
+        len(fingerprints) == 10
         and len(set(fingerprints)) == 1
         and "GramRelease of height, weight, strength" in "".join(said)
     )
@@ -83,7 +90,8 @@ def test_the_guide_as_three_processes_from_an_empty_folder(tmp_path, monkeypatch
     table("north", PEOPLE * 75), table("south", PEOPLE * 50)
     python, running = f"{sys.executable} -m torchdp", []
     for terminal in TERMINALS:
-        commands = [shlex.join(words[1:]) for words in terminal]
+        shown = f"$({python} secure show study | grep -o '[0-9a-f-]\\{{79\\}}')"
+        commands = [shlex.join(words[1:]).replace("FINGERPRINT", shown) for words in terminal]
         lines = [f"until {python} {command}; do sleep 1; done" for command in commands]
         lines[0] = f"{python} {commands[0]}"
         running.append(subprocess.Popen(["bash", "-ec", "\n".join(lines)], stdout=subprocess.PIPE, text=True))

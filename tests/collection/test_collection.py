@@ -106,7 +106,7 @@ def test_a_description_covers_every_field_and_refuses_what_it_cannot_read():
     written = [described(each) for each in (PLACES, *changed)]
     for one in written:
         assert sum(difference(one, other) is None for other in written) == 1
-        assert described(made(one, CLASSES)) == one == json.loads(json.dumps(one))
+        assert described(made(one, Places, CLASSES)) == one == json.loads(json.dumps(one))
     different = [
         1,
         1.0,
@@ -125,7 +125,7 @@ def test_a_description_covers_every_field_and_refuses_what_it_cannot_read():
     different += [torch.tensor([1.0, 2.0])]
     for one in different:
         assert [difference(described(one), described(other)) is None for other in different].count(True) == 1
-        assert described(made(described(one), {})) == described(one)
+        assert described(made(described(one), object)) == described(one)
     with pytest.raises(TypeError, match=r"protocol\[1\] cannot be written down: it is a list"):
         described((1, [2]))
 
@@ -133,10 +133,10 @@ def test_a_description_covers_every_field_and_refuses_what_it_cannot_read():
 def test_a_class_of_somebody_else_must_be_given():
     classes: dict[str, type] = {}
     tree = described(PLACES, classes)
-    assert type(made(tree, classes)) is Places
+    assert type(made(tree, Places, classes)) is Places
     for name in ("collection.asked:Places", "os:system", "torchdp.checks:positive", "torchdp.checks:os"):
         with pytest.raises(ValueError, match="is not"):
-            made({**tree, "made": name}, {})
+            made({**tree, "made": name}, object)
 
 
 def test_it_can_be_pickled_and_copied():

@@ -114,7 +114,10 @@ class Fresh:
             name: secure.KeyFile(folder.parent / f"{name}.key") for name in ("north", "first", "second", "analyst")
         }
         party = [secure.Party(name, key[name].public, 5 * (name == "north")) for name in key]
-        secure.open_session(folder, secure.Session(self.found["sum_of_five"], party[1:3], party[:1], party[3]))
+        session = secure.Session(self.found["sum_of_five"], party[1:3], party[:1], party[3])
+        secure.open_session(folder, session)
+        for each in key.values():
+            each.join(session, session.fingerprint)
         if role != "north":
             secure.submit(folder, key["north"], self.found["rows"])
         for name in ("second", "first", "second") if role == "analyst" else ("second",) * (role == "first"):

@@ -1,6 +1,7 @@
 """Organisations, servers and analyst, each with its own key file, over files in a folder."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -80,14 +81,18 @@ def test_a_key_file_is_its_owners_and_serves_one_session(parties, tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(FileExistsError):
         KeyFile.made(path, "north")
-    with pytest.raises(ValueError, match="not the key of north, south, east, west"):
+    with pytest.raises(ValueError, match="joined another session"):
         secure.submit(found.at, other.key("north"), found.part("north"))
+    with pytest.raises(ValueError, match="not the key of north, south, east, west"):
+        secure.submit(found.at, found.key("server-0"), found.part("north"))
     found.submit("north")
     again = found.opened(found.question)  # the same parties and keys, another nonce
     secure.open_session(tmp_path / "again", again)
     assert again.digest != found.session.digest
-    with pytest.raises(ValueError, match="served another session"):
+    with pytest.raises(ValueError, match="joined another session"):
         secure.submit(tmp_path / "again", found.key("north"), found.part("north"))
+    with pytest.raises(ValueError, match="joined another session"):
+        found.key("north").join(again, again.fingerprint)
     path.chmod(0o640)
     with pytest.raises(ValueError, match="may be read by others"):
         found.key("north")
@@ -97,6 +102,55 @@ def test_a_key_file_is_its_owners_and_serves_one_session(parties, tmp_path):
     (tmp_path / "none").write_bytes(bytes(range(256)) * 4)
     with pytest.raises(ValueError, match="no key file, or damaged"):
         KeyFile(tmp_path / "none")
+
+
+ROLES = {
+    "north": lambda at, key, x: secure.submit(at, key, x),
+    "server-0": lambda at, key, x: secure.serve(at, key),
+    "analyst": lambda at, key, x: secure.release(at, key),
+    "south": lambda at, key, x: secure.joined_session(at, key),
+}
+
+
+@pytest.mark.parametrize("name", ROLES)
+def test_guarantee_every_role_refuses_a_session_that_its_person_did_not_accept(parties, name):
+    """The file is swapped after fingerprints were compared: for other servers' keys, another question, other text."""
+    found = parties()
+    play = lambda: ROLES[name](found.at, found.key(name), found.part("north"))  # noqa: E731
+    evil = KeyFile.made(found.folder / "evil", "server-0")
+    server = dataclasses.replace(found.session.servers[0], public=evil.public)
+    swapped = dataclasses.replace(found.session, servers=(server, *found.session.servers[1:]))
+    weaker = dataclasses.replace(found.session, question=dataclasses.replace(found.question, epsilon=100.0))
+    path, before = found.at / "session.json", None
+    true = path.read_bytes()
+    for wrong in (swapped.to_bytes(), weaker.to_bytes(), true + b" ", b"{}", b""):
+        path.write_bytes(wrong)
+        before = {each.name: each.read_bytes() for each in found.at.iterdir()}
+        with pytest.raises(ValueError, match="joined another session than this file's"):
+            play()
+        assert {each.name: each.read_bytes() for each in found.at.iterdir()} == before  # nothing left
+    path.write_bytes(true)
+    with contextlib.suppress(TimeoutError):
+        play()  # a control, and no swap bound the key to another session
+    if name == "north":
+        assert (found.at / "north.server-0.frames").exists()
+
+
+def test_guarantee_a_key_that_joined_nothing_plays_no_role(parties, tmp_path):
+    found = parties()
+    (path,) = secure.new_keys(tmp_path, "north")
+    key = KeyFile(path.with_suffix(".key"))
+    for play in ROLES.values():
+        with pytest.raises(ValueError, match="has joined no session: compare the fingerprint"):
+            play(found.at, key, found.part("north"))
+    assert key.joined is None  # what is found binds nothing
+    with pytest.raises(ValueError, match="not the key of"):
+        key.join(found.session, found.session.fingerprint)
+    for wrong in ("", "0" * 64, found.session.fingerprint[:-1], found.session.digest.hex()):
+        with pytest.raises(ValueError, match="fingerprint is not the session's"):
+            found.key("north").join(found.session, wrong)
+    found.key("north").join(found.session, f" {found.session.fingerprint.upper()}\n")  # again, as it was typed
+    assert found.key("north").joined == found.session.digest
 
 
 def test_no_partys_files_open_anothers_frames(parties):
@@ -283,7 +337,7 @@ def test_a_session_says_all_that_is_public_and_nothing_else_is_read(parties, tmp
         assert secure.Session.from_bytes(data.replace(old, new)).digest != found.session.digest
     tree = json.loads(data)
     tree["of"]["question"] = {"made": "torchdp.collection.journal:Journal", "of": {"path": str(tmp_path / "made")}}
-    with pytest.raises(FrameError, match="no dataclass"):
+    with pytest.raises(FrameError, match="is not torchdp's"):
         secure.Session.from_bytes(json.dumps(tree).encode())
     assert not (tmp_path / "made").exists()
     with pytest.raises(FrameError, match="was changed"):

@@ -39,6 +39,8 @@ def load(folder: Path, name: str) -> Paper:
     """PAPER of ``folder``/name.py. Raises ValueError, naming those there are."""
     path = folder / f"{name}.py"
     if not path.is_file():
+        if not folder.is_dir():
+            raise ValueError(f"there is no {folder}: torchdp paper needs a checkout; run it in its root")
         there = ", ".join(sorted(p.stem for p in folder.glob("*.py") if p.stem != COMMON)) or "none"
         raise ValueError(f"NAME must be a paper below {folder}, such as those there are: {there}; not {name!r}")
     if str(folder) not in sys.path:

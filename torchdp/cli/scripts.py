@@ -85,7 +85,10 @@ def list_scripts(options: argparse.Namespace) -> int:
     """A line for each script: its path, what it reproduces, what became of that, its title."""
     found = scripts(Path(options.folder))
     if not found:
-        say(f"torchdp list: no experiments below {options.folder}", error=True)
+        say(
+            f"torchdp list: no experiments below {options.folder}; it needs a checkout: run it in its root",
+            error=True,
+        )
         return 1
     for path in found:
         said = fields(path)

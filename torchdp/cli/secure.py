@@ -34,16 +34,21 @@ def secure(options: argparse.Namespace) -> int:
         _show(roles.read_session(options.folder))
         return 0
     key = roles.KeyFile(options.key)
+    if options.role == "join":
+        session = roles.read_session(options.folder)
+        key.join(session, options.fingerprint)
+        _show(session)
+        return 0
+    session = roles.joined_session(options.folder, key)
     if options.role == "submit":
-        session, noise = roles.read_session(options.folder), None
+        noise = None
         if options.seed is not None:
             noise = SeededNoise(checks.integer("--seed", options.seed, 0))
             say("torchdp secure: noise from a stated seed can be removed: for trying out only", error=True)
         roles.submit(options.folder, key, _table(options.csv, session), noise=noise)
     elif options.role == "serve":
-        session = roles.serve(options.folder, key, wait=options.wait)
+        roles.serve(options.folder, key, wait=options.wait)
     else:
-        session = roles.read_session(options.folder)
         _answer(session, roles.release(options.folder, key, wait=options.wait), options)
         return 0
     say(f"{key.name} is done with session {session.fingerprint}")

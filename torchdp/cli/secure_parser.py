@@ -12,8 +12,8 @@ def add_secure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     secure = commands.add_parser(
         "secure",
         help="sums of several organisations' tables by servers that see shares alone: a command for each role",
-        description="keys, by every party; open, by one; show, submit by every organisation, serve by every server, "
-        "release by the analyst. Killed commands may be given again.",
+        description="keys, by every party; open, by one; show and join, by every party; submit by every "
+        "organisation, serve by every server, release by the analyst. Killed commands may be given again.",
     )
     roles = secure.add_subparsers(dest="role", required=True, metavar="ROLE")
     keys = roles.add_parser("keys", help="make NAME.key, which stays here, and NAME.pub, which everybody gets")
@@ -21,13 +21,17 @@ def add_secure(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     keys.add_argument("--in", dest="into", default=".", metavar="DIRECTORY", help="default: here")
     _open(roles.add_parser("open", help="write the session's file: the question and the parties"))
     show = roles.add_parser("show", help="what a session asks, promises, and its fingerprint")
+    join = roles.add_parser(
+        "join", help="every party: accept the session whose fingerprint was compared, for ever"
+    )
     submit = roles.add_parser("submit", help="an organisation: its rows, with noise, in shares for the servers")
     serve = roles.add_parser("serve", help="a server: hear, agree on who was heard, publish the sum")
     release = roles.add_parser("release", help="the analyst: the answer from the servers' sums")
-    for role in (show, submit, serve, release):
+    for role in (show, join, submit, serve, release):
         role.add_argument("folder", metavar="FOLDER", help="of the session, where all files go")
-    for role in (submit, serve, release):
+    for role in (join, submit, serve, release):
         role.add_argument("key", metavar="NAME.key", help="this party's own")
+    join.add_argument("--fingerprint", required=True, help="as the others read it, by another channel")
     submit.add_argument("csv", metavar="FILE.csv", help="a table with a header, a row for each client")
     submit.add_argument("--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only")
     for role in (serve, release):

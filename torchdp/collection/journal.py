@@ -27,6 +27,23 @@ from torchdp.description import described, device_of, difference, made
 from torchdp.protocol import Estimate, MessageProtocol, Tally
 
 FORMAT = "torchdp.journal/1"
+ROOMS = (  # whose classes a protocol is made of, beside those of a protocol that is given
+    "torchdp.density",
+    "torchdp.domains",
+    "torchdp.factorization",
+    "torchdp.mean",
+    "torchdp.pairwise",
+    "torchdp.privacy",
+    "torchdp.protocol",
+    "torchdp.queries",
+    "torchdp.randomizers",
+    "torchdp.regression",
+    "torchdp.rounded",
+    "torchdp.secure",
+    "torchdp.shuffle",
+    "torchdp.sketching",
+    "torchdp.workloads",
+)
 PATIENCE = 60.0  # seconds to wait for the batches of other processes
 KEPT = "batches already counted in it are kept"
 ROLLBACK_HEADER = 28  # bytes; zeros once a transaction has been committed
@@ -162,7 +179,7 @@ class Journal(Brief):
                     "otherwise on other hardware, open it without a protocol and use journal.protocol"
                 )
         try:
-            return Collection.of(made(stored, classes, device))
+            return Collection.of(made(stored, MessageProtocol, classes, device, ROOMS))
         except TypeError as error:
             raise ValueError(f"{self.path}: another version of torchdp wrote its protocol ({error})") from error
 
@@ -245,7 +262,7 @@ def _begin(db: sqlite3.Connection, protocol: MessageProtocol[Any, Any]) -> None:
     """The tables of a new file. Raises TypeError for a protocol that cannot be made again from its fields."""
     classes: dict[str, type] = {}
     written = described(protocol, classes)
-    if difference(written, described(made(written, classes))) is not None:
+    if difference(written, described(made(written, MessageProtocol, classes, rooms=ROOMS))) is not None:
         raise TypeError(f"protocol must be made from its fields alone, as {type(protocol).__name__} is not")
     packed = zlib.compress(json.dumps(written).encode(), 1)
     start = _chained(b"", FORMAT, packed)

@@ -83,7 +83,7 @@ class Density(Estimate):
         """
         text = checks.path("path", path).read_bytes()
         try:
-            return checks.instance("the file", made(json.loads(text), {}, rooms=ROOMS), Density)
+            return checks.instance("the file", made(json.loads(text), Density, rooms=ROOMS), Density)
         except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
             raise ValueError(f"{os.fspath(path)} holds no Density; write it with Density.save") from error
 

@@ -11,7 +11,7 @@ A client rounds its row to integers modulo 2^bits, adds its part of the noise (`
 one share for each server (``share``). Servers add, anyone adds up what they publish (``reconstruct``), ``analyse``
 reads it. Who plays which role where: ``client_frames``, ``Server``, ``reveal_frames`` pass authenticated frames in one
 process. Organisations, servers and analyst that are processes of their own agree on a ``Session``, each with the key of
-its ``KeyFile``, and ``submit``, ``serve``, ``release`` files in a folder: ``torchdp secure``.
+its ``KeyFile``, which ``join``s it, and ``submit``, ``serve``, ``release`` files in a folder: ``torchdp secure``.
 
 | class | noise | words of a client, to each server |
 |---|---|---|
@@ -28,7 +28,7 @@ from torchdp.secure.keys import KeyFile, new_keys
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.ring import reconstruct, share
-from torchdp.secure.roles import open_session, read_session, release, serve, submit
+from torchdp.secure.roles import joined_session, open_session, read_session, release, serve, submit
 from torchdp.secure.servers import Links, Server, client_frames, reveal_frames
 from torchdp.secure.session import Party, Session
 from torchdp.secure.shared_sum import SharedSum, Shown
@@ -47,6 +47,7 @@ __all__ = [
     "Shown",
     "Words",
     "client_frames",
+    "joined_session",
     "new_keys",
     "open_session",
     "read_session",

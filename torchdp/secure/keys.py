@@ -6,10 +6,10 @@ names as info: no secret travels, and a key fits one pair of parties in one sess
 
 What is assumed: the Diffie-Hellman problem on Curve25519 is hard and HKDF's output looks random; secret keys stay where
 they were made; and everybody holds the same session file with everybody's true public key (``Session.fingerprint``,
-compared by telephone). Who steals a key file reads that session's frames to and from its owner, those recorded before
-too, and speaks for the owner and to the owner. So a key serves one session; delete the file when the session is over.
-A copy of the file, or one restored from a backup, is a second party of the same name: it may do once more what is done
-once.
+compared by telephone, accepted by ``KeyFile.join``). Who steals a key file reads that session's frames to and from its
+owner, those recorded before too, and speaks for the owner and to the owner. So a key serves one session; delete the
+file when the session is over. A copy of the file, or one restored from a backup, is a second party of the same name: it
+may do once more what is done once.
 
 Source: Langley, Hamburg, Turner (2016), RFC 7748, section 6.1; Krawczyk, Eronen (2010), RFC 5869.
 """
@@ -20,12 +20,16 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from torchdp import checks
+
+if TYPE_CHECKING:
+    from torchdp.secure.session import Session
 
 KEY_BYTES = 32
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -94,18 +98,48 @@ class KeyFile:
         """The public key, 64 hexadecimal digits, for the session's file."""
         return X25519PrivateKey.from_private_bytes(self._secret).public_key().public_bytes_raw().hex()
 
-    def key(self, session: bytes, other: str, public: str) -> bytes:
-        """The key of the link with another party in this session, the only one that this file will serve.
+    @property
+    def joined(self) -> bytes | None:
+        """The digest of the session that was joined; None before."""
+        with self._transaction("DEFERRED") as db:
+            found = db.execute("SELECT session FROM party").fetchone()[0]
+        return None if found is None else bytes(found)
 
-        Raises ValueError where the file served another session.
+    def join(self, session: "Session", fingerprint: str) -> None:
+        """Accept a session, once and for ever: this key serves no other, and no file of other bytes.
+
+        Args:
+            session: as it was read; what it asks, promises and whose public keys it has are accepted.
+            fingerprint: what a person compared with the other parties by another channel.
+
+        Raises ValueError where this is not the session's fingerprint, the key is of no party, or joined another.
         """
+        if checks.instance("fingerprint", fingerprint, str).strip().lower() != session.fingerprint:
+            raise ValueError("fingerprint is not the session's: the file was changed, or another was compared")
+        session.party(self, session.parties)
         with self._transaction("IMMEDIATE") as db:
-            served = db.execute("SELECT session FROM party").fetchone()[0]
-            if served not in (None, session):
-                raise ValueError(f"{self.path} served another session; each session needs new keys of all parties")
-            if served is None:
-                db.execute("UPDATE party SET session = ?", (session,))
+            before = db.execute("SELECT session FROM party").fetchone()[0]
+            if before not in (None, session.digest):
+                raise ValueError(f"{self.path} joined another session; each session needs new keys of all parties")
+            db.execute("UPDATE party SET session = ?", (session.digest,))
+
+    def key(self, session: bytes, other: str, public: str) -> bytes:
+        """The key of the link with another party in the session that was joined. Raises ValueError for another."""
+        self.check_joined(session)
         return agreed_key(self._secret, bytes.fromhex(public), session, self.name, other)
+
+    def check_joined(self, session: bytes) -> None:
+        """Raises ValueError where this is not the digest of the session that was joined."""
+        joined = self.joined
+        if joined is None:
+            raise ValueError(
+                f"{self.path} has joined no session: compare the fingerprint with the others, then KeyFile.join, or "
+                "torchdp secure join"
+            )
+        if joined != session:
+            raise ValueError(
+                f"{self.path} joined another session than this file's: restore the file whose fingerprint was compared"
+            )
 
     def done(self, what: str) -> bytes | None:
         """What ``once`` kept under this name."""

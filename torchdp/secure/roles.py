@@ -1,7 +1,8 @@
 """The roles of a secure sum, each its own process with its own key, over files in a folder.
 
 The folder is the transport and needs no protection but against loss: what is in it is public, or frames that only the
-two ends of a link read and make. It may be shared by the parties' machines, or each have one of its own and files be
+two ends of a link read and make, and a session's file of other bytes than a role's key joined (``KeyFile.join``) is
+refused. It may be shared by the parties' machines, or each have one of its own and files be
 carried between them by any means.
 
 | file | written by | read by |
@@ -55,9 +56,14 @@ def read_session(folder: str | os.PathLike[str]) -> Session:
     return Session.from_bytes((checks.path("folder", folder) / SESSION_FILE).read_bytes())
 
 
-def _joined(folder: str | os.PathLike[str], key: KeyFile) -> tuple[Path, Session]:
-    checks.instance("key", key, KeyFile)
-    return checks.path("folder", folder), read_session(folder)
+def joined_session(folder: str | os.PathLike[str], key: KeyFile) -> Session:
+    """The session of a folder, if it is the one that this key joined; before, nothing in the file is read.
+
+    Raises OSError; ValueError where the key joined none, or the file has other bytes.
+    """
+    data = (checks.path("folder", folder) / SESSION_FILE).read_bytes()
+    checks.instance("key", key, KeyFile).check_joined(hashlib.sha256(data).digest())
+    return Session.from_bytes(data)
 
 
 def submit(folder: str | os.PathLike[str], key: KeyFile, x: Tensor, *, noise: Noise | None = None) -> Session:
@@ -67,7 +73,8 @@ def submit(folder: str | os.PathLike[str], key: KeyFile, x: Tensor, *, noise: No
     again, as after a kill, it sends the same frames again. Raises ValueError, TypeError before anything is drawn,
     OSError; FrameError where frames that left already are not there any more: nothing is drawn twice.
     """
-    folder, session = _joined(folder, key)
+    session = joined_session(folder, key)
+    folder = checks.path("folder", folder)
     own = session.party(key, session.organisations)
     rows = session.sums.rows(session.question.rows(x))
     if len(rows) != own.clients:
@@ -122,7 +129,8 @@ def serve(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) ->
     this session can not end: another server heard other clients, or frames that were counted are gone; OSError,
     ValueError.
     """
-    folder, session = _joined(folder, key)
+    session = joined_session(folder, key)
+    folder = checks.path("folder", folder)
     until = time.monotonic() + checks.within("wait", wait, 0, LONGEST)
     server, own = session.server(key), session.party(key, session.servers)
     sum_file = folder / f"{own.name}.{ANALYST}.sum"
@@ -210,7 +218,8 @@ def release(folder: str | os.PathLike[str], key: KeyFile, *, wait: float = 0.0) 
 
     Raises TimeoutError where a server's sum is not there after ``wait`` seconds, FrameError, OSError, ValueError.
     """
-    folder, session = _joined(folder, key)
+    session = joined_session(folder, key)
+    folder = checks.path("folder", folder)
     until = time.monotonic() + checks.within("wait", wait, 0, LONGEST)
     links = session.analyst_links(key)
     files = [folder / f"{server.name}.{ANALYST}.sum" for server in session.servers]

@@ -17,6 +17,13 @@ from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
 
 ANALYST = "analyst"
+ROOMS = (  # whose classes a session is made of
+    "torchdp.density",
+    "torchdp.privacy",
+    "torchdp.regression",
+    "torchdp.secure",
+    "torchdp.sketching",
+)
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,9 @@ class Session(Brief):
         checks.instance("question", self.question, (SecureSums, SharedSum))
         for name, kind in (("servers", Party), ("organisations", Party), ("columns", str)):
             object.__setattr__(self, name, tuple(checks.each_of(name, getattr(self, name), kind)))
-        everybody = [*self.servers, *self.organisations, checks.instance("analyst", self.analyst, Party)]
+        checks.instance("analyst", self.analyst, Party)
         for part in ("name", "public"):
-            if len({getattr(party, part) for party in everybody}) < len(everybody):
+            if len({getattr(party, part) for party in self.parties}) < len(self.parties):
                 raise ValueError(f"two parties have the same {part}; each needs a key of its own")
         if not HEXADECIMAL.fullmatch(checks.instance("nonce", self.nonce, str)):
             raise ValueError("nonce must be 64 hexadecimal digits, such as os.urandom(32).hex()")
@@ -78,6 +85,11 @@ class Session(Brief):
         clients, due = sum(party.clients for party in self.organisations), self.sums.sketch.clients
         if clients != due:
             raise ValueError(f"organisations have {clients} clients together, the question is of {due}")
+
+    @property
+    def parties(self) -> tuple[Party, ...]:
+        """Everybody."""
+        return (*self.servers, *self.organisations, self.analyst)
 
     @cached_property
     def sums(self) -> SecureSums:
@@ -141,7 +153,7 @@ class Session(Brief):
     def from_bytes(data: bytes) -> "Session":
         """What ``to_bytes`` wrote. Raises FrameError for anything else."""
         try:
-            found = checks.instance("session", made(json.loads(data), {}), Session)
+            found = checks.instance("session", made(json.loads(data), Session, rooms=ROOMS), Session)
             if found.to_bytes() == data:
                 return found
             raise ValueError("a session has other bytes")

@@ -121,7 +121,7 @@ class Plan(Mechanism):
                     f"its format is {kind!r}, version {version!r}, and this release reads {FORMAT!r}, version "
                     f"{VERSION}; load it by the release that wrote it, or choose the plan again"
                 )
-            plan = Plan(**{name: made(value, {}, rooms=ROOMS) for name, value in found.items()})
+            plan = made({"made": f"{Plan.__module__}:{Plan.__qualname__}", "of": found}, Plan, rooms=ROOMS)
             checks.positive("sigma", plan.sigma)
             checks.integer("batch", plan.batch, 1, checks.integer("users", plan.users, 1))
             checks.floating("standard_errors", plan.standard_errors)
