@@ -18,6 +18,7 @@ FLOOR = set(
 )
 MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "batch": {"checks"},
+    "checks": {"memory"},
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
     "rounded": {"checks", "draws", "kernels"},

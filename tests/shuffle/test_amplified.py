@@ -382,10 +382,7 @@ class Louder(RandomizedResponse):
 def test_guarantee_a_blanket_of_less_than_the_guarantee_hides_nobody():
     with pytest.raises(ValueError, match=r"client must have a blanket of its guarantee's epsilon = 8 or more"):
         Amplified(Louder(4, 1.0), 1000, 1e-6)
-    assert (
-        Amplified(Louder(4, 1.0, 0.9), 1000, 1e-6).guarantee
-        == Amplified(RandomizedResponse(4, 1.0), 1000, 1e-6).guarantee
-    )
+    assert Amplified(Louder(4, 1.0, 0.9), 1000, 1e-6).guarantee.epsilon < 0.5
 
 
 @pytest.mark.parametrize("local", [1.0, 3.0])
