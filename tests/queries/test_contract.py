@@ -45,7 +45,7 @@ from torchdp.randomizers import (
     StrategyMatrix,
     SubsetSelection,
 )
-from torchdp.shuffle import PoissonSum
+from torchdp.shuffle import CorrelatedSum, PoissonSum
 
 W = workloads.prefix(4).dense()
 TYPES = torch.tensor([0, 1, 1, 3]).repeat(8)
@@ -166,6 +166,40 @@ class TestShuffledQueries(Queries, Unbiased, MessageContract):
         assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
 
 
+def signed_view(law, bit, size=256):
+    """P(U = u, V = v) of the numbers of "+1" and "-1", by summing over the flood."""
+    noise = stats.nbinom(1, 1 - law.ratio).pmf(np.arange(size))
+    flood = stats.nbinom(law.flood_shape, 1 - law.flood_ratio).pmf(np.arange(size))
+    view = np.zeros((size + bit, size))
+    for both, chance in enumerate(flood):
+        view[both + bit :, both:] += chance * np.outer(noise[: size - both], noise[: size - both])
+    return view[:size].ravel()
+
+
+class TestCorrelatedQueries(Queries, Unbiased, MessageContract):
+    """One sum: the share of two of four types."""
+
+    alike = True
+    workload = torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    protocol = ShuffledQueries.calibrated(workload, CorrelatedSum, 32, 1.0, 1e-3, workload)
+
+    def loss(self, protocol):
+        """delta where a user's bit is another, of the two numbers of messages."""
+        views = signed_view(protocol.law, 0), signed_view(protocol.law, 1)
+        return max(hockey_stick(*pair, 1.0) for pair in (views, views[::-1]))
+
+    def bound(self, protocol):
+        return protocol.delta
+
+    def truth(self):
+        return self.workload @ (torch.bincount(TYPES, minlength=4).double() / len(TYPES))
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        law = self.protocol.law
+        less = dataclasses.replace(law, ratio=law.ratio**1.2)
+        assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
+
+
 class TestCentralFactorization(Queries, Unbiased, Contract):
     stacked = False
     protocol = CentralFactorization(GAMMA, 1.0, 1e-6)
@@ -225,6 +259,19 @@ class TestIntegerSums(Rounded, Unbiased, Contract):
 
     def loss(self, protocol):
         return true_epsilon(shifted(protocol, neighbours(self.extremes)), protocol.delta)
+
+
+@pytest.mark.parametrize("dim", range(1, 65))
+def test_guarantee_rows_of_ones_are_on_the_bound_and_no_longer_row_is(dim):
+    """The root of dim as a float: its square may be below dim, and the noise is that of dim."""
+    sums = IntegerSums.calibrated(dim, dim**0.5, epsilon=1.0, delta=1e-6, signed=False)
+    ones = torch.ones(1, dim, dtype=torch.int64)
+    assert sums.validate(ones) is not None and Fraction(sums.bound) ** 2 >= dim
+    assert sums.bound <= math.nextafter(dim**0.5, math.inf)
+    below = IntegerSums.calibrated(dim, dim**0.5 * (1 - 2.0**-51), epsilon=1.0, delta=1e-6) if dim > 1 else None
+    if below is not None:
+        with pytest.raises(ValueError, match="l2 norm at most bound"):
+            below.validate(ones)
 
 
 class TestIntegerHistogram(TestIntegerSums):
