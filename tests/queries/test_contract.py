@@ -1,6 +1,7 @@
 """The battery for linear queries, answered by users and by a curator, and for the losses of concepts."""
 
 import dataclasses
+import itertools
 import math
 from fractions import Fraction
 from itertools import combinations
@@ -23,6 +24,7 @@ from torchdp.protocol.rounded_sum import exact_sums
 from torchdp.queries import (
     AdaptiveOracle,
     CentralFactorization,
+    CentralLaplace,
     EnergyDistance,
     FactoredQueries,
     FittedOracle,
@@ -45,6 +47,7 @@ from torchdp.randomizers import (
     StrategyMatrix,
     SubsetSelection,
 )
+from torchdp.randomness import keyed_generator
 from torchdp.shuffle import CorrelatedSum, PoissonSum
 
 W = workloads.prefix(4).dense()
@@ -164,6 +167,48 @@ class TestShuffledQueries(Queries, Unbiased, MessageContract):
     def test_a_wrong_constant_breaks_the_guarantee(self):
         less = PoissonSum(32, 0.8 * self.protocol.law.mean)
         assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
+
+
+class TestCentralLaplace(Queries, Unbiased, Contract):
+    """Two sums that a user moves by up to 3 together: prefixes of three and, twice, of one."""
+
+    stacked = False
+    counts = torch.tensor([[1.0, 1.0, 1.0, 0.0], [2.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    workload = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    protocol = CentralLaplace(FactoredQueries.spanned(workload, counts), 1.0)
+    weaker: ClassVar = {"epsilon": 1.3}
+
+    def truth(self):
+        return self.workload @ (torch.bincount(TYPES, minlength=4).double() / len(TYPES))
+
+    def bound(self, protocol):
+        return self.protocol.guarantee.epsilon
+
+    def loss(self, protocol):
+        """The largest log ratio of two types' chances, over whole numbers on either side of both."""
+        rate = 2 * math.asinh(1 / math.sqrt(2 * protocol.noise))  # of variance 1/(2 sinh^2(rate/2))
+        ends = itertools.permutations(self.counts.mT.tolist(), 2)
+        views = list(itertools.product((-30, 30), repeat=2))
+        return max(
+            sum(rate * (abs(v - b) - abs(v - a)) for v, a, b in zip(view, one, other, strict=True))
+            for one, other in ends
+            for view in views
+        )
+
+    def test_noise_is_discrete_laplace(self):
+        """Chances in proportion to e^(-rate |z|), by a chi-squared test; of two sums no correlation."""
+        draws = keyed_generator(b"laplace")
+        tallies = self.protocol.sample_tally(torch.tensor([0, 0, 0, 5]), generator=draws, sample_shape=(20_000,))
+        noise = tallies["sum"].numpy()
+        size = np.arange(-12, 13)
+        chances = np.tanh(1 / 6) * np.exp(-np.abs(size) / 3)  # of rate 1/3
+        for column in noise.T:
+            seen = np.array([(column == z).sum() for z in size])
+            expected = chances * len(column)
+            seen = np.append(seen, len(column) - seen.sum())
+            expected = np.append(expected, len(column) - expected.sum())
+            assert stats.chisquare(seen, expected).pvalue > 1e-4
+        assert abs(np.corrcoef(noise.T)[0, 1]) < 0.03
 
 
 def signed_view(law, bit, size=256):

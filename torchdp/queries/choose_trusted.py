@@ -15,7 +15,7 @@ from torchdp.privacy import Model
 from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
 from torchdp.queries.adaptive import decoding
-from torchdp.queries.central import CentralFactorization
+from torchdp.queries.central import CentralFactorization, CentralLaplace
 from torchdp.queries.choose import CAREFUL_STRATEGY, COPIES, MARGIN, factors, ranked, shares_of
 from torchdp.queries.factored import FactoredQueries, dense
 from torchdp.queries.local import LocalFactorization
@@ -64,7 +64,8 @@ def choose_trusted(
     is all that is trusted, up to 64 types from a strategy optimised for that epsilon, in some seconds; sums of bits,
     one for each type, for each node of a binary tree, or for each query of zeros and ones, by each law of messages
     that ``torchdp.shuffle`` has and whose error is the same whatever the bits (:class:`ShuffledQueries`). Those that
-    need a curator: Gaussian noise by gamma_2, gamma_F, identity, binary tree, and on the plain answers. A note says who
+    need a curator: Gaussian noise by gamma_2, gamma_F, identity, binary tree, and on the plain answers; discrete
+    Laplace noise on the sums that are tried for a shuffler (:class:`CentralLaplace`). A note says who
     is trusted, and what one user sends. Who trusts a curator gets the curator's best where no shuffled one has less
     than 0.95 of its error.
 
@@ -96,6 +97,14 @@ def choose_trusted(
     tree = [] if _is_histogram(W) else [("binary tree", FactoredQueries.tree(W))]
     curated: list[Named] = [
         (name, CentralFactorization(one, epsilon, delta), "a curator") for name, one in (*exact, *tree)
+    ]
+    curated += [
+        (
+            f"{name}, discrete Laplace",
+            CentralLaplace(FactoredQueries.spanned(W, bits), epsilon),
+            "a curator, delta = 0",
+        )
+        for name, bits in _encoders(W)
     ]
     return Choice((*Choice(judged(curated)).candidates, *Choice(judged(shuffled)).candidates), near=CLOSE)
 
@@ -147,15 +156,24 @@ def _weakened(W: Tensor, made: StrategyMatrix, local: float) -> OracleQueries:
 
 def _sums(W: Tensor, n: int, epsilon: float, delta: float) -> Iterator[Named]:
     """Of bits, through a shuffler."""
-    every = [("sums", torch.eye(W.shape[1]).to(W))]
-    if not _is_histogram(W):  # which is its own best strategy
-        every += [("sums of a binary tree", FactoredQueries.tree(W).right), ("sums of the answers", W)]
-    for name, bits in ((name, R[(R != R[:, :1]).any(1)]) for name, R in every):  # other rows are public
+    for name, bits in _encoders(W):
+        for law in LAWS:
+            with suppress(ValueError):  # so much noise is not followed, or no delta reached
+                sums = ShuffledQueries.calibrated(W, law, n, epsilon, delta, bits)
+                yield f"{name}, {law.__name__}", sums, f"a shuffler, {sums.messages_per_user:.4g} messages"
+
+
+def _encoders(W: Tensor) -> Iterator[tuple[str, Tensor | None]]:
+    """Bits of which sums are taken: of types (None), of a binary tree, of the answers."""
+    k = W.shape[1]
+    if 1 < k <= MOST_BITS:
+        yield "sums", None
+    if _is_histogram(W):  # which is its own best strategy
+        return
+    for name, every in (("sums of a binary tree", FactoredQueries.tree(W).right), ("sums of the answers", W)):
+        bits = every[(every != every[:, :1]).any(1)]  # other rows are public
         if 0 < len(bits) <= MOST_BITS and bool(((bits == 0) | (bits == 1)).all()):
-            for law in LAWS:
-                with suppress(ValueError):  # so much noise is not followed, or no delta reached
-                    sums = ShuffledQueries.calibrated(W, law, n, epsilon, delta, bits)
-                    yield f"{name}, {law.__name__}", sums, f"a shuffler, {sums.messages_per_user:.4g} messages"
+            yield name, bits
 
 
 def _is_histogram(W: Tensor) -> bool:

@@ -97,6 +97,22 @@ class FactoredQueries(Brief):
         return cls(W, eye, W - middle[:, None], middle)
 
     @classmethod
+    def spanned(cls, workload: Tensor | Workload, bits: Tensor | None = None) -> "FactoredQueries":
+        """right = bits, (r, k), whose rows span the queries up to constants; left of least norm.
+
+        bits: None for one of each type. Raises TypeError, ValueError.
+        """
+        W = dense(workload)
+        R = torch.eye(W.shape[1]).to(W) if bits is None else checks.one_matrix("bits", bits).to(W)
+        left = W - W.mean(1, keepdim=True)
+        if bits is not None:  # of the identity the inverse changes nothing
+            left = left @ torch.linalg.pinv(R - R.mean(1, keepdim=True))
+        queries = cls(W, left, R, (W - left @ R).mean(1))
+        if bool(queries.bias.abs().max() > EVEN * W.abs().max()):
+            raise ValueError("bits must have rows that span the queries, up to constants")
+        return queries
+
+    @classmethod
     def even(cls, workload: Tensor | Workload) -> "FactoredQueries | None":
         """U S^1/2 and S^1/2 V^T of W - shift 1^T = U S V^T, shift the mean of each row; None where norms differ.
 

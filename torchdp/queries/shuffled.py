@@ -11,7 +11,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.protocol.users import alike, tensor_of, users_of
-from torchdp.queries.factored import FactoredQueries, dense, squared_distances
+from torchdp.queries.factored import FactoredQueries, squared_distances
 from torchdp.queries.protocol import FactoredProtocol
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Sensitivity
@@ -82,17 +82,12 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
         Raises TypeError, ValueError.
         """
-        W = dense(workload)
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
             raise TypeError(f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}")
-        R = torch.eye(W.shape[1]).to(W) if bits is None else checks.one_matrix("bits", bits).to(W)
-        left = W - W.mean(1, keepdim=True)
-        if bits is not None:  # of the identity the inverse changes nothing
-            left = left @ torch.linalg.pinv(R - R.mean(1, keepdim=True))
-        queries = FactoredQueries(W, left, R, (W - left @ R).mean(1))
-        if bool(queries.bias.abs().max() > 1e-9 * W.abs().max()):
-            raise ValueError("bits must have rows that span the queries, up to constants")
-        law = kind.calibrated(users, epsilon, checks.fraction("delta", delta) * ROUNDED, _moved(R), absent)
+        queries = FactoredQueries.spanned(workload, bits)
+        law = kind.calibrated(
+            users, epsilon, checks.fraction("delta", delta) * ROUNDED, _moved(queries.right), absent
+        )
         return cls(queries, law, delta, epsilon, absent)
 
     @property
@@ -122,6 +117,10 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     def heard(self, tally: Tally) -> Tensor:
         n = alike(tally.n)
         return self.law.decode(tally["total"], n) / n
+
+    @property
+    def laplace(self) -> bool:
+        return self.law.laplace
 
     @property
     def noise(self) -> float:
