@@ -112,14 +112,14 @@ def choose(
             oracles.append(("block design", StrategyMatrix.balanced(k, epsilon)))
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
-    reported = ranked([(name, decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
+    reported = ranked([(name, decoding(W, oracle)) for name, oracle in oracles], k, n, objective, prior)
     protocols: list[tuple[str, QueryProtocol]] = []
     for name, queries in _factored(W, n, epsilon, tol, reported):
         protocols += [
             (f"{name}, {kind.__name__}", LocalFactorization.calibrated(queries, epsilon=epsilon, randomizer=kind))
             for kind in BALL
         ]
-    found = ranked(protocols, n, objective, prior)
+    found = ranked(protocols, k, n, objective, prior)
     least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
     choice = _choice((*found, *reported), least, n, objective, prior)
     return choice if unbiased else fitted_choice(choice, n, objective, prior, ordered)
@@ -270,17 +270,16 @@ def shares_of(prior: Tensor | None, W: Tensor) -> Tensor | None:
 
 
 def ranked(
-    protocols: Sequence[tuple[str, P]], n: int, objective: Objective, prior: Tensor | None
+    protocols: Sequence[tuple[str, P]], types: int, n: int, objective: Objective, prior: Tensor | None
 ) -> tuple[Candidate[P], ...]:
-    """With the error on the worst data and on flat data, or on data like the prior."""
+    """With the error on the worst data and on flat data of so many types, or on data like the prior."""
     found = []
     for name, one in protocols:
         if prior is not None:
             found.append(Candidate(name, one, _root_of(objective, one.predicted_mse(prior * n))))
             continue
         worst = math.sqrt(float(one.worst_mse(n, objective)))
-        k = one.workload.shape[1] if isinstance(one, QueryProtocol) else one.client.workload.shape[1]
-        flat = torch.full((k,), n / k, dtype=torch.float64)
+        flat = torch.full((types,), n / types, dtype=torch.float64)
         found.append(Candidate(name, one, worst, flat=_root_of(objective, one.predicted_mse(flat))))
     return tuple(found)
 

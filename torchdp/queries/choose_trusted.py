@@ -91,7 +91,7 @@ def choose_trusted(
     note = "a shuffler, one message at epsilon {:.3g}"
     shuffled: list[Named] = [(name, one, note.format(one.client.guarantee.epsilon)) for name, one in crowds]
     shuffled += _sums(W, n, epsilon, delta)
-    judged = partial(_judged, n=n, objective=objective, prior=prior)
+    judged = partial(_judged, types=W.shape[1], n=n, objective=objective, prior=prior)
     if trust is Model.SHUFFLE:
         return Choice(judged(shuffled))
     tree = [] if _is_histogram(W) else [("binary tree", FactoredQueries.tree(W))]
@@ -110,9 +110,9 @@ def choose_trusted(
 
 
 def _judged(
-    named: list[Named], n: int, objective: Objective, prior: Tensor | None
+    named: list[Named], types: int, n: int, objective: Objective, prior: Tensor | None
 ) -> tuple[Candidate[Trusted], ...]:
-    found = ranked([(name, one) for name, one, _ in named], n, objective, prior)
+    found = ranked([(name, one) for name, one, _ in named], types, n, objective, prior)
     return tuple(replace(one, note=note) for one, (*_, note) in zip(found, named, strict=True))
 
 

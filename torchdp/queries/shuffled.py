@@ -52,7 +52,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         least, most = self.law.variance(torch.tensor([0, self.law.users])).tolist()
         if least != most:
             raise ValueError(
-                f"law must be of one variance whatever the bits, not {type(self.law).__name__}: errors of answers are "
+                f"kind must have one variance whatever the bits, not that of {type(self.law).__name__}: errors are "
                 "those of the noise alone; take CorrelatedSum"
             )
         checks.keep(self, delta=checks.fraction)
