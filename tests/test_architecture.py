@@ -14,11 +14,14 @@ from torchdp.protocol import Protocol
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOOR = set(
-    "batch brief checks descent description draws grid memory noise randomness root rounded simplex text "
+    "batch brief checks descent description discrete_laplace draws grid memory noise randomness root rounded simplex "
+    "text "
     "threads".split()
 )
 MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "batch": {"checks"},
+    "checks": {"memory"},
+    "discrete_laplace": {"draws", "kernels", "rounded"},
     "draws": {"checks"},
     "noise": {"checks", "draws", "kernels"},
     "rounded": {"checks", "draws", "kernels"},

@@ -28,7 +28,7 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("batches.md", 4): r"torch\.Size\(\[20\]\) torch\.Size\(\[20\]\) True",
     ("budget.md", 0): r"(tensor\(.*\n){3}guarantee spends more[^\n]*\ncentral.*at most epsilon = 0\.8[\s\S]*Event",
     ("choosing.md", 0): HEAD
-    + r"optimised strategy[\s\S]*local.*exactly.*\ncandidate.*\ngamma_2 +0\.0008\d+ +a curator"
+    + r"optimised strategy[\s\S]*local.*exactly.*\ncandidate.*\nsums, discrete Laplace +0\.0005[56]\d* +a curator"
     r"[\s\S]*\n +10000 users: 0\.02.*\n.*0\.00",
     ("choosing.md", 1): r"8 bins: at most 0\.\d+\n16 bins[\s\S]*64 bins: at most 0\.\d+\n$",
     ("densities.md", 0): r"candidate[\s\S]* waves[\s\S]*at most epsilon = 1, delta = 1e-06",

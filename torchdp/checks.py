@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchdp.memory import numbers_that_fit
+
 LARGEST = 1e150  # the square of a number up to here is finite, the square of its inverse is no zero
 MOST = 2**53  # whole numbers up to here are exact in float64
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -75,10 +77,22 @@ def count(name: str, value: int) -> int:
     return integer(name, value, 1)
 
 
-def fits(name: str, *sizes: int, most: int = 2**34) -> None:
-    """Refuses a tensor of more than ``most`` numbers before it is asked for. Raises ValueError."""
-    if math.prod(sizes) > most:
-        raise ValueError(f"{name} would hold {' x '.join(map(str, sizes))} numbers, over {most}; ask for less")
+def fits(name: str, *sizes: int, most: int | None = None, copies: int = 1, remedy: str = "ask for less") -> None:
+    """Refuses a tensor that is too large before it is asked for. Raises ValueError.
+
+    Args:
+        name: of the tensor, or of the argument that decides its size.
+        sizes: of its dimensions.
+        most: numbers that it may hold; None: as many as the free memory has room for (``memory.numbers_that_fit``).
+        copies: of its size that the call holds at the same time.
+        remedy: what to do instead.
+    """
+    numbers = math.prod(sizes)
+    room = numbers_that_fit(copies) if most is None else most
+    if numbers > room:
+        shape = " x ".join(map(str, sizes))
+        of_copies = f", {copies} times" if copies > 1 else ""
+        raise ValueError(f"{name} would hold {shape} numbers{of_copies}, over {room}; {remedy}")
 
 
 def shaped(

@@ -19,6 +19,8 @@ from torchdp.brief import Brief
 
 Where: TypeAlias = torch.device | str | None
 MOST_BITS = 32  # 2^d types, d numbers for each
+COPIES = 3  # of a matrix, while it is made
+REMEDY = "take factorization.MarginalFactorization(d, order), which is never formed"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class RunningSums(Brief):
 def _side(k: int) -> int:
     """k, where a k x k matrix can be asked for. Raises ValueError."""
     k = checks.integer("k", k, 1)
-    checks.fits("W", k, k)
+    remedy = "randomizers.HadamardResponse(k, epsilon) takes histograms, RunningSums(k) prefix sums, of more types"
+    checks.fits("W", k, k, copies=COPIES, remedy=remedy)
     return k
 
 
@@ -132,7 +135,7 @@ def prefix(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) 
 def all_ranges(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """All ranges: one row 1[a <= j <= b] for each 0 <= a <= b < k, of shape (k (k + 1) / 2, k)."""
     k = checks.integer("k", k, 1)
-    checks.fits("all_ranges", k * (k + 1) // 2, k)
+    checks.fits("all_ranges", k * (k + 1) // 2, k, copies=COPIES)
     low, high = torch.triu_indices(k, k, device=device)
     types = torch.arange(k, device=device)
     return Workload("all ranges", (((low[:, None] <= types) & (types <= high[:, None])).to(dtype),))
@@ -182,7 +185,7 @@ def unequal(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None)
 def parities(d: int, order: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
     """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape (sets, 2^d)."""
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
-    checks.fits("parities", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d)
+    checks.fits("parities", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d, copies=COPIES)
     bits = _bits(d, device)
     sets = bits[bits.sum(1) <= order]  # a set of bits, coded like a type
     return Workload("parities", ((1 - 2 * (sets @ bits.T % 2)).to(dtype),))
@@ -196,7 +199,9 @@ def marginals(d: int, order: int, *, dtype: torch.dtype = torch.float64, device:
     Source: Edmonds, Nikolov, Ullman (2020), Corollary 6, who call them marginal queries.
     """
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
-    checks.fits("marginals", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d)
+    checks.fits(
+        "marginals", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d, copies=COPIES, remedy=REMEDY
+    )
     bits = _bits(d, device)
     sets = bits[bits.sum(1) <= order]
     return Workload("marginals", ((sets @ bits.T == sets.sum(1, keepdim=True)).to(dtype),))
@@ -213,7 +218,7 @@ def marginal_tables(d: int, order: int, *, dtype: torch.dtype = torch.float64, d
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 1)
     if order > d:
         raise ValueError(f"order must be at most d = {d}, not {order}")
-    checks.fits("marginal_tables", math.comb(d, order) * 2**order, 2**d)
+    checks.fits("marginal_tables", math.comb(d, order) * 2**order, 2**d, copies=COPIES, remedy=REMEDY)
     sets = torch.combinations(torch.arange(d, device=device), order)
     place = 2 ** torch.arange(order, device=device)
     cell = (_bits(d, device).long()[:, sets] * place).sum(-1).T  # (sets, 2^d): where x lies in the table of S

@@ -1,6 +1,7 @@
 """The battery for linear queries, answered by users and by a curator, and for the losses of concepts."""
 
 import dataclasses
+import itertools
 import math
 from fractions import Fraction
 from itertools import combinations
@@ -23,6 +24,7 @@ from torchdp.protocol.rounded_sum import exact_sums
 from torchdp.queries import (
     AdaptiveOracle,
     CentralFactorization,
+    CentralLaplace,
     EnergyDistance,
     FactoredQueries,
     FittedOracle,
@@ -45,7 +47,8 @@ from torchdp.randomizers import (
     StrategyMatrix,
     SubsetSelection,
 )
-from torchdp.shuffle import PoissonSum
+from torchdp.randomness import keyed_generator
+from torchdp.shuffle import CorrelatedSum, PoissonSum
 
 W = workloads.prefix(4).dense()
 TYPES = torch.tensor([0, 1, 1, 3]).repeat(8)
@@ -166,6 +169,82 @@ class TestShuffledQueries(Queries, Unbiased, MessageContract):
         assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
 
 
+class TestCentralLaplace(Queries, Unbiased, Contract):
+    """Two sums that a user moves by up to 3 together: prefixes of three and, twice, of one."""
+
+    stacked = False
+    counts = torch.tensor([[1.0, 1.0, 1.0, 0.0], [2.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    workload = torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    protocol = CentralLaplace(FactoredQueries.spanned(workload, counts), 1.0)
+    weaker: ClassVar = {"epsilon": 1.3}
+
+    def truth(self):
+        return self.workload @ (torch.bincount(TYPES, minlength=4).double() / len(TYPES))
+
+    def bound(self, protocol):
+        return self.protocol.guarantee.epsilon
+
+    def loss(self, protocol):
+        """The largest log ratio of two types' chances, over whole numbers on either side of both."""
+        rate = 2 * math.asinh(1 / math.sqrt(2 * protocol.noise))  # of variance 1/(2 sinh^2(rate/2))
+        ends = itertools.permutations(self.counts.mT.tolist(), 2)
+        views = list(itertools.product((-30, 30), repeat=2))
+        return max(
+            sum(rate * (abs(v - b) - abs(v - a)) for v, a, b in zip(view, one, other, strict=True))
+            for one, other in ends
+            for view in views
+        )
+
+    def test_noise_is_discrete_laplace(self):
+        """Chances in proportion to e^(-rate |z|), by a chi-squared test; of two sums no correlation."""
+        draws = keyed_generator(b"laplace")
+        tallies = self.protocol.sample_tally(torch.tensor([0, 0, 0, 5]), generator=draws, sample_shape=(20_000,))
+        noise = tallies["sum"].numpy()
+        size = np.arange(-12, 13)
+        chances = np.tanh(1 / 6) * np.exp(-np.abs(size) / 3)  # of rate 1/3
+        for column in noise.T:
+            seen = np.array([(column == z).sum() for z in size])
+            expected = chances * len(column)
+            seen = np.append(seen, len(column) - seen.sum())
+            expected = np.append(expected, len(column) - expected.sum())
+            assert stats.chisquare(seen, expected).pvalue > 1e-4
+        assert abs(np.corrcoef(noise.T)[0, 1]) < 0.03
+
+
+def signed_view(law, bit, size=256):
+    """P(U = u, V = v) of the numbers of "+1" and "-1", by summing over the flood."""
+    noise = stats.nbinom(1, 1 - law.ratio).pmf(np.arange(size))
+    flood = stats.nbinom(law.flood_shape, 1 - law.flood_ratio).pmf(np.arange(size))
+    view = np.zeros((size + bit, size))
+    for both, chance in enumerate(flood):
+        view[both + bit :, both:] += chance * np.outer(noise[: size - both], noise[: size - both])
+    return view[:size].ravel()
+
+
+class TestCorrelatedQueries(Queries, Unbiased, MessageContract):
+    """One sum: the share of two of four types."""
+
+    alike = True
+    workload = torch.tensor([[1.0, 0.0, 0.0, 1.0]], dtype=torch.float64)
+    protocol = ShuffledQueries.calibrated(workload, CorrelatedSum, 32, 1.0, 1e-3, workload)
+
+    def loss(self, protocol):
+        """delta where a user's bit is another, of the two numbers of messages."""
+        views = signed_view(protocol.law, 0), signed_view(protocol.law, 1)
+        return max(hockey_stick(*pair, 1.0) for pair in (views, views[::-1]))
+
+    def bound(self, protocol):
+        return protocol.delta
+
+    def truth(self):
+        return self.workload @ (torch.bincount(TYPES, minlength=4).double() / len(TYPES))
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        law = self.protocol.law
+        less = dataclasses.replace(law, ratio=law.ratio**1.2)
+        assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
+
+
 class TestCentralFactorization(Queries, Unbiased, Contract):
     stacked = False
     protocol = CentralFactorization(GAMMA, 1.0, 1e-6)
@@ -225,6 +304,19 @@ class TestIntegerSums(Rounded, Unbiased, Contract):
 
     def loss(self, protocol):
         return true_epsilon(shifted(protocol, neighbours(self.extremes)), protocol.delta)
+
+
+@pytest.mark.parametrize("dim", range(1, 65))
+def test_guarantee_rows_of_ones_are_on_the_bound_and_no_longer_row_is(dim):
+    """The root of dim as a float: its square may be below dim, and the noise is that of dim."""
+    sums = IntegerSums.calibrated(dim, dim**0.5, epsilon=1.0, delta=1e-6, signed=False)
+    ones = torch.ones(1, dim, dtype=torch.int64)
+    assert sums.validate(ones) is not None and Fraction(sums.bound) ** 2 >= dim
+    assert sums.bound <= math.nextafter(dim**0.5, math.inf)
+    below = IntegerSums.calibrated(dim, dim**0.5 * (1 - 2.0**-51), epsilon=1.0, delta=1e-6) if dim > 1 else None
+    if below is not None:
+        with pytest.raises(ValueError, match="l2 norm at most bound"):
+            below.validate(ones)
 
 
 class TestIntegerHistogram(TestIntegerSums):

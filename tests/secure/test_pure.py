@@ -12,9 +12,10 @@ import torch
 from contract import MessageContract
 from laws import generator
 
+from torchdp import discrete_laplace
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
-from torchdp.secure import FrameError, PureSecureSketch, discrete_laplace
+from torchdp.secure import FrameError, PureSecureSketch
 from torchdp.secure.servers import check_members
 from torchdp.sketching import AdaptiveCoalition, Sketch, ones
 

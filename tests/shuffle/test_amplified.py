@@ -117,10 +117,10 @@ def by_counts(blanket, epsilon, n):
     r, both = math.exp(blanket.epsilon), blanket.both
     alone, e = blanket.member - both, math.exp(epsilon)
     rest = (r - 1) * blanket.member
-    mass = [alone, alone, both, 1 - rest - 2 * alone - both, rest]
+    mass = np.array([alone, alone, both, max(1 - rest - 2 * alone - both, 0.0), rest])
     value = np.array([r - e, 1 - r * e, r * (1 - e), 1 - e, 0.0])
     counts = np.array([c for c in itertools.product(range(n + 1), repeat=5) if sum(c) == n])
-    return float(multinomial.pmf(counts, n, mass) @ np.maximum(counts @ value, 0)) / n
+    return float(multinomial.pmf(counts, n, mass / mass.sum()) @ np.maximum(counts @ value, 0)) / n
 
 
 def by_binomials(local, epsilon, n):
@@ -328,3 +328,64 @@ def test_guarantee_relays_send_what_their_client_sends():
 def test_a_crowd_of_noise_with_a_delta_is_refused():
     with pytest.raises(ValueError, match="client must be private by each message alone"):
         Amplified(GaussianVector(4, 1.0, delta=1e-6), 100, 1e-6)
+
+
+def chances(member, both, epsilon):
+    """Of one large set alone, of another alone, of both, of neither, and of the user's own rest."""
+    rest = math.expm1(epsilon) * member
+    return np.array([member - both, member - both, both, 1 - rest - 2 * member + both, rest])
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 3.0, 12.0])
+def test_guarantee_chances_of_a_blanket_add_up(epsilon):
+    """For any share, the default both = 0 included: no chance is below 0, and no delta is below that of one set."""
+    for share in (0.1, 0.4999, 0.5, 0.51, 0.9, 0.999):
+        blanket = Blanket.two_level(epsilon, share)
+        found = chances(blanket.member, blanket.both, epsilon)
+        assert found.min() > -1e-15 and math.isclose(found.sum(), 1.0, rel_tol=1e-15)
+        assert (chances(blanket.member, 0.0, epsilon).min() < -1e-9) == (share > 0.5)  # the control
+        assert blanket.both >= Blanket.two_level(epsilon, share, max(0.0, 2 * share - 1)).both * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9])
+@pytest.mark.parametrize("n", [2, 8])
+def test_guarantee_large_sets_are_bounded_by_all_counts(share, n):
+    """The same measure of sets, all ways to fall on them counted; two sets above a half share something."""
+    blanket = Blanket.two_level(0.5, share)
+    for epsilon in (0.0, 0.1, 0.4):
+        assert 1 <= blanket_delta(blanket, epsilon, n) / by_counts(blanket, epsilon, n) < 1.05
+
+
+def test_a_set_more_likely_than_one_is_refused():
+    with pytest.raises(ValueError, match=r"member must be at most e\^-epsilon = 0.367879"):
+        Blanket(1.0, 0.4)
+    assert Blanket(1.0, math.exp(-1.0)).both == math.exp(-1.0)  # where all is in the set, so is the other's
+
+
+@dataclasses.dataclass(frozen=True)
+class Louder(RandomizedResponse):
+    """States a guarantee of its own, and keeps the blanket of another."""
+
+    stated: float = 8.0
+
+    @property
+    def guarantee(self):
+        return dataclasses.replace(super().guarantee, epsilon=self.stated)
+
+    @property
+    def blanket(self):
+        return RandomizedResponse(self.k, self.epsilon).blanket
+
+
+def test_guarantee_a_blanket_of_less_than_the_guarantee_hides_nobody():
+    with pytest.raises(ValueError, match=r"client must have a blanket of its guarantee's epsilon = 8 or more"):
+        Amplified(Louder(4, 1.0), 1000, 1e-6)
+    assert Amplified(Louder(4, 1.0, 0.9), 1000, 1e-6).guarantee.epsilon < 0.5
+
+
+@pytest.mark.parametrize("local", [1.0, 3.0])
+def test_guarantee_two_types_in_any_crowd(local):
+    """The exact curve is of up to 2^20 users: no crowd is refused, and no larger one costs more."""
+    users = (2**20 - 1, 2**20, 2**20 + 1, 2**21, 10**7, 10**9, 10**12)
+    found = [Amplified(RandomizedResponse(2, local), n, 1e-9).guarantee.epsilon for n in users]
+    assert all(more <= fewer * (1 + 1e-6) for fewer, more in itertools.pairwise(found)) and found[-1] < 1e-4

@@ -25,14 +25,21 @@ from torch import Tensor
 
 from torchdp import checks
 
+ROUNDING = 2.0**-40  # of the logarithm of a chance that may be 1
+
 
 @dataclass(frozen=True)
 class Blanket:
     """Chances are c(y), or e^epsilon c(y) on the large set of what is held; c measures sets.
 
-    member: of a large set, the same for all that users may hold, since chances add up to 1. both:
-    of what two of them share, at least. bit: whether the message is no more than the user's own
-    bit, kept or flipped. Raises ValueError.
+    Args:
+        epsilon: log of the ratio, positive.
+        member: c of a large set, the same for all that users may hold, since chances add up to 1; at most e^-epsilon.
+        both: c of what two large sets share, at least. c measures gamma = 1 - (e^epsilon - 1) member in all, so that
+            two sets share 2 member - gamma or more: a smaller number is raised to this.
+        bit: whether the message is no more than the user's own bit, kept or flipped.
+
+    Raises ValueError.
 
     Guarantees: each message is that of such a randomizer, or a function of it.
     """
@@ -46,6 +53,14 @@ class Blanket:
         checks.keep(self, epsilon=checks.positive, member=checks.fraction, both=checks.non_negative)
         if self.both > self.member:
             raise ValueError(f"both must be at most member = {self.member!r}, not {self.both!r}")
+        if self.epsilon + math.log(self.member) > ROUNDING:
+            raise ValueError(
+                f"member must be at most e^-epsilon = {math.exp(-self.epsilon):.6g}, not {self.member!r}: a large set "
+                "would have a chance above 1"
+            )
+        # member e^epsilon is at most 1, so that nothing overflows; what two sets leave out is not below 0.
+        least_shared = self.member + math.exp(self.epsilon + math.log(self.member)) - 1
+        object.__setattr__(self, "both", min(max(self.both, least_shared), self.member))
 
     @staticmethod
     def two_level(
@@ -56,12 +71,13 @@ class Blanket:
         Args:
             epsilon: log of the ratio, or more.
             share: the measure of a set, of 1 in all, the same for all that users may hold.
-            both: of what two sets share, at least; 0 is safe.
+            both: of what two sets share, at least; 0 is safe, and raised to 2 share - 1.
             always: of what lies in every set: there c is large, and tells nothing.
             bit: see the class.
         """
         low = 1 / (1 + share * math.expm1(min(epsilon, 700.0)))
-        return Blanket(epsilon, low * (share - always), low * max(both - always, 0.0), bit)
+        shared = max(both, 2 * share - 1)
+        return Blanket(epsilon, low * (share - always), low * max(shared - always, 0.0), bit)
 
     @staticmethod
     def unknown(epsilon: float) -> "Blanket":

@@ -14,12 +14,16 @@ EQUAL = 1e-3  # relative difference of errors that does not count
 
 @dataclass(frozen=True)
 class Candidate(Brief, Generic[T]):
-    """A protocol, its predicted error (of a mean square the root), and what else there is to say of it."""
+    """A protocol, its predicted error (of a mean square the root), and what else there is to say of it.
+
+    flat: the error where all types are equally frequent, if ``error`` is on the worst data; None: not known.
+    """
 
     name: str
     protocol: T  # a Protocol; in training, a plan
     error: float
     note: str = ""
+    flat: float | None = None
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Choice(Brief, Generic[T]):
 
     Errors that differ by no more than about 0.1 % count as equal: of these the one that was named first comes first.
     bound: no unbiased protocol of this privacy has lower error; None: unknown. near: those with error at most so much
-    more than the least, relatively, come first of all, as they were named.
+    more than the least, relatively, come first of all, as they were named. The table shows the errors on flat data
+    beside those on the worst where another candidate has less there than the first.
     """
 
     candidates: tuple[Candidate[T], ...]
@@ -53,10 +58,21 @@ class Choice(Brief, Generic[T]):
         """The protocol of the first candidate."""
         return self.candidates[0].protocol
 
+    @property
+    def _disagree(self) -> bool:
+        """Whether another candidate than the first has less error on flat data."""
+        flat = [one.flat for one in self.candidates if one.flat is not None]
+        first = self.candidates[0].flat
+        return first is not None and _rank(first) > _rank(min(flat))
+
     def __str__(self) -> str:
         width = max(len("lower bound"), *(len(one.name) for one in self.candidates))
-        lines = [f"{'candidate':<{width}}  predicted error"]
-        lines += [f"{c.name:<{width}}  {c.error:<10.6g}  {c.note}".rstrip() for c in self.candidates]
+        disagree = self._disagree
+        lines = [f"{'candidate':<{width}}  predicted error" + "  on flat data" * disagree]
+        for one in self.candidates:
+            flat = "" if one.flat is None else f"{one.flat:.6g}"
+            error = f"{one.error:<15.6g}  {flat:<12}" if disagree else f"{one.error:<10.6g}"
+            lines.append(f"{one.name:<{width}}  {error}  {one.note}".rstrip())
         least = "none known" if self.bound is None else f"{self.bound:<10.6g}  for unbiased estimators"
         return "\n".join([*lines, f"{'lower bound':<{width}}  {least}"])
 
@@ -65,9 +81,15 @@ class Choice(Brief, Generic[T]):
         return {"best": best.name, "error": best.error, "bound": self.bound, "candidates": len(self.candidates)}
 
     def _repr_html_(self) -> str:
-        rows = [(one.name, one.error, one.note) for one in self.candidates]
-        last = ("lower bound for unbiased estimators", "none known" if self.bound is None else self.bound, "")
-        return html_table([*rows, last], ("candidate", "predicted error", "note"))
+        bound: object = "none known" if self.bound is None else self.bound
+        head = ["candidate", "predicted error", "note"]
+        rows: list[list[object]] = [[one.name, one.error, one.note] for one in self.candidates]
+        rows.append(["lower bound for unbiased estimators", bound, ""])
+        if self._disagree:
+            head.insert(2, "on flat data")
+            for row, flat in zip(rows, [*(one.flat for one in self.candidates), None], strict=True):
+                row.insert(2, "" if flat is None else flat)
+        return html_table(rows, head)
 
 
 def _rank(error: float) -> float:

@@ -4,7 +4,7 @@
     >>> from torchdp import queries, workloads
     >>> choice = queries.choose_trusted(workloads.prefix(8), n=1_000, epsilon=1.0, delta=1e-6)
     >>> choice.candidates[0].name
-    'gamma_2'
+    'sums, discrete Laplace'
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
     torch.Size([8])
 
@@ -24,7 +24,7 @@ Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Maz
 
 from torchdp.queries.adaptive import AdaptiveOracle
 from torchdp.queries.bound import lower_bound
-from torchdp.queries.central import CentralFactorization
+from torchdp.queries.central import CentralFactorization, CentralLaplace
 from torchdp.queries.choose import choose
 from torchdp.queries.choose_trusted import choose_trusted
 from torchdp.queries.concepts import ConceptClass, conjunctions, parities, stumps, thresholds
@@ -43,6 +43,7 @@ from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, Me
 __all__ = [
     "AdaptiveOracle",
     "CentralFactorization",
+    "CentralLaplace",
     "ConceptClass",
     "Correlation",
     "EnergyDistance",

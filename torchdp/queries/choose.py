@@ -32,6 +32,8 @@ from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
+# Of W, in a quarter of the free memory: at the peak about twice as many are held.
+COPIES = 16
 BALL: tuple[Callable[[int, float, float], BallRandomizer], ...] = (PrivUnit, PrivUnitG)
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 FACTORED = 1024  # the smaller side of W up to which it is factorized: an iteration takes half a minute at 4,096
@@ -94,7 +96,8 @@ def choose(
     Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance; Cormode, Kulkarni, Srivastava
     (2018), InpHT, for parities.
     """
-    W, epsilon = dense(workload), checks.positive("epsilon", epsilon)
+    W = dense(workload, COPIES)
+    epsilon = checks.positive("epsilon", epsilon)
     objective = checks.instance("objective", objective, Objective)
     n, prior = checks.integer("n", n, 1), shares_of(prior, W)
     unbiased, ordered = (checks.instance("unbiased and ordered", each, bool) for each in (unbiased, ordered))
@@ -109,14 +112,14 @@ def choose(
             oracles.append(("block design", StrategyMatrix.balanced(k, epsilon)))
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
-    reported = ranked([(name, decoding(W, oracle)) for name, oracle in oracles], n, objective, prior)
+    reported = ranked([(name, decoding(W, oracle)) for name, oracle in oracles], k, n, objective, prior)
     protocols: list[tuple[str, QueryProtocol]] = []
     for name, queries in _factored(W, n, epsilon, tol, reported):
         protocols += [
             (f"{name}, {kind.__name__}", LocalFactorization.calibrated(queries, epsilon=epsilon, randomizer=kind))
             for kind in BALL
         ]
-    found = ranked(protocols, n, objective, prior)
+    found = ranked(protocols, k, n, objective, prior)
     least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
     choice = _choice((*found, *reported), least, n, objective, prior)
     return choice if unbiased else fitted_choice(choice, n, objective, prior, ordered)
@@ -147,6 +150,9 @@ def _choice(
 
 def factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
     """Exact ones: of gamma_2 and gamma_F, the identity and the plain answers."""
+    even = FactoredQueries.even(W)
+    if even is not None:
+        return (("gamma_2", even), *_given(W))  # of gamma_F too
     return (
         ("gamma_2", FactoredQueries.of(W, factorize(W, math.inf, shift=True, tol=tol))),
         ("gamma_F", FactoredQueries.of(W, factorize(W, 2.0, shift=True, tol=tol))),
@@ -264,9 +270,19 @@ def shares_of(prior: Tensor | None, W: Tensor) -> Tensor | None:
 
 
 def ranked(
-    protocols: Sequence[tuple[str, P]], n: int, objective: Objective, prior: Tensor | None
+    protocols: Sequence[tuple[str, P]], types: int, n: int, objective: Objective, prior: Tensor | None
 ) -> tuple[Candidate[P], ...]:
-    def mse(one: P) -> Tensor:
-        return one.worst_mse(n, objective) if prior is None else objective.of(one.predicted_mse(prior * n))
+    """With the error on the worst data and on flat data of so many types, or on data like the prior."""
+    found = []
+    for name, one in protocols:
+        if prior is not None:
+            found.append(Candidate(name, one, _root_of(objective, one.predicted_mse(prior * n))))
+            continue
+        worst = math.sqrt(float(one.worst_mse(n, objective)))
+        flat = torch.full((types,), n / types, dtype=torch.float64)
+        found.append(Candidate(name, one, worst, flat=_root_of(objective, one.predicted_mse(flat))))
+    return tuple(found)
 
-    return tuple(Candidate(name, one, math.sqrt(float(mse(one)))) for name, one in protocols)
+
+def _root_of(objective: Objective, mse: Tensor) -> float:
+    return math.sqrt(float(objective.of(mse)))

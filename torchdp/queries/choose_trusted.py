@@ -5,16 +5,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from inspect import isabstract
 
 import torch
 from torch import Tensor
 
-from torchdp import checks
+from torchdp import checks, shuffle
 from torchdp.privacy import Model
 from torchdp.protocol import Choice, Objective
+from torchdp.protocol.choice import Candidate
 from torchdp.queries.adaptive import decoding
-from torchdp.queries.central import CentralFactorization
-from torchdp.queries.choose import CAREFUL_STRATEGY, MARGIN, factors, ranked, shares_of
+from torchdp.queries.central import CentralFactorization, CentralLaplace
+from torchdp.queries.choose import CAREFUL_STRATEGY, COPIES, MARGIN, factors, ranked, shares_of
 from torchdp.queries.factored import FactoredQueries, dense
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import KINDS, OracleQueries
@@ -23,12 +25,19 @@ from torchdp.queries.shuffled import ShuffledQueries
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomness import keyed_generator
-from torchdp.shuffle import Amplified, BoundedSum, PoissonSum
+from torchdp.shuffle import Amplified
+from torchdp.shuffle.laws import MessageLaw
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 MOST_BITS = 4096  # sums of bits that a user takes part in
-LAWS = PoissonSum, BoundedSum
+# All that the package exports for messages: a new one is a candidate without more.
+LAWS: tuple[type[MessageLaw], ...] = tuple(
+    law
+    for law in (getattr(shuffle, name) for name in shuffle.__all__)
+    if isinstance(law, type) and issubclass(law, MessageLaw) and not isabstract(law)
+)
+CLOSE = 0.05  # of error: so much more is worth a curator, who is trusted in any case, in the place of a shuffler
 ROUNDS = 2  # of strategy optimisation
 Trusted = QueryProtocol | Amplified
 Named = tuple[str, Trusted, str]
@@ -53,9 +62,12 @@ def choose_trusted(
     Candidates that need a shuffler: one message of each user, at the local epsilon that a crowd of n hides
     (:class:`~torchdp.shuffle.Amplified`), from each frequency oracle, from PrivUnit with gamma_2 and, where a shuffler
     is all that is trusted, up to 64 types from a strategy optimised for that epsilon, in some seconds; sums of bits,
-    one for each type, for each node of a binary tree, or for each query of zeros and ones, by Poisson and by bounded
-    noise (:class:`ShuffledQueries`). Those that need a curator: Gaussian noise by gamma_2, gamma_F, identity, binary
-    tree, and on the plain answers. A note says who is trusted, and what one user sends.
+    one for each type, for each node of a binary tree, or for each query of zeros and ones, by each law of messages
+    that ``torchdp.shuffle`` has and whose error is the same whatever the bits (:class:`ShuffledQueries`). Those that
+    need a curator: Gaussian noise by gamma_2, gamma_F, identity, binary tree, and on the plain answers; discrete
+    Laplace noise on the sums that are tried for a shuffler (:class:`CentralLaplace`). A note says who
+    is trusted, and what one user sends. Who trusts a curator gets the curator's best where no shuffled one has less
+    than 0.95 of its error.
 
     trust: ``Model.CENTRAL`` or ``Model.SHUFFLE``, the most that is trusted; delta in (0, 1); the others as in
     :func:`choose`. Raises TypeError, ValueError.
@@ -63,7 +75,8 @@ def choose_trusted(
     Source: Edmonds, Nikolov, Ullman (2020), section 2.5; Li, Hay, Rastogi, Miklau, McGregor (2010); Balle, Bell,
     Gascon, Nissim (2019).
     """
-    W, objective = dense(workload), checks.instance("objective", objective, Objective)
+    W = dense(workload, COPIES)
+    objective = checks.instance("objective", objective, Objective)
     n, prior = checks.integer("n", n, 1), shares_of(prior, W)
     epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
     if checks.instance("trust", trust, Model) not in (Model.CENTRAL, Model.SHUFFLE):
@@ -76,13 +89,31 @@ def choose_trusted(
         with suppress(ValueError):  # beyond the epsilons of strategies
             crowds.append(("optimised strategy", _optimised(W, dict(crowds)["SubsetSelection"], prior)))
     note = "a shuffler, one message at epsilon {:.3g}"
-    named: list[Named] = [(name, one, note.format(one.client.guarantee.epsilon)) for name, one in crowds]
-    named += _sums(W, n, epsilon, delta)
-    if trust is Model.CENTRAL:
-        every = (*exact, ("binary tree", FactoredQueries.tree(W)))
-        named += [(name, CentralFactorization(one, epsilon, delta), "a curator") for name, one in every]
-    found = ranked([(name, one) for name, one, _ in named], n, objective, prior)
-    return Choice(tuple(replace(one, note=note) for one, (*_, note) in zip(found, named, strict=True)))
+    shuffled: list[Named] = [(name, one, note.format(one.client.guarantee.epsilon)) for name, one in crowds]
+    shuffled += _sums(W, n, epsilon, delta)
+    judged = partial(_judged, types=W.shape[1], n=n, objective=objective, prior=prior)
+    if trust is Model.SHUFFLE:
+        return Choice(judged(shuffled))
+    tree = [] if _is_histogram(W) else [("binary tree", FactoredQueries.tree(W))]
+    curated: list[Named] = [
+        (name, CentralFactorization(one, epsilon, delta), "a curator") for name, one in (*exact, *tree)
+    ]
+    curated += [
+        (
+            f"{name}, discrete Laplace",
+            CentralLaplace(FactoredQueries.spanned(W, bits), epsilon),
+            "a curator, delta = 0",
+        )
+        for name, bits in _encoders(W)
+    ]
+    return Choice((*Choice(judged(curated)).candidates, *Choice(judged(shuffled)).candidates), near=CLOSE)
+
+
+def _judged(
+    named: list[Named], types: int, n: int, objective: Objective, prior: Tensor | None
+) -> tuple[Candidate[Trusted], ...]:
+    found = ranked([(name, one) for name, one, _ in named], types, n, objective, prior)
+    return tuple(replace(one, note=note) for one, (*_, note) in zip(found, named, strict=True))
 
 
 def _crowds(W: Tensor, exact: FactoredQueries, n: int, epsilon: float, delta: float) -> Iterator[Crowd]:
@@ -125,12 +156,25 @@ def _weakened(W: Tensor, made: StrategyMatrix, local: float) -> OracleQueries:
 
 def _sums(W: Tensor, n: int, epsilon: float, delta: float) -> Iterator[Named]:
     """Of bits, through a shuffler."""
-    every = [("sums", torch.eye(W.shape[1]).to(W)), ("sums of a binary tree", FactoredQueries.tree(W).right)]
-    if not torch.equal(W, every[0][1]):
-        every.append(("sums of the answers", W))
-    for name, bits in ((name, R[(R != R[:, :1]).any(1)]) for name, R in every):  # other rows are public
+    for name, bits in _encoders(W):
+        for law in LAWS:
+            with suppress(ValueError):  # so much noise is not followed, or no delta reached
+                sums = ShuffledQueries.calibrated(W, law, n, epsilon, delta, bits)
+                yield f"{name}, {law.__name__}", sums, f"a shuffler, {sums.messages_per_user:.4g} messages"
+
+
+def _encoders(W: Tensor) -> Iterator[tuple[str, Tensor | None]]:
+    """Bits of which sums are taken: of types (None), of a binary tree, of the answers."""
+    k = W.shape[1]
+    if 1 < k <= MOST_BITS:
+        yield "sums", None
+    if _is_histogram(W):  # which is its own best strategy
+        return
+    for name, every in (("sums of a binary tree", FactoredQueries.tree(W).right), ("sums of the answers", W)):
+        bits = every[(every != every[:, :1]).any(1)]  # other rows are public
         if 0 < len(bits) <= MOST_BITS and bool(((bits == 0) | (bits == 1)).all()):
-            for law in LAWS:
-                with suppress(ValueError):  # so much noise is not followed
-                    sums = ShuffledQueries.calibrated(W, law, n, epsilon, delta, bits)
-                    yield f"{name}, {law.__name__}", sums, f"a shuffler, {sums.messages_per_user:.4g} messages"
+            yield name, bits
+
+
+def _is_histogram(W: Tensor) -> bool:
+    return W.shape[0] == W.shape[1] and torch.equal(W, torch.eye(len(W)).to(W))

@@ -10,6 +10,16 @@ from torchdp.brief import Brief
 from torchdp.factorization import Factorization
 from torchdp.workloads import Workload
 
+EVEN = 1e-9  # relative difference of norms that is rounding
+ASK_FOR_LESS = "ask for fewer queries, or merge types that they hardly tell apart"
+MARGINALS = "take factorization.MarginalFactorization(d, order), which is never formed"
+REMEDIES = {
+    "identity": "for a histogram of so many types take an oracle itself, randomizers.HadamardResponse(k, epsilon)",
+    "prefix": "take factorization.factorize of workloads.RunningSums(k), which is never formed",
+    "marginals": MARGINALS,
+    "marginal tables": MARGINALS,
+}
+
 
 @dataclass(frozen=True)
 class FactoredQueries(Brief):
@@ -42,8 +52,14 @@ class FactoredQueries(Brief):
 
     @property
     def diameter(self) -> float:
-        """Largest distance of two columns of ``right``: what replacing one user's value moves the sum by."""
-        return float(torch.cdist(self.right.mT, self.right.mT, compute_mode="donot_use_mm_for_euclid_dist").max())
+        """Largest distance of two columns of ``right``: what replacing one user's value moves the sum by.
+
+        By one product of matrices, rounded up. No column is further from the mean column than the diameter, so that
+        the rounding of squared distances is below 4 (r + 4) 2^-53 of the largest.
+        """
+        centred = self.right - self.right.mean(1, keepdim=True)
+        squared = squared_distances(centred).max().clamp_min(0)
+        return float(squared.sqrt()) * (1 + (len(centred) + 4) * 2.0**-52)
 
     @property
     def bias(self) -> Tensor:
@@ -81,6 +97,43 @@ class FactoredQueries(Brief):
         return cls(W, eye, W - middle[:, None], middle)
 
     @classmethod
+    def spanned(cls, workload: Tensor | Workload, bits: Tensor | None = None) -> "FactoredQueries":
+        """right = bits, (r, k), whose rows span the queries up to constants; left of least norm.
+
+        bits: None for one of each type. Raises TypeError, ValueError.
+        """
+        W = dense(workload)
+        R = torch.eye(W.shape[1]).to(W) if bits is None else checks.one_matrix("bits", bits).to(W)
+        left = W - W.mean(1, keepdim=True)
+        if bits is not None:  # of the identity the inverse changes nothing
+            left = left @ torch.linalg.pinv(R - R.mean(1, keepdim=True))
+        queries = cls(W, left, R, (W - left @ R).mean(1))
+        if bool(queries.bias.abs().max() > EVEN * W.abs().max()):
+            raise ValueError("bits must have rows that span the queries, up to constants")
+        return queries
+
+    @classmethod
+    def even(cls, workload: Tensor | Workload) -> "FactoredQueries | None":
+        """U S^1/2 and S^1/2 V^T of W - shift 1^T = U S V^T, shift the mean of each row; None where norms differ.
+
+        Where all rows of the one and all columns of the other have equal norms (histograms, circulant queries, all
+        parities), this is least for gamma_2 and gamma_F and every shift. *Proof.* gamma_2(A) >= ||A||_*/(m k)^1/2 and
+        gamma_F(A) >= ||A||_*/k^1/2, with equality here, and ||(W - s 1^T) (I - J/k)||_* <= ||W - s 1^T||_*.
+        Source: Edmonds, Nikolov, Ullman (2020), for the bounds by the nuclear norm.
+        """
+        W = dense(workload)
+        shift = W.mean(1)
+        U, singular, V = torch.linalg.svd(W - shift[:, None], full_matrices=False)
+        kept = singular > EVEN * singular.max()
+        root = singular[kept].sqrt()
+        left = U[:, kept] * root
+        right = root[:, None] * V[kept]
+        for norms in (left.norm(dim=1), right.norm(dim=0)):
+            if not len(root) or float(norms.max() - norms.min()) > EVEN * float(norms.max()):
+                return None
+        return cls(W, left, right, shift)
+
+    @classmethod
     def tree(cls, workload: Tensor | Workload) -> "FactoredQueries":
         """right counts the dyadic intervals of the ordered types, left = W right^+ (Honaker 2015)."""
         W = dense(workload)
@@ -94,6 +147,17 @@ class FactoredQueries(Brief):
         return cls(W, W @ torch.linalg.pinv(right), right, W.new_zeros(W.shape[0]))
 
 
-def dense(workload: Tensor | Workload) -> Tensor:
-    """The workload as one (m, k) float64 matrix. Raises TypeError, ValueError."""
+def squared_distances(points: Tensor) -> Tensor:
+    """Of all pairs of columns of (r, k): (k, k), exact where all products and sums are whole numbers."""
+    squares = points.square().sum(0)
+    return squares[:, None] + squares - 2 * points.mT @ points
+
+
+def dense(workload: Tensor | Workload, copies: int = 1) -> Tensor:
+    """The workload as one (m, k) float64 matrix, if there is room for so many. Raises TypeError, ValueError."""
+    if isinstance(workload, Tensor | Workload):
+        remedy = next(
+            (said for name, said in REMEDIES.items() if name == getattr(workload, "name", "")), ASK_FOR_LESS
+        )
+        checks.fits("workload", *workload.shape, copies=copies, remedy=remedy)
     return checks.one_matrix("workload", workload.dense() if isinstance(workload, Workload) else workload)

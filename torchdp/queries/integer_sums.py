@@ -28,7 +28,8 @@ class IntegerSums(CuratorProtocol[Crowd]):
 
     Args:
         dim: numbers of a user.
-        bound: largest l2 norm of a user's vector, up to 2^20; 1 for a histogram.
+        bound: largest l2 norm of a user's vector, up to 2^20; 1 for a histogram. The root of a whole number is rounded
+            up, so that its square is no less.
         sigma: of the normals, from 1/16 to 2^28 steps. ``calibrated`` finds it.
         delta: in (0, 1), where the guarantee is stated.
         signed: whether users may hold negative numbers; histograms and counts do not, and need less noise.
@@ -50,7 +51,7 @@ class IntegerSums(CuratorProtocol[Crowd]):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", checks.integer("dim", self.dim, 1, 2**31 - 1))
-        checks.keep(self, bound=checks.positive, delta=checks.fraction)
+        checks.keep(self, bound=_whole_square, delta=checks.fraction)
         checks.instance("signed", self.signed, bool)
         if not 1 <= self.bound <= LONGEST:
             raise ValueError(f"bound must be from 1 to {LONGEST}, not {self.bound:g}; count in other units")
@@ -64,7 +65,7 @@ class IntegerSums(CuratorProtocol[Crowd]):
     ) -> "IntegerSums":
         """With the least noise for (epsilon, delta). Raises ValueError, TypeError."""
         kept = checks.fraction("delta", delta) * ROUNDED
-        sigma = gaussian_sigma(epsilon, kept, _diameter(checks.positive("bound", bound), dim, signed))
+        sigma = gaussian_sigma(epsilon, kept, _diameter(_whole_square("bound", bound), dim, signed))
         return IntegerSums(dim, bound, sigma, delta, signed, step)
 
     @cached_property
@@ -138,6 +139,15 @@ class IntegerSums(CuratorProtocol[Crowd]):
         checks.instance("objective", objective, Objective)
         users = tensor_of(checks.people("n", n, 1))
         return torch.full_like(users, self.noise.variance, dtype=torch.float64)
+
+
+def _whole_square(name: str, bound: float) -> float:
+    """``bound``, or the next float whose square is at least the whole number whose root it was rounded from."""
+    bound = checks.positive(name, bound)
+    whole = round(Fraction(bound) ** 2)
+    if Fraction(bound) ** 2 < whole <= Fraction(math.nextafter(bound, math.inf)) ** 2:
+        return math.nextafter(bound, math.inf)
+    return bound
 
 
 def _diameter(bound: float, dim: int, signed: bool) -> float:

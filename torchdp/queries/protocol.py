@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
+from torchdp.protocol.interval import laplace_stretch
 from torchdp.protocol.users import alike, beside
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.projection import projections
@@ -91,6 +92,11 @@ class FactoredProtocol(QueryProtocol):
         """The variance of its coordinates, times n^power."""
 
     @property
+    def laplace(self) -> bool:
+        """Whether this noise is discrete Laplace: intervals then have the ends of a single such variable."""
+        return False
+
+    @property
     def workload(self) -> Tensor:  # type: ignore[override]
         """W, (m, k)."""
         return self.queries.workload
@@ -113,4 +119,5 @@ class FactoredProtocol(QueryProtocol):
         """The standard error is that on the worst data."""
         value = self.heard(self.whole(tally)) @ self.queries.left.mT + self.queries.shift
         error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
-        return Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1))
+        stretch = laplace_stretch if self.laplace else None
+        return Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch)

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
+from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.protocol.users import alike, tensor_of, users_of
-from torchdp.queries.factored import FactoredQueries, dense
+from torchdp.queries.factored import FactoredQueries, squared_distances
 from torchdp.queries.protocol import FactoredProtocol
-from torchdp.shuffle.one_type import OneTypeSum
+from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Sensitivity
 from torchdp.shuffle.sums import Shuffled
 from torchdp.workloads import Workload
@@ -35,7 +36,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     """
 
     queries: FactoredQueries
-    law: OneTypeSum
+    law: MessageLaw
     delta: float
     epsilon: float | None = None
     absent: int = 0
@@ -47,7 +48,13 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         if not bool(((right == 0) | (right == 1)).all()) or not bool(right.any()):
             raise ValueError("queries.right must hold zeros and ones: a user sends bits")
         object.__setattr__(self, "instances", len(right))
-        checks.instance("law", self.law, OneTypeSum).countable()
+        checks.instance("law", self.law, MessageLaw).countable()
+        least, most = self.law.variance(torch.tensor([0, self.law.users])).tolist()
+        if least != most:
+            raise ValueError(
+                f"kind must have one variance whatever the bits, not that of {type(self.law).__name__}: errors are "
+                "those of the noise alone; take CorrelatedSum"
+            )
         checks.keep(self, delta=checks.fraction)
         checks.validated(self, "guarantee")
 
@@ -55,7 +62,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     def calibrated(
         cls,
         workload: Tensor | Workload,
-        kind: type[OneTypeSum],
+        kind: type[MessageLaw],
         users: int,
         epsilon: float,
         delta: float,
@@ -66,7 +73,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
         Args:
             workload: (m, k), or a :class:`~torchdp.workloads.Workload`.
-            kind: ``BoundedSum``, ``PoissonSum`` or ``NegativeBinomialSum``.
+            kind: a law of ``torchdp.shuffle``, such as ``BoundedSum``; ``CorrelatedSum`` for few sums.
             users: n, public.
             epsilon: of the shuffled messages, > 0.
             delta: likewise, in (0, 1).
@@ -75,15 +82,12 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
 
         Raises TypeError, ValueError.
         """
-        W = dense(workload)
-        if not (isinstance(kind, type) and issubclass(kind, OneTypeSum)):
-            raise TypeError(f"kind must be a subclass of OneTypeSum, such as BoundedSum, not {kind!r}")
-        R = torch.eye(W.shape[1]).to(W) if bits is None else checks.one_matrix("bits", bits).to(W)
-        left = (W - W.mean(1, keepdim=True)) @ torch.linalg.pinv(R - R.mean(1, keepdim=True))
-        queries = FactoredQueries(W, left, R, (W - left @ R).mean(1))
-        if bool(queries.bias.abs().max() > 1e-9 * W.abs().max()):
-            raise ValueError("bits must have rows that span the queries, up to constants")
-        law = kind.calibrated(users, epsilon, checks.fraction("delta", delta), _moved(R), absent)
+        if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
+            raise TypeError(f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}")
+        queries = FactoredQueries.spanned(workload, bits)
+        law = kind.calibrated(
+            users, epsilon, checks.fraction("delta", delta) * ROUNDED, _moved(queries.right), absent
+        )
         return cls(queries, law, delta, epsilon, absent)
 
     @property
@@ -115,11 +119,15 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         return self.law.decode(tally["total"], n) / n
 
     @property
+    def laplace(self) -> bool:
+        return self.law.laplace
+
+    @property
     def noise(self) -> float:
-        return self.law.noise_variance
+        return self.law.rmse**2
 
 
 def _moved(bits: Tensor) -> Sensitivity:
     """The most bits in which two types differ."""
-    apart = torch.cdist(bits.mT.double(), bits.mT.double(), p=1)
+    apart = squared_distances(bits.double())
     return Sensitivity(len(bits), flips=max(1, round(float(apart.max()))))

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp import discrete_laplace as laplace
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.protocol.interval import laplace_stretch
-from torchdp.secure import discrete_laplace as laplace
 from torchdp.secure.ring import Ring
 from torchdp.secure.sums import SLACK, SecureSums, Words
 from torchdp.sketching.coalition import AdaptiveCoalition

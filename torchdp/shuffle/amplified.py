@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 SOURCE = "Balle, Bell, Gascon, Nissim (2019), of the client's own chances, by summed inversion"
 FOUND = 1e-4  # of local epsilons, relative
+# The exact curve of bits takes time in n^(1/2), about a second here. Of more users it is that of so many of them, the
+# others' messages given away: soon more than the blanket's, whose time does not grow.
+MOST_EXACT = 2**20
+EXACT_HELPS = 8  # times as many users
+ROUNDING = 1e-9  # of an epsilon that a client states twice
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
     Users, messages, tallies, estimates and errors are the client's; only the guarantee is another
     one, and what keeps it: messages of many users leave in random order, and tallies
     of too few users are refused. Where each user speaks alone, on its own device, the shuffler must
-    be a real one.
+    be a real one. A tally shows what its own users sent: tallies that leave one by one hide each user among those
+    of one tally alone, and ``add`` does not see it. Add only those whose messages one shuffler mixed.
 
     Args:
         client: a local protocol of one message a user; delta = 0 but for what arithmetic costs.
@@ -50,7 +56,7 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
 
     Guarantees: (epsilon, delta)-DP of the bag of messages for replacing one user's value, whatever
         the others hold: of the client's own chances (``client.blanket``), not of its epsilon alone;
-        of two types at most the exact curve of ``RandomizedResponseSum``.
+        of two types at most the exact curve of ``RandomizedResponseSum``, of up to 2^20 of the users.
     Source: Balle, Bell, Gascon, Nissim (2019); ``shuffle.blanket_sum``, with proof.
     """
 
@@ -66,6 +72,13 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
             raise ValueError(
                 f"client must be private by each message alone, with delta = 0, for replacing a user's value, not of "
                 f"{local}; take PrivUnit in the place of GaussianVector"
+            )
+        hidden = self._hidden
+        if hidden.epsilon < local.epsilon * (1 - ROUNDING):
+            raise ValueError(
+                f"client must have a blanket of its guarantee's epsilon = {local.epsilon:.6g} or more, not of "
+                f"{hidden.epsilon:.6g}: a class with a guarantee of its own needs a blanket of its own, such as "
+                "Blanket.unknown(epsilon)"
             )
         checks.keep(self, users=lambda name, users: checks.integer(name, users, 1), delta=checks.fraction)
         if not 0 <= checks.integer("absent", self.absent, 0) < self.users:
@@ -132,8 +145,11 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
     def delta_at(self, epsilon: float) -> float:
         """A delta that holds at ``epsilon`` >= 0, but for what the client's arithmetic costs."""
         epsilon, blanket = checks.non_negative("epsilon", epsilon), self._hidden
-        found = blanket_delta(blanket, epsilon, self._present)
-        return min(found, float(self._bits(np.array([epsilon]))[0])) if blanket.bit and found else found
+        of_blanket = blanket_delta(blanket, epsilon, self._present)
+        if not blanket.bit or of_blanket == 0 or self._present > EXACT_HELPS * MOST_EXACT:
+            return of_blanket
+        exact = float(self._bits(np.array([epsilon]))[0])
+        return min(of_blanket, exact)
 
     def curve(self, epsilons: Array) -> Array:
         """delta at each epsilon, below 0 too: for ``privacy.composed_epsilon([protocol.curve], ...)``.
@@ -183,9 +199,9 @@ class Amplified(Same[Any, Any, MessageProtocol[Any, Any]]):
 
     @cached_property
     def _bits(self) -> Profile:
-        """A less likely flip gives less privacy."""
+        """A less likely flip gives less privacy, and so do fewer users."""
         flip = 1 / (1 + math.exp(self._hidden.epsilon))
-        return response_profile(self._present, flip * (1 - 2.0**-50))
+        return response_profile(min(self._present, MOST_EXACT), flip * (1 - 2.0**-50))
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Any:
         """In a random order of the users, which is as secret as their noise."""

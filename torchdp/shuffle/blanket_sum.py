@@ -60,7 +60,10 @@ def blanket_delta(blanket: Blanket, epsilon: float, n: int) -> float:
         return 1.0
     mass, value = _values(blanket, epsilon)
     alone = float(mass @ np.maximum(value, 0.0)) * (1 + ROUNDING)  # (sum Z)_+ <= sum Z_+: that of one user
-    return min(1.0, alone, positive_part(mass, value, n) / n)
+    crowd = positive_part(mass, value, n) / n
+    if crowd < 0:  # no bound of what is not below 0, so nothing is said of a crowd
+        return min(1.0, alone)
+    return min(1.0, alone, crowd)
 
 
 def least_epsilon(delta_at: Callable[[float], float], delta: float, most: float) -> float:
@@ -74,9 +77,10 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float, most: float)
 
 def _values(blanket: Blanket, epsilon: float) -> tuple[Array, Array]:
     """(chances, values) of Z: of the one set alone, of the other, of both, of neither, and 0."""
-    growth, alone = math.expm1(blanket.epsilon), blanket.member - blanket.both
+    growth = math.expm1(blanket.epsilon)
+    alone = blanket.member - blanket.both
     gamma = 1 - growth * blanket.member
-    neither = max(gamma - 2 * alone - blanket.both, 0.0)
+    neither = max(gamma - 2 * alone - blanket.both, 0.0)  # below 0 by rounding alone: see Blanket
     mass = np.array([alone, alone, blanket.both, neither, growth * blanket.member])
     value = np.array(
         [

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -41,6 +41,8 @@ class CorrelatedSum(MessageLaw):
     Source: Ghazi, Kumar, Manurangsi, Pagh (2020), Theorem 1; the flood for sensitivity one after Ghazi, Kumar,
     Manurangsi, Pagh, Sinha (2021), Lemma 9.
     """
+
+    laplace: ClassVar[bool] = True
 
     ratio: float
     flood_shape: float

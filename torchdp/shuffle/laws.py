@@ -92,6 +92,7 @@ class BitLaw(ABC):
 
     takes_numbers: ClassVar[bool] = False  # whether it sums numbers in [0, 1] as well as bits
 
+    laplace: ClassVar[bool] = False  # whether the error is one discrete Laplace variable
     takes_counts: ClassVar[bool] = False  # whether it sums whole numbers as well as bits
 
     users: int

@@ -12,6 +12,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
+from torchdp.protocol.interval import laplace_stretch
 from torchdp.protocol.protocol import S
 from torchdp.protocol.users import alike, tensor_of
 from torchdp.shuffle.accounting import promise
@@ -182,7 +183,8 @@ class BitSums(Shuffled[Tensor]):
         n = alike(tally.n)
         value = self.law.decode(tally["total"], n)
         error = self.law.spread(value.clamp(0, n), n).sqrt()
-        return Estimate(value, error, tally.n, limits=(0.0, float(n)))
+        stretch = laplace_stretch if self.law.laplace else None
+        return Estimate(value, error, tally.n, limits=(0.0, float(n)), stretch=stretch)
 
     def summary(self, x: Tensor) -> Tensor:
         return x.sum(0)
