@@ -123,7 +123,7 @@ class OfPairs(Question):
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         users = Collection.of(protocol).add("all", tally)
-        found = pairwise.of_population(users) if population else users.estimate()
+        found = _asked(users.estimate(), population)
         if not self.tested:
             return [_answer("estimate", found, level)]
         test = pairwise.mann_whitney(users)
@@ -162,11 +162,10 @@ class OfShares(Question):
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         estimate = self._fit(protocol, tally) if self.fits else protocol.analyse(tally)
-        variance = estimate.standard_error.square() + self.spread / estimate.n
-        if population:  # the most that a user's answer varies between its ends, at this mean
-            low, high, mean = self.workload.amin(1), self.workload.amax(1), estimate.centre
-            variance = variance + ((mean - low) * (high - mean)).clamp_min(0) / estimate.n
-        return self.read(replace(estimate, standard_error=variance.sqrt()), level)
+        estimate = _asked(estimate, population)
+        if self.spread and not population:  # of the population's the rounding is a part already
+            estimate = estimate.with_sampling(torch.full_like(estimate.value, self.spread / estimate.n))
+        return self.read(estimate, level)
 
     def _fit(self, protocol: Asked, tally: Tally) -> queries.Fit:
         return queries.fitted(cast(queries.QueryProtocol, protocol), tally, ordered=self.ordered)
@@ -194,8 +193,7 @@ class OfFunction(Question):
         return queries.choose_function(self.function, n, epsilon)
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
-        own = cast(queries.LocalFunction, protocol)
-        return [_answer("estimate", own.of_population(tally) if population else own.analyse(tally), level)]
+        return [_answer("estimate", _asked(protocol.analyse(tally), population), level)]
 
     @property
     def likely(self) -> Tensor:
@@ -245,6 +243,11 @@ class OfCovariance(Question):
 def bounded_by(bound: float | None) -> str:
     """A lower bound in words."""
     return "none known" if bound is None else f"{bound:.3g}: no unbiased protocol's error is smaller"
+
+
+def _asked(estimate: Estimate, population: bool) -> Estimate:
+    """Of these users, or of the population that they are a sample from."""
+    return estimate.of_population() if population else estimate
 
 
 def _answer(name: str, estimate: Estimate, level: float) -> Answer:

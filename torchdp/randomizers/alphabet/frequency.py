@@ -1,8 +1,8 @@
 """Frequency oracles: finite alphabets, reports that are unbiased for the user's indicator vector."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -181,7 +181,9 @@ class FrequencyOracle(TypeProtocol):
         shares = value.clamp_min(0)
         total = shares.sum(-1, keepdim=True)
         shares = torch.where(total > 0, shares / total, 1 / self.k)  # of few users none may be positive
-        return Estimate(value, (self.variance.under(shares) / n).sqrt(), tally.n)
+        found = Estimate(value, (self.variance.under(shares) / n).sqrt(), tally.n)
+        sampling = (value * (1 - value)).clamp_min(0) / n
+        return replace(found, population=partial(found.with_sampling, sampling))
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
