@@ -6,7 +6,7 @@ Expected: every private interval's coverage over the repetitions between 0.94 an
     and epsilon = 8 the larger differences are found; at epsilon = 1 it takes a hundred times as many users.
 Data: tables that ship with scikit-learn (569 breast tumours, 178 wines), split by a public threshold on another column;
     "x 100": every row held by 100 users, real values but not that many real people. Bounds of the bins are public.
-    Intervals (95 %) speak of these users; the p-value and the interval of the population allow for drawing them as well.
+    Intervals (95 %) speak of these users; the p-value and the population's interval allow for drawing them as well.
 Output: results/pairwise/groups/groups.csv; "covered" and "power" (the interval leaves out 0) are shares of repetitions.
 Artifact: Ghazi et al. (2023) | comparisons, not in the paper
 Status: agrees

@@ -50,13 +50,14 @@ class Answer:
 class Question(ABC):
     """One statistic of users of finitely many types, with its title and words on what bins do to it.
 
-    least: users it takes. unit: of a standard error; assumes: what ``error`` assumes; named: whether a protocol can be
+    least: users it takes. unit: of a standard error; planned: what a plan's error is of, where that is another; assumes: what ``error`` assumes; named: whether a protocol can be
     asked for by name.
     """
 
     title: str
     words: str
     unit: str = field(default="", kw_only=True)
+    planned: str = field(default="", kw_only=True)
     least: ClassVar[int] = 1
     assumes: ClassVar[str] = "on the worst data"
     named: ClassVar[bool] = False
@@ -164,7 +165,7 @@ class OfShares(Question):
         estimate = self._fit(protocol, tally) if self.fits else protocol.analyse(tally)
         estimate = _asked(estimate, population)
         if self.spread and not population:  # of the population's the rounding is a part already
-            estimate = estimate.with_sampling(torch.full_like(estimate.value, self.spread / estimate.n))
+            estimate = estimate.with_sampling(torch.full_like(estimate.value, self.spread) / estimate.n)
         return self.read(estimate, level)
 
     def _fit(self, protocol: Asked, tally: Tally) -> queries.Fit:
@@ -179,7 +180,8 @@ class OfShares(Question):
         return queries.lower_bound(self.workload, n, epsilon, objective, prior=shares)
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
-        return self._fit(protocol, tally).histogram
+        """None of quantiles, whose error is in another unit than the bound."""
+        return None if self.fits else self._fit(protocol, tally).histogram
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,7 @@ class OfCovariance(Question):
 
 def bounded_by(bound: float | None) -> str:
     """A lower bound in words."""
-    return "none known" if bound is None else f"{bound:.3g}: no unbiased protocol's error is smaller"
+    return "none known" if bound is None else f"{bound:.3g}: no unbiased protocol can beat it"
 
 
 def _asked(estimate: Estimate, population: bool) -> Estimate:
@@ -277,7 +279,8 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
     The interval holds every bin that the answers do not exclude: those whose upper end has at least the share, up to z
     errors, and whose lower end has at most it. It holds the quantile at least as often as ``level`` says, for both
     ends are of the bin in which it is. The value is read off the fitted distribution function, straight in each bin,
-    moved to the interval where it is outside; its error is that of the unbiased share of users up to there.
+    moved to the interval where it is outside; its error, in the column's unit, is that of the unbiased share of users up
+    to there over the fitted density.
     Source: Woodruff (1952).
     """
 
@@ -297,7 +300,10 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
             value = float(edges[place]) + min(1.0, max(0.0, inside)) * bins.width
             ends = float(edges[first]), float(edges[last + 1])
             value = min(max(value, ends[0]), ends[1])
-            found.append(Answer(f"quantile {share:g}", value, float(error[place : place + 2].max()), ends))
+            # the delta method: of a share, over the density there; where that is near 0, the interval says more
+            density = max(float(fit[place + 1] - fit[place]), 1e-12) / bins.width
+            own = float(error[place : place + 2].max()) / density
+            found.append(Answer(f"quantile {share:g}", value, min(own, ends[1] - ends[0]), ends))
         return found
 
     return read

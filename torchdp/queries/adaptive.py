@@ -66,8 +66,8 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         both = (each.reshape(-1, each.shape[-1]).split(self._at_once) for each in (h, f))
         found = [self._decoded(*part) for part in zip(*both, strict=True)]
         value, variance = (torch.cat(each).view(*f.shape[:-1], -1) for each in zip(*found, strict=True))
-        found = Estimate(value + self.workload.mean(1), (variance / tally.users(1)).sqrt(), tally.n)
-        return self.sampled_from(found, tally)
+        estimate = Estimate(value + self.workload.mean(1), (variance / tally.users(1)).sqrt(), tally.n)
+        return self.sampled_from(estimate, tally)
 
     def _nearest(self, f: Tensor) -> Tensor:
         """The histogram nearest to what shares of reports f (*batch, outputs) tell plainly."""
