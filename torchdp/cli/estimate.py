@@ -185,8 +185,8 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
     unit = question.planned or question.unit
     if unit == SHARE and error >= MOST_SHARE:
         raise ValueError(
-            f"--plan of --statistic {options.statistic} is an error in shares of users: it must be below {MOST_SHARE:g}, "
-            f"such as 0.02, not {error:g}"
+            f"--plan of --statistic {options.statistic} is an error in shares of users: it must be below "
+            f"{MOST_SHARE:g}, such as 0.02, not {error:g}"
         )
     n = FIRST
     for _ in range(ROUNDS):  # the best protocol depends on n

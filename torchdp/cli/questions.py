@@ -50,7 +50,8 @@ class Answer:
 class Question(ABC):
     """One statistic of users of finitely many types, with its title and words on what bins do to it.
 
-    least: users it takes. unit: of a standard error; planned: what a plan's error is of, where that is another; assumes: what ``error`` assumes; named: whether a protocol can be
+    least: users it takes. unit: of a standard error; planned: of a plan's
+    error, where that is another; assumes: what ``error`` assumes; named: whether a protocol can be
     asked for by name.
     """
 
@@ -279,8 +280,8 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
     The interval holds every bin that the answers do not exclude: those whose upper end has at least the share, up to z
     errors, and whose lower end has at most it. It holds the quantile at least as often as ``level`` says, for both
     ends are of the bin in which it is. The value is read off the fitted distribution function, straight in each bin,
-    moved to the interval where it is outside; its error, in the column's unit, is that of the unbiased share of users up
-    to there over the fitted density.
+    moved to the interval where it is outside; its error, in the column's unit, is that of the unbiased share of users
+    up to there over the fitted density.
     Source: Woodruff (1952).
     """
 
