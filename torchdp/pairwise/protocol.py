@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.pairwise.sampling import of_population
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.interval import Error, ErrorParts, RatioError
@@ -152,9 +153,10 @@ class PairwiseProtocol(Protocol[Tensor]):
         return Estimate(statistic.offset + ratio, error, n, bias, wider, limits, population=population)
 
     def _of_population(self, tally: Tally) -> Estimate:
-        from torchdp.pairwise.population import of_population  # that module needs this class
-
-        return of_population(self, tally, self.analyse(tally))
+        estimate, below = self.analyse(tally), torch.ones(())
+        if self.statistic.denominator is not None:
+            below = self.pairs_mean(tally, self.statistic.denominator)
+        return of_population(self.statistic, estimate, self.mean_point(tally), below)
 
     def approximation_bias(self, tally: Tally) -> Tensor | float:
         """The most by which ``mean`` of an approximate form misses that of the statistic's own."""

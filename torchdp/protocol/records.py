@@ -288,7 +288,7 @@ class Estimate(Brief):
         """Of the population, by what sampling adds to the variance, (*batch, *answer), and the whole covariance."""
         return replace(
             self,
-            standard_error=(self.standard_error.square() + added).sqrt(),
+            standard_error=torch.hypot(self.standard_error, added.sqrt()),
             error=self.parts.joined(ErrorParts.normal(added)),
             sampled=True,
             covariance=covariance,
