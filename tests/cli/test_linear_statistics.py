@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from torchdp import cli, queries, workloads
+from torchdp.cli import main
 from torchdp.cli.questions import each_answer, quantiles_of
 from torchdp.cli.statistics import KINDS, asking
 from torchdp.cli.table import Bins
@@ -117,8 +118,22 @@ def test_a_median_is_a_quantile(table, ask):
 
 def test_what_an_approximation_may_add_counts_in_the_predicted_error():
     off = Estimate(torch.tensor([0.5, 0.8]), torch.tensor([0.03, 0.04]), 9, bias=torch.tensor([0.04, 0.03]))
-    for read in (each_answer(["a", "b"], (0, 1)), quantiles_of(Bins(0, 3, 3), [0.2, 0.7])):
-        assert [one.error for one in read(off, 0.95)] == pytest.approx([0.05, 0.05])
+    assert [one.error for one in each_answer(["a", "b"], (0, 1))(off, 0.95)] == pytest.approx([0.05, 0.05])
+    # of a quantile in the column's unit: over the density, .5 and .3 a bin
+    of_quantiles = quantiles_of(Bins(0, 3, 3), [0.2, 0.7])(off, 0.95)
+    assert [one.error for one in of_quantiles] == pytest.approx([0.05 / 0.5, 0.05 / 0.3])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--plan 1 --statistic median --bounds a=0:9", "must be below 0.5, such as 0.02, not 1"),
+        ("--csv none.csv --level 95 --statistic median --bounds a=0:9", "did you mean 0.95?"),
+    ],
+)
+def test_errors_in_the_wrong_unit_are_refused(words, message, capsys):
+    assert main(["estimate", "--columns", "a", "--epsilon", "1", *words.split()]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_a_terminal_obeys_no_cell(tmp_path, quick, estimate):

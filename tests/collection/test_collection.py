@@ -19,6 +19,7 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.interval import laplace_stretch, quantile
+from torchdp.randomizers import RandomizedResponse
 
 POINTS = torch.tensor([[0.1, 0.2, -1 / 3], [1.5, 0.0, 1.0], [0.3, 0.3, 2.0], [-1.0, 0.0, 0.25]]).double()
 PLACES = Places(4, 1.5, POINTS)
@@ -182,12 +183,20 @@ def test_groups_are_compared_and_shared_users_refused(tmp_path):
     found = compare(one, two)
     assert found.n == 120
     torch.testing.assert_close(found.value, one.estimate().value - two.estimate().value)
-    z = found.value.abs() / found.standard_error
-    torch.testing.assert_close(found.p_value, torch.special.erfc(z / 2**0.5))
+    with pytest.raises(AttributeError, match="but no p-value"):
+        _ = found.p_value
+    with pytest.raises(TypeError, match="sampling error of this estimate is not known"):
+        found.of_population()
+    answers = RandomizedResponse(3, 1.0).estimate(torch.tensor([0, 1, 2, 2, 2, 0]), noise=SeededNoise(1))
+    users = differ(answers, RandomizedResponse(3, 2.0).estimate(torch.tensor([0, 1, 1]), noise=SeededNoise(2)))
+    whole = users.of_population()
+    z = whole.value.abs() / whole.standard_error
+    torch.testing.assert_close(whole.p_value, torch.special.erfc(z / 2**0.5))
+    assert bool((whole.standard_error >= users.standard_error).all()) and torch.equal(whole.value, users.value)
     kept = Journal(tmp_path / "kept.db", one.protocol)
     kept.add("more", one.tally)
     assert torch.equal(compare(kept, two).value, found.value)
-    low, high = found.interval(1 - float(found.p_value[0]))
+    low, high = whole.interval(1 - float(whole.p_value[0]))
     assert min(abs(float(low[0])), abs(float(high[0]))) < 1e-9
     with pytest.raises(ValueError, match=r"share 5 batches, such as 'batch 0'.*paired data need"):
         compare(one, one)
@@ -200,8 +209,8 @@ def test_groups_are_compared_and_shared_users_refused(tmp_path):
 
 def test_a_difference_of_biased_estimates_is_wider_and_stays_inside_the_limits():
     value, error = torch.tensor(0.5).double(), torch.tensor(0.03).double()
-    one = Estimate(value, error, 10, 0.02, limits=(0.0, 1.0))
-    two = Estimate(value - 0.1, error * 4 / 3, 20, limits=(0.75, 1.0))
+    one = Estimate(value, error, 10, 0.02, limits=(0.0, 1.0), sampled=True)
+    two = Estimate(value - 0.1, error * 4 / 3, 20, limits=(0.75, 1.0), sampled=True)
     found = differ(one, two)
     low, high = found.interval()
     assert (found.n, found.limits) == (30, (-1.0, 0.25)) and float(found.standard_error) == pytest.approx(0.05)
@@ -214,8 +223,9 @@ def test_a_difference_of_biased_estimates_is_wider_and_stays_inside_the_limits()
 
 def test_a_difference_of_estimates_that_are_not_normal_has_their_wider_ends():
     value, error = torch.tensor([0.5, 0.0]).double(), torch.tensor([0.03, 0.01]).double()
-    one = Estimate(value, error, 10, stretch=laplace_stretch)
-    found = pickle.loads(pickle.dumps(differ(one, Estimate(value - 0.1, error * 4 / 3, 20))))
+    one = Estimate(value, error, 10, stretch=laplace_stretch, sampled=True)
+    two = Estimate(value - 0.1, error * 4 / 3, 20, sampled=True)
+    found = pickle.loads(pickle.dumps(differ(one, two)))
     for level in (0.5, 0.99):
         end = 0.1 + 0.05 * laplace_stretch(level) * quantile(level)
         assert float(found.interval(level)[1][0]) == pytest.approx(end)

@@ -8,7 +8,7 @@ from scipy.stats import kstest
 from torchdp import pairwise
 from torchdp.collection import Collection, difference
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage, of_population
+from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage
 from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 
@@ -33,12 +33,21 @@ def test_intervals_of_differences_cover_whatever_the_two_budgets(kind):
     assert float(found.standard_error.square().mean()) == pytest.approx(predicted, rel=0.1)
 
 
+def in_population(protocol, counts, key):
+    """Of users who are drawn anew each time."""
+    generator = keyed_generator(b"users" + key)
+    shares = (counts / counts.sum()).expand(400, -1)
+    users = torch.multinomial(shares, int(counts.sum()), replacement=True, generator=generator)
+    drawn = torch.zeros(400, len(counts), dtype=torch.int64).scatter_add_(1, users, torch.ones_like(users))
+    return protocol.sample_estimate(drawn, generator=generator).of_population()
+
+
 def test_p_values_are_uniform_without_a_difference_and_small_with_one():
     protocol = OneMessage(STATISTIC, 2.0)
-    one, two = (estimate(protocol, FIRST, key) for key in (b"first", b"second"))
+    one, two = (in_population(protocol, FIRST, key) for key in (b"first", b"second"))
     same = difference(one, two)
     assert kstest(same.p_value.numpy(), "uniform").pvalue > 1e-4
-    other = difference(one, estimate(protocol, SECOND, b"third"))
+    other = difference(one, in_population(protocol, SECOND, b"third"))
     assert kstest(other.p_value.numpy(), "uniform").pvalue < 1e-6 and float(other.p_value.median()) < 0.05
     torch.testing.assert_close(difference(two, one).value, -same.value)
     torch.testing.assert_close(difference(two, one).p_value, same.p_value)
@@ -47,7 +56,8 @@ def test_p_values_are_uniform_without_a_difference_and_small_with_one():
 def test_the_interval_at_level_one_minus_p_ends_at_zero():
     for index in range(5):
         keys = [keyed_generator(bytes([group, index])) for group in range(2)]
-        one = difference(*(OneMessage(STATISTIC, 2.0).sample_estimate(FIRST, generator=key) for key in keys))
+        one, two = (OneMessage(STATISTIC, 2.0).sample_estimate(FIRST, generator=key) for key in keys)
+        one = difference(one, two).of_population()
         low, high = one.interval(1 - float(one.p_value))
         assert min(abs(float(low)), abs(float(high))) < 1e-5 * float(one.standard_error)
 
@@ -66,7 +76,7 @@ def test_a_population_interval_covers_the_population_and_a_users_interval_does_n
     for _ in range(trials):
         counts = torch.bincount(torch.multinomial(shares, n, True, generator=generator), minlength=6)
         tally = protocol.sample_tally(counts, generator=generator)
-        found = of_population(Collection.of(protocol).add("all", tally))
+        found = protocol.analyse(tally).of_population()
         low, high = found.interval()
         drawn.append((tally["sum"], low <= truth <= high, found.standard_error**2, (found.value - truth) ** 2))
     sums, held, stated, actual = map(torch.stack, zip(*drawn, strict=True))
@@ -92,7 +102,9 @@ def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_point
         exact = (4 * (m - 2) * first + 2 * (shares @ (f - mean).square() @ shares)) / (m * (m - 1))
         tally = Tally(m, {"sum": counts.double() @ statistic.points})
         heard = Collection.of(OneMessage(statistic, 50.0)).add("all", tally)
-        own = float(of_population(heard).standard_error.square() - heard.estimate().standard_error.square())
+        own = float(
+            heard.estimate().of_population().standard_error.square() - heard.estimate().standard_error.square()
+        )
         assert own >= float(exact) * (1 - 1e-3)
         if statistic.name != "kendall":
             assert own <= float(exact) * 1.3 + 2 * float(f.max() - f.min()) ** 2 / m**2
@@ -100,5 +112,5 @@ def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_point
 
 def test_a_population_is_known_less_well_than_its_users():
     whole = collection(OneMessage(STATISTIC, 2.0), torch.arange(1200) % 6)
-    users, population = whole.estimate(), of_population(whole)
+    users, population = whole.estimate(), whole.estimate().of_population()
     assert population.value == users.value and population.standard_error > users.standard_error

@@ -109,8 +109,9 @@ def test_intervals_of_the_population_cover(name):
         counts = drawn.bincount(minlength=len(shares))
         reports.append(protocol.sample_tally(counts, generator=generator)["reports"])
     tally, covered = Tally(1_500, {"reports": torch.stack(reports)}), {}
-    for verb in ("analyse", "of_population"):
-        low, high = getattr(protocol, verb)(tally).interval()
+    users = protocol.analyse(tally)
+    for verb, found in (("analyse", users), ("of_population", users.of_population())):
+        low, high = found.interval()
         covered[verb] = float(((low <= truth) & (truth <= high)).double().mean())
     assert 0.91 < covered["of_population"] < 0.985 and covered["analyse"] < 0.85
 

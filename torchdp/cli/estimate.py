@@ -10,13 +10,14 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.cli.questions import Answer, Asked, Question, bounded_by
-from torchdp.cli.statistics import asking
+from torchdp.cli.statistics import SHARE, asking
 from torchdp.cli.table import read_users
 from torchdp.noise import Noise, SeededNoise
 from torchdp.protocol.users import single
 from torchdp.text import aligned, say, shown
 
 FIRST, ROUNDS, MOST = 10_000, 4, 2**50  # users, of a plan
+MOST_SHARE = 0.5  # an error of shares that says nothing
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ def estimate(options: argparse.Namespace) -> int:
     given); an error about a cell names its row, never its value.
     """
     epsilon = checks.positive("--epsilon", options.epsilon)
+    if 1 < options.level < 100:
+        raise ValueError(f"--level must be a fraction below 1: did you mean {options.level / 100:g}?")
     checks.fraction("--level", options.level)
     if options.plan is not None:
         return plan(options, epsilon)
@@ -160,7 +163,7 @@ def _bound(each: Heard, result: dict[str, Any]) -> str:
     several = len(each.answers) > 1
     which = " of the AUC" if any(one.p_value is not None for one in each.answers) else ", root mean square"
     noise = ", of the noise alone" if "population" in result["error_of"] else ""
-    return bounded_by(each.bound) + (which if several else "") + noise + ", for the estimated shares"
+    return bounded_by(each.bound) + (which if several else "") + noise + ", at the estimated histogram"
 
 
 def _line(one: Answer) -> str:
@@ -179,17 +182,26 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
             )
     asked = asking(options)
     question = asked.question(asked.axes())
+    unit = question.planned or question.unit
+    if unit == SHARE and error >= MOST_SHARE:
+        raise ValueError(
+            f"--plan of --statistic {options.statistic} is an error in shares of users: it must be below "
+            f"{MOST_SHARE:g}, such as 0.02, not {error:g}"
+        )
     n = FIRST
     for _ in range(ROUNDS):  # the best protocol depends on n
         name, protocol = question.choose(options.protocol, n, epsilon)
         last, n = n, least_users(question, protocol, error)
         if 0.8 < n / last < 1.25:
             break
+    predicted, bound = question.error(protocol, n), question.bound(n, epsilon, None)
+    if bound is not None and bound > predicted:
+        bound = None  # a biased protocol was chosen: what no unbiased one can beat says nothing of it
     result: dict[str, Any] = {
         "statistic": question.title,
         "users": n,
-        "predicted_rmse": question.error(protocol, n),
-        "lower_bound": question.bound(n, epsilon, None),
+        "predicted_rmse": predicted,
+        "lower_bound": bound,
         "protocol": name,
         "bits_per_user": protocol.bits_per_user,
         "epsilon": protocol.guarantee.epsilon,
@@ -197,7 +209,7 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
         "assumes": question.assumes,
         "discretisation": question.words,
     }
-    rmse = f"{result['predicted_rmse']:.3g} {question.unit}".strip()
+    rmse = f"{result['predicted_rmse']:.3g} {unit}".strip()
     lines = [
         (question.title, question.words),
         ("users", f"{n}"),

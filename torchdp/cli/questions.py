@@ -50,13 +50,15 @@ class Answer:
 class Question(ABC):
     """One statistic of users of finitely many types, with its title and words on what bins do to it.
 
-    least: users it takes. unit: of a standard error; assumes: what ``error`` assumes; named: whether a protocol can be
+    least: users it takes. unit: of a standard error; planned: of a plan's
+    error, where that is another; assumes: what ``error`` assumes; named: whether a protocol can be
     asked for by name.
     """
 
     title: str
     words: str
     unit: str = field(default="", kw_only=True)
+    planned: str = field(default="", kw_only=True)
     least: ClassVar[int] = 1
     assumes: ClassVar[str] = "on the worst data"
     named: ClassVar[bool] = False
@@ -123,7 +125,7 @@ class OfPairs(Question):
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         users = Collection.of(protocol).add("all", tally)
-        found = pairwise.of_population(users) if population else users.estimate()
+        found = _asked(users.estimate(), population)
         if not self.tested:
             return [_answer("estimate", found, level)]
         test = pairwise.mann_whitney(users)
@@ -162,11 +164,10 @@ class OfShares(Question):
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         estimate = self._fit(protocol, tally) if self.fits else protocol.analyse(tally)
-        variance = estimate.standard_error.square() + self.spread / estimate.n
-        if population:  # the most that a user's answer varies between its ends, at this mean
-            low, high, mean = self.workload.amin(1), self.workload.amax(1), estimate.centre
-            variance = variance + ((mean - low) * (high - mean)).clamp_min(0) / estimate.n
-        return self.read(replace(estimate, standard_error=variance.sqrt()), level)
+        estimate = _asked(estimate, population)
+        if self.spread and not population:  # of the population's the rounding is a part already
+            estimate = estimate.with_sampling(torch.full_like(estimate.value, self.spread) / estimate.n)
+        return self.read(estimate, level)
 
     def _fit(self, protocol: Asked, tally: Tally) -> queries.Fit:
         return queries.fitted(cast(queries.QueryProtocol, protocol), tally, ordered=self.ordered)
@@ -180,7 +181,8 @@ class OfShares(Question):
         return queries.lower_bound(self.workload, n, epsilon, objective, prior=shares)
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
-        return self._fit(protocol, tally).histogram
+        """None of quantiles, whose error is in another unit than the bound."""
+        return None if self.fits else self._fit(protocol, tally).histogram
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,7 @@ class OfFunction(Question):
         return queries.choose_function(self.function, n, epsilon)
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
-        own = cast(queries.LocalFunction, protocol)
-        return [_answer("estimate", own.of_population(tally) if population else own.analyse(tally), level)]
+        return [_answer("estimate", _asked(protocol.analyse(tally), population), level)]
 
     @property
     def likely(self) -> Tensor:
@@ -244,7 +245,12 @@ class OfCovariance(Question):
 
 def bounded_by(bound: float | None) -> str:
     """A lower bound in words."""
-    return "none known" if bound is None else f"{bound:.3g}: no unbiased protocol's error is smaller"
+    return "none known" if bound is None else f"{bound:.3g}: no unbiased protocol can beat it"
+
+
+def _asked(estimate: Estimate, population: bool) -> Estimate:
+    """Of these users, or of the population that they are a sample from."""
+    return estimate.of_population() if population else estimate
 
 
 def _answer(name: str, estimate: Estimate, level: float) -> Answer:
@@ -274,7 +280,8 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
     The interval holds every bin that the answers do not exclude: those whose upper end has at least the share, up to z
     errors, and whose lower end has at most it. It holds the quantile at least as often as ``level`` says, for both
     ends are of the bin in which it is. The value is read off the fitted distribution function, straight in each bin,
-    moved to the interval where it is outside; its error is that of the unbiased share of users up to there.
+    moved to the interval where it is outside; its error, in the column's unit, is that of the unbiased share of users
+    up to there over the fitted density.
     Source: Woodruff (1952).
     """
 
@@ -294,7 +301,10 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
             value = float(edges[place]) + min(1.0, max(0.0, inside)) * bins.width
             ends = float(edges[first]), float(edges[last + 1])
             value = min(max(value, ends[0]), ends[1])
-            found.append(Answer(f"quantile {share:g}", value, float(error[place : place + 2].max()), ends))
+            # the delta method: of a share, over the density there; where that is near 0, the interval says more
+            density = max(float(fit[place + 1] - fit[place]), 1e-12) / bins.width
+            own = float(error[place : place + 2].max()) / density
+            found.append(Answer(f"quantile {share:g}", value, min(own, ends[1] - ends[0]), ends))
         return found
 
     return read

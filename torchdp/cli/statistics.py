@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BANDWIDTH = 0.2  # of a discrepancy's kernel, in shares of the column's range
+SHARE = "of users"
 SHARP = 2.0  # epsilon above which a mean takes finer steps
 Make = Callable[[list[Axis], argparse.Namespace], Question]
 
@@ -63,7 +64,7 @@ def _histogram(axes: list[Axis], options: argparse.Namespace) -> Question:
     read = each_answer(axis.cells, (0.0, 1.0))
     W = workloads.identity(axis.count).dense()
     ordered = axis.bins is not None
-    return OfShares(f"shares of {axis.name}", words.format(axis), W, read, unit="of users", ordered=ordered)
+    return OfShares(f"shares of {axis.name}", words.format(axis), W, read, unit=SHARE, ordered=ordered)
 
 
 def _quantiles(axes: list[Axis], options: argparse.Namespace) -> Question:
@@ -71,7 +72,7 @@ def _quantiles(axes: list[Axis], options: argparse.Namespace) -> Question:
     shares = [checks.fraction("--quantiles", share) for share in options.quantiles or [0.5]]  # or of a median
     words = f"{bins.count} bins of width {bins.width:g}: an interval ends where bins do"
     W = workloads.prefix(bins.count).dense()[:-1]
-    return OfShares(name, words, W, quantiles_of(bins, shares), unit="of users", fits=True)
+    return OfShares(name, words, W, quantiles_of(bins, shares), planned=SHARE, fits=True)
 
 
 def _gini(axis: Axis) -> PairwiseStatistic:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +138,11 @@ def places(path: str, header: Sequence[str], names: Sequence[str], delimiter: st
             found = "is missing" if name not in header else "occurs more than once"
             # Without a header line the first row would be a user's: its cells are not shown.
             other = next((each for each in ",;\t|" if len(header) == 1 and each in header[0]), None)
-            hint = "" if other is None else f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
+            near = get_close_matches(name, header, 1)  # of a name that is nearly there: no user's cell
+            hint = f"; did you mean {near[0]!r}?" if near and near[0] != name else ""
+            hint = (
+                hint if other is None else f"; its delimiter may be {other!r}, not {delimiter!r}: see --delimiter"
+            )
             raise ValueError(f"column {name!r} {found} in the header of {path} ({len(header)} columns){hint}")
     return [header.index(name) for name in names]
 
@@ -276,7 +281,10 @@ def _places(name: str, labels: Sequence[str], cells: "pd.Series[str]") -> "pd.Se
     """The place of each cell among the labels, NaN where it is missing. Raises ValueError that names another's row."""
     found = cells.map({label: place for place, label in enumerate(labels)})
     if (other := found.isna() & cells.notna()).any():
-        raise ValueError(f"column {name!r}, row {other.idxmax()}: none of the stated values {', '.join(labels)}")
+        raise ValueError(
+            f"column {name!r}, row {other.idxmax()}: none of the stated values {', '.join(labels)} ({int(other.sum())} "
+            "such rows); state its value too, or correct or leave out the rows"
+        )
     return found.astype(float)
 
 

@@ -1,8 +1,8 @@
 """Covariance without bias from one joint release, and the biased projection that wins for few users."""
 
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -24,9 +24,15 @@ class Covariance(Estimate):
     Both are unbiased for those users' own mean and covariance (divisor n), so the covariance may have eigenvalues
     below 0; :func:`project_covariance` takes them away, at the price of a bias. standard_error is the root of an
     unbiased estimate of the variance, which depends on the mean, but never below that of users at the centre.
+    The mean's ``of_population()`` has the sampling error of this covariance.
     """
 
     mean: Estimate = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        variance = self.value.diagonal(dim1=-2, dim2=-1).clamp_min(0) / beside(self.n, 1)
+        known = replace(self.mean, population=partial(self.mean.with_sampling, variance))
+        object.__setattr__(self, "mean", known)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,8 @@
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -114,4 +115,19 @@ class MeanProtocol(DomainProtocol):
     def analyse(self, tally: Tally) -> Estimate:
         mean = self.check(tally)["sum"] / tally.users(1)
         value = self.encoding.centre + mean @ self.shape.root.mT
-        return Estimate(value, self.noise_root(tally.n).norm(dim=-1).expand_as(value), tally.n)
+        found = Estimate(value, self.noise_root(tally.n).norm(dim=-1).expand_as(value), tally.n)
+        return replace(found, population=partial(self._of_population, found, tally.users(1)))
+
+    def _of_population(self, found: Estimate, n: float | Tensor) -> Estimate:
+        """Of points between low and high whose mean is m, Var <= (high - m)(m - low) in each coordinate.
+
+        A released mean tells no more of their variance: it is that of points at both ends. One released beside the
+        mean, as by ``GaussianCovariance``, gives a narrower interval.
+        Source: Bhatia, Davis (2000), Theorem 1.
+        """
+        axes = torch.eye(self.domain.dimension).to(self.domain.spanning())
+        origin = torch.zeros_like(axes[0])
+        high = self.domain.supports(axes, origin).to(found.value)
+        low = -self.domain.supports(-axes, origin).to(found.value)
+        mean = found.value.clamp(low, high)
+        return found.with_sampling((high - mean) * (mean - low) / n)

@@ -22,7 +22,7 @@ about their vector, and the analyst's estimator; ``choose`` finds the one of lea
 | ShuffledForm | shuffled bits, (epsilon, delta) | r + 1 sums | Ghazi et al. (2023), Remark |
 
 ``consistent`` projects an estimate onto the values that data can attain: biased, often with lower error.
-``of_population`` estimates for the population that the users are sampled from; ``mann_whitney`` tests it.
+``mann_whitney`` tests whether two classes have one distribution.
 """
 
 from torchdp.pairwise.bound import lower_bound
@@ -32,7 +32,7 @@ from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.pairwise.messages import OneMessage, TwoMessage
 from torchdp.pairwise.pilot import after_pilot, pooled
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
-from torchdp.pairwise.population import mann_whitney, of_population
+from torchdp.pairwise.population import mann_whitney
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.ratios import concordance, gamma, gini, ratio
 from torchdp.pairwise.reports import SubsetPairs
@@ -81,7 +81,6 @@ __all__ = [
     "low_rank",
     "lower_bound",
     "mann_whitney",
-    "of_population",
     "pooled",
     "ratio",
     "unequal",

@@ -1,17 +1,15 @@
 """Inference from the users of a collection to the population they are sampled from."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from scipy.optimize import linprog
 from scipy.special import ndtr
 from torch import Tensor
 
 from torchdp.collection import Collection, Journal
 from torchdp.collection.journal import held
 from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.rounds.projection import project
-from torchdp.pairwise.statistic import Form, Pairs, one_kernel
+from torchdp.pairwise.statistic import Form, one_kernel
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import ErrorParts
 
@@ -23,46 +21,6 @@ class MannWhitney:
     auc: Estimate
     u: Estimate
     p_value: Tensor
-
-
-LARGEST = 512  # types up to which the histogram of largest variance is sought
-
-
-def of_population(collection: Collection | Journal) -> Estimate:
-    """The estimate for the population from which the users are an independent sample, with a wider standard error.
-
-    To the variance of the noise it adds that of the users' own U-statistic, 4/n Var f_1(X) + 2/n^2 Var f(X, Y) to first
-    order in 1/n, f_1(x) = E f(x, Y) = <u_x, J mean u>: for the mean vector that the messages give, moved to the hull of
-    the points, and the histogram of users with this mean vector that has the largest Var f_1 (up to 512 types; beyond,
-    its bound (max f_1 - m)(m - min f_1)). Var f counts as (max f - m)(m - min f). For a ratio f is f - ratio g.
-    Raises ValueError for Pairs.ALL, whose mean depends on n.
-    Source: Hoeffding (1948), Theorem 5.2; Bhatia, Davis (2000), Theorem 1.
-    """
-    collection = held("collection", collection)
-    protocol, tally, n = collection.protocol, collection.tally, float(collection.n)
-    if not isinstance(protocol, PairwiseProtocol):
-        raise TypeError(f"collection must be of a pairwise protocol, not of {type(protocol).__name__}")
-    statistic, estimate = one_kernel(protocol.statistic), collection.estimate()
-    if statistic.pairs is not Pairs.DISTINCT:
-        raise ValueError("statistic must have pairs=Pairs.DISTINCT: only that mean does not depend on n")
-    form, below = statistic.form, torch.ones_like(estimate.value)
-    if statistic.denominator is not None:
-        ratio = estimate.value - statistic.offset
-        below = protocol.pairs_mean(tally, statistic.denominator)
-        form = Form(
-            form.weights - ratio * statistic.denominator.weights,
-            form.constant - float(ratio) * statistic.denominator.constant,
-        )
-    near = project(statistic.points, protocol.mean_point(tally), tol=1e-5, most_steps=300)
-    kernel, first = statistic.kernel(form), statistic.points @ (form.weights * near.point) + form.constant
-    middle = near.weights @ first
-    both = (kernel.max() - middle) * (middle - kernel.min())
-    sampling = (4 * _largest_variance(statistic.points, near.weights, first) + 2 * both / n) / n / below.square()
-    return replace(
-        estimate,
-        standard_error=(estimate.standard_error.square() + sampling).sqrt(),
-        error=estimate.parts.joined(ErrorParts.normal(sampling)),
-    )
 
 
 def mann_whitney(collection: Collection | Journal) -> MannWhitney:
@@ -87,15 +45,3 @@ def mann_whitney(collection: Collection | Journal) -> MannWhitney:
     z = parts.distance(auc.value - 0.5)
     p_value = torch.as_tensor(2 * ndtr(-z.cpu().numpy()), dtype=torch.float64, device=auc.value.device)
     return MannWhitney(auc, Estimate(scale * mean, error, n, limits=(0.0, n * n / 4)), p_value)
-
-
-def _largest_variance(points: Tensor, weights: Tensor, values: Tensor) -> Tensor:
-    """The largest variance of values (k,) under a histogram whose mean vector is that of ``weights`` (k,)."""
-    middle = weights @ values
-    squares = (values - middle).square()
-    if len(values) > LARGEST:
-        return (values.max() - middle) * (middle - values.min())
-    lines = torch.cat([points.mT, torch.ones_like(values)[None]]).cpu()
-    found = linprog(-squares.cpu().numpy(), A_eq=lines.numpy(), b_eq=(lines @ weights.cpu()).numpy())
-    own = weights @ squares
-    return torch.maximum(own, own.new_tensor(-found.fun)) if found.success else own

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.pairwise.sampling import of_population
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.interval import Error, ErrorParts, RatioError
@@ -138,12 +139,13 @@ class PairwiseProtocol(Protocol[Tensor]):
         """
         n, statistic = self.check(tally, 2).n, self.statistic
         limits, tally = statistic.limits or (-math.inf, math.inf), self.beside_forms(tally)
-        kept = Tally(tally.n, {name: part.clone() for name, part in tally.parts.items()})  # for intervals
+        kept = tally.kept()  # for intervals
+        population = partial(self._of_population, kept)
         value, slope = self.pairs_mean(tally, statistic.form), self.slope(tally.users())
         if statistic.denominator is None:
             error = self.plug_in_variance(tally, statistic.form).sqrt() * slope
             bias = slope * (self.approximation_bias(tally) + self.clipping_bias(tally))
-            return Estimate(value, error, n, bias, partial(self._error, kept), limits)
+            return Estimate(value, error, n, bias, partial(self._error, kept), limits, population=population)
         below = self.pairs_mean(tally, statistic.denominator)
         below = torch.where(below.abs() > self._rounding(statistic.denominator), below, torch.nan)
         ratio = value / below
@@ -151,7 +153,14 @@ class PairwiseProtocol(Protocol[Tensor]):
         _warn_of_small(parts.curvature)
         bias = self.approximation_bias(tally) / below.abs()
         wider = partial(self._ratio_error, kept, ratio, below, parts)
-        return Estimate(statistic.offset + ratio, parts.variance[..., 0].sqrt(), n, bias, wider, limits)
+        error = parts.variance[..., 0].sqrt()
+        return Estimate(statistic.offset + ratio, error, n, bias, wider, limits, population=population)
+
+    def _of_population(self, tally: Tally) -> Estimate:
+        estimate, below = self.analyse(tally), torch.ones(())
+        if self.statistic.denominator is not None:
+            below = self.pairs_mean(tally, self.statistic.denominator)
+        return of_population(self.statistic, estimate, self.mean_point(tally), below)
 
     def approximation_bias(self, tally: Tally) -> Tensor | float:
         """The most by which ``mean`` of an approximate form misses that of the statistic's own."""

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -171,6 +171,10 @@ class Tally(Brief):
     def __getitem__(self, name: str) -> Tensor:
         return self.parts[name]
 
+    def kept(self) -> "Tally":
+        """A copy, for what is computed from it later."""
+        return Tally(self.n, {name: part.detach().clone() for name, part in self.parts.items()})
+
     def users(self, answer: int = 0) -> float | Tensor:
         """n beside numbers that have ``answer`` dimensions behind the batch."""
         return beside(self.n, answer)
@@ -241,11 +245,16 @@ class Tally(Brief):
 class Estimate(Brief):
     """value and standard_error, (*sample_shape, *batch, *answer), from the tally alone; it refers to these n users.
 
+    Its interval covers the answer of these users, over the privacy noise. ``of_population()`` refers to the population
+    from which they are an independent sample: its error counts the sampling as well.
+
     bias: bounds what an approximation may add. error: what intervals are made of, or what makes it once it is asked for
     (None: one normal part of the standard error). limits: what the truth can be; intervals stay inside, the value need
     not.
     stretch: where the error is far from normal, as one Laplace number is: of a level, how far the interval's ends lie
     over those of a normal error of this deviation, a number or (*answer).
+    sampled: whether it refers to the population. population: makes the estimate that does; None where the sampling
+    error is not known. covariance: makes that of the answers' errors, (*batch, m, m), of m answers; None: not known.
     """
 
     value: Tensor
@@ -255,6 +264,35 @@ class Estimate(Brief):
     error: Error | Callable[[], Error] | None = None
     limits: tuple[float, float] = (-math.inf, math.inf)
     stretch: Callable[[float], Tensor | float] | None = None
+    sampled: bool = field(default=False, repr=False)
+    population: Callable[[], "Estimate"] | None = field(default=None, repr=False)
+    covariance: Callable[[], Tensor] | None = field(default=None, repr=False)
+
+    def of_population(self) -> "Estimate":
+        """The estimate for the population from which these users are an independent sample, with a wider error.
+
+        The standard error gains what the users' own answer varies from one sample to the next: Var f/n of a mean of
+        f, from the messages where they tell it, else the largest variance that agrees with them. No privacy is spent.
+        Raises TypeError where the sampling error is not known.
+        """
+        if self.sampled:
+            return self
+        if self.population is None:
+            raise TypeError(
+                "the sampling error of this estimate is not known: of_population is for means, histograms, linear "
+                "queries, functions of shares and pairwise statistics"
+            )
+        return self.population()
+
+    def with_sampling(self, added: Tensor, covariance: Callable[[], Tensor] | None = None) -> Self:
+        """Of the population, by what sampling adds to the variance, (*batch, *answer), and the whole covariance."""
+        return replace(
+            self,
+            standard_error=torch.hypot(self.standard_error, added.sqrt()),
+            error=self.parts.joined(ErrorParts.normal(added)),
+            sampled=True,
+            covariance=covariance,
+        )
 
     @property
     def centre(self) -> Tensor:

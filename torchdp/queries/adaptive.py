@@ -62,11 +62,31 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
     def analyse(self, tally: Tally) -> Estimate:
         tally = self.check(tally)
         f = tally["reports"].double() / tally.users(1)
-        h = onto_simplex(f @ self.client.inverse.mT)
+        h = self._nearest(f)
         both = (each.reshape(-1, each.shape[-1]).split(self._at_once) for each in (h, f))
         found = [self._decoded(*part) for part in zip(*both, strict=True)]
         value, variance = (torch.cat(each).view(*f.shape[:-1], -1) for each in zip(*found, strict=True))
-        return Estimate(value + self.workload.mean(1), (variance / tally.users(1)).sqrt(), tally.n)
+        estimate = Estimate(value + self.workload.mean(1), (variance / tally.users(1)).sqrt(), tally.n)
+        return self.sampled_from(estimate, tally)
+
+    def _nearest(self, f: Tensor) -> Tensor:
+        """The histogram nearest to what shares of reports f (*batch, outputs) tell plainly."""
+        return onto_simplex(f @ self.client.inverse.mT)
+
+    def decoded(self, tally: Tally) -> Tensor:
+        """By the decoder of these reports, (*batch, m, outputs)."""
+        Q, _, _ = self._small
+        h = self._nearest(tally["reports"].double() / tally.users(1))
+        law = h @ self.client.matrix.mT
+        return (Q @ self._weights(law) / law[..., None]).mT
+
+    def _weights(self, law: Tensor) -> Tensor:
+        """M^{-1} W^T for laws of reports (*batch, outputs): (*batch, r, m)."""
+        Q, W, _ = self._small
+        # M = seen^T seen would lose half of the digits: an h of few types has few
+        seen = Q / law.sqrt()[..., None]
+        triangle = torch.linalg.qr(seen, mode="r").R
+        return torch.cholesky_solve(W.mT.expand(*law.shape[:-1], -1, -1), triangle, upper=True)
 
     @property
     def _at_once(self) -> int:
@@ -81,10 +101,7 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         """
         Q, W, full = self._small
         law = h @ self.client.matrix.mT  # (b, outputs)
-        # M = seen^T seen would lose half of the digits: an h of few types has few
-        seen = Q / law.sqrt()[..., None]
-        triangle = torch.linalg.qr(seen, mode="r").R
-        weights = torch.cholesky_solve(W.mT.expand(len(h), -1, -1), triangle, upper=True)  # (b, r, m)
+        weights = self._weights(law)  # (b, r, m)
         second = (weights * W.mT).sum(-2)
         mean = h @ self._centred.square().mT if full or reports is None else (h @ self._centred.mT).square()
         value = second if reports is None else (((reports / law)[:, None] @ Q) @ weights)[:, 0]

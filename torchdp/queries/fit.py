@@ -1,6 +1,6 @@
 """Answers of a fitted histogram: the reports' own likelihood, smoothed as much as they ask for. Biased, lower error."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
 import torch
@@ -37,6 +37,12 @@ class Fit(Estimate):
     @property
     def centre(self) -> Tensor:
         return self.unbiased.value
+
+    def of_population(self) -> "Fit":
+        """The same answers, with the errors and intervals of the unbiased estimate of the population."""
+        whole = self.unbiased.of_population()
+        own = {name: getattr(whole, name) for name in ("standard_error", "error", "sampled", "covariance")}
+        return replace(self, unbiased=whole, **own)
 
 
 def fitted(protocol: QueryProtocol, tally: Tally, *, ordered: bool = True) -> Fit:

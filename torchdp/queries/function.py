@@ -114,14 +114,8 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         """Raises TypeError, ValueError."""
         return self._estimate(tally, sampling=False)
 
-    def of_population(self, tally: Tally) -> Estimate:
-        """g of the population from which the users are an independent sample: C gains (diag h - h h^T)/n.
-
-        As private as ``analyse``. Raises TypeError, ValueError.
-        """
-        return self._estimate(tally, sampling=True)
-
     def _estimate(self, tally: Tally, sampling: bool) -> Estimate:
+        """sampling: of g of the population, for which C gains (diag h - h h^T)/n."""
         n, totals = self.check(tally).users(1), self.client.totals(tally)
         h = (totals + (n - totals.sum(-1, keepdim=True)) / self.client.k) / n
         batch = h.shape[:-1]
@@ -139,7 +133,15 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         if bool(((value < low) | (value > high)).any()):
             _warn(f"the value lies outside of [{low:g}, {high:g}], what the function can be")
         error = partial(self._error, h, n, sampling, known)
-        return Estimate(value, variance.sqrt(), tally.n, error=error, limits=self.function.limits)
+        return Estimate(
+            value,
+            variance.sqrt(),
+            tally.n,
+            error=error,
+            limits=self.function.limits,
+            sampled=sampling,
+            population=partial(self._estimate, tally.kept(), sampling=True),
+        )
 
     def _error(self, h: Tensor, n: float | Tensor, sampling: bool, known: Tensor) -> QuadraticError:
         """As if g were its second-order expansion at the decoded shares; without end where that is not known."""

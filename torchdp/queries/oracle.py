@@ -1,8 +1,8 @@
 """Linear queries from a frequency oracle's reports."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
@@ -26,6 +26,7 @@ from torchdp.randomizers.alphabet.frequency import FrequencyOracle, VarianceMatr
 
 KINDS = RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding, HadamardResponse
 ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made
+LISTED = 2**24  # outputs times answers, up to which each message is decoded alone
 O = TypeVar("O", bound=FrequencyOracle)
 
 
@@ -69,6 +70,38 @@ class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
         eye = torch.eye(self.client.k, dtype=torch.float64, device=shares.device)
         return projections(eye / noise, shares / noise, tally.users(), ordered)
 
+    def decoded(self, tally: Tally) -> Tensor:
+        """V, (m, outputs) or (*batch, m, outputs): what each message adds to the answers, but for W's means."""
+        n = torch.ones(self.client.outputs, dtype=torch.int64, device=tally["reports"].device)
+        each = Tally(n, {"reports": torch.diag(n)})
+        return self.client.answers(each, self._centred).mT
+
+    def sampled_from(self, found: Estimate, tally: Tally) -> Estimate:
+        """``found``, with what makes the population's estimate of it."""
+        return replace(found, population=partial(self._of_population, found, tally.kept()))
+
+    def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
+        """A mean of the users' independent decoded messages: its variance is theirs over n, whatever was sent.
+
+        Where messages are too many to be listed: the noise's, and Var W_i = W_i^2 h - (W_i h)^2 at the decoded shares.
+        """
+        n, outputs = tally.users(1), self.client.outputs
+        listed = self.client.entry_variance is None and outputs * max(outputs, len(self.workload)) <= LISTED
+        if not listed:
+            squares = self.client.answers(tally, self._centred.square()) / n
+            off = found.value - self.workload.mean(1)
+            return found.with_sampling((squares - off.square()).clamp_min(0) / n)
+        f, V = tally["reports"].double() / n, self.decoded(tally)
+        mean = (V @ f[..., None])[..., 0]
+        variance = ((V.square() @ f[..., None])[..., 0] - mean.square()).clamp_min(0) / n
+        own = replace(found, standard_error=torch.zeros_like(variance), error=None)
+
+        def covariance() -> Tensor:
+            centred = V - mean[..., None]
+            return (centred * f[..., None, :]) @ centred.mT / (n if isinstance(n, float) else n[..., None])
+
+        return own.with_sampling(variance, covariance)
+
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
         return self.client.collect_unchecked(x, draws)
 
@@ -106,4 +139,4 @@ class LocalOracle(OracleQueries[FrequencyOracle]):
             each = self.variance.amax(1).expand_as(value)
         else:
             each = variance.plug_in(shares)
-        return Estimate(value, (each / n).sqrt(), tally.n)
+        return self.sampled_from(Estimate(value, (each / n).sqrt(), tally.n), tally)

@@ -1,6 +1,8 @@
 """A pilot group's reports choose the strategy of the others: each user sends one message, at the full epsilon."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -60,6 +62,15 @@ def pooled(groups: Sequence[tuple[QueryProtocol, Tally]]) -> Estimate:
         if other.shape != first.shape or not bool((other == first).all()):
             raise ValueError("groups must ask the same queries of the same types")
         found.append(protocol.analyse(tally))
+    return replace(_joined(found), population=partial(_of_population, found))
+
+
+def _of_population(found: list[Estimate]) -> Estimate:
+    return replace(_joined([each.of_population() for each in found]), sampled=True)
+
+
+def _joined(found: list[Estimate]) -> Estimate:
+    """The mean of independent estimates by their users."""
     n = sum(each.n for each in found)
     value = torch.stack([each.n / n * each.centre for each in found]).sum(0)
     error = torch.stack([(each.n / n * each.standard_error).square() for each in found]).sum(0).sqrt()

@@ -1,6 +1,8 @@
 """What protocols for linear queries have in common: their data, their truth, and their exact error."""
 
 from abc import abstractmethod
+from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.interval import laplace_stretch
+from torchdp.protocol.sampling import largest_variance
 from torchdp.protocol.users import alike, beside
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.projection import projections
@@ -120,4 +123,27 @@ class FactoredProtocol(QueryProtocol):
         value = self.heard(self.whole(tally)) @ self.queries.left.mT + self.queries.shift
         error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
         stretch = laplace_stretch if self.laplace else None
-        return Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch)
+        found = Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch)
+        return replace(found, population=partial(self._of_population, found, tally.kept()))
+
+    def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
+        """Var W_i under the nearest histogram; of those with its R h that of the largest where R tells less."""
+        W, right = self.workload, self.queries.right
+        batch, n = found.value.shape[:-1], tally.users(1)
+        parts = {name: part.reshape(-1, *self.layout[name][0]) for name, part in tally.parts.items()}
+        users = tally.n.expand(batch).reshape(-1) if isinstance(tally.n, Tensor) else tally.n
+        fits, _, _ = self.fits(Tally(users, parts), False)
+        h = fits[-1]
+        told = torch.linalg.matrix_rank(torch.cat([right, torch.ones_like(right[:1])])) == len(right.mT)
+        if not bool(told):
+            each = [torch.stack([largest_variance(right.mT, one, row) for row in W]) for one in h]
+            return found.with_sampling(torch.stack(each).view(*batch, -1) / n)
+        centred = W - (h @ W.mT)[..., None]  # (b, m, k)
+        variance = (centred.square() * h[:, None]).sum(-1).view(*batch, -1)
+
+        def covariance() -> Tensor:
+            users = tally.users(2)
+            own = ((centred * h[:, None]) @ centred.mT).view(*batch, len(W), len(W))
+            return own / users + self.noise * self.queries.left @ self.queries.left.mT / users**self.power
+
+        return found.with_sampling(variance / n, covariance)

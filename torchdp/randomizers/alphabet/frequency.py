@@ -1,8 +1,8 @@
 """Frequency oracles: finite alphabets, reports that are unbiased for the user's indicator vector."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -212,7 +212,9 @@ class FrequencyOracle(TypeProtocol):
         """Unbiased shares, (*batch, k): some may be negative."""
         n = self.check(tally).users(1)
         value = self.totals(tally) / n
-        return Estimate(value, (self.variance.plug_in(value) / n).sqrt(), tally.n)
+        found = Estimate(value, (self.variance.plug_in(value) / n).sqrt(), tally.n)
+        sampling = (value * (1 - value)).clamp_min(0) / n
+        return replace(found, population=partial(found.with_sampling, sampling))
 
     def answers(self, tally: Tally, W: Tensor) -> Tensor:
         """Unbiased estimate of W c, c the users' counts of types: (m, k) -> (*batch, m). ``tally`` is unchecked."""
