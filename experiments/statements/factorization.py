@@ -48,7 +48,7 @@ def approximate_duality(rng: np.random.Generator, count: int, share: float = 1.0
                     f"weak {W.shape}, alpha = {alpha:.3g}",
                     ratio(float((W * U).sum() - alpha * np.abs(U).sum()) / most, upper),
                 )
-        yield f"attained {W.shape}, alpha = {alpha:.3g}", ratio(lower, approximated(W, alpha)[1])
+        yield f"tight {W.shape}, alpha = {alpha:.3g}", ratio(lower, approximated(W, alpha)[1])
 
 
 @check(

@@ -135,7 +135,7 @@ def _largest(covariance: Tensor, least: Tensor) -> Tensor:
     for correlation, root, level in zip(R, roots, p.flatten().tolist(), strict=True):
         tail = min(max(level, 1e-300), 1.0) / 2
         z = -float(ndtri(tail))
-        beyond = torch.as_tensor(-ndtri((tail * uniform).clamp_min(1e-300).numpy()))  # a normal above z
+        beyond = torch.from_numpy(-ndtri((tail * uniform).clamp_min(1e-300).numpy()))  # a normal above z
         Z = normal @ root.mT
         Z = Z + (beyond - Z[draw, place])[:, None] * correlation[place]
         # the one that is beyond counts, whatever rounding says

@@ -49,7 +49,7 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
             raise ValueError("queries.right must hold zeros and ones: a user sends bits")
         object.__setattr__(self, "instances", len(right))
         checks.instance("law", self.law, MessageLaw).countable()
-        least, most = self.law.variance(torch.tensor([0, self.law.users])).tolist()
+        least, most = self.law.variance(torch.tensor([0, self.law.users], dtype=torch.int64)).tolist()
         if least != most:
             raise ValueError(
                 f"kind must have one variance whatever the bits, not that of {type(self.law).__name__}: errors are "
