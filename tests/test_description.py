@@ -21,6 +21,7 @@ from torchdp.privacy import Guarantee
 from torchdp.randomizers import RandomizedResponse
 from torchdp.secure import SecureSketch
 from torchdp.sketching import ones
+from torchdp.training.plan import FORMAT, VERSION
 
 MADE = []
 
@@ -70,7 +71,8 @@ def read_density(path, tree):
 
 
 def read_plan(path, tree):
-    torch.save(tree["of"] if "of" in tree else {"strategy": tree}, path / "plan")
+    content = tree["of"] if "of" in tree else {"strategy": tree}
+    torch.save({"format": FORMAT, "version": VERSION, **content}, path / "plan")
     return training.Plan.load(path / "plan")
 
 

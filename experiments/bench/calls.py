@@ -131,3 +131,7 @@ def cases(small: bool) -> Iterator[Case]:
     every = steps()
     for name in list(every)[:2] if small else every:
         yield Case(name, lambda name=name: work(lambda: every, name))
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/bench/run.py --quick")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 from contest import Cell
-from pairwise_methods import EACH_MESSAGE, quietly
+from pairwise_methods import quietly
 from torch import Tensor
 
 from torchdp import pairwise, queries, workloads
@@ -123,7 +123,7 @@ def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[str, Protocol[Ten
     else:
         choice = pairwise.choose(STATISTICS[task](k), n, epsilon)
     return next(
-        (one.name, one.protocol) for one in choice.candidates if not isinstance(one.protocol, EACH_MESSAGE)
+        (one.name, one.protocol) for one in choice.candidates if not isinstance(one.protocol, pairwise.SubsetPairs)
     )
 
 

@@ -45,8 +45,12 @@ SMOKE = Config(users=(1_000,), epsilons=(4.0,), trials=200)
 
 def protocols(statistic: PairwiseStatistic, epsilon: float, n: int) -> list[PairwiseProtocol]:
     """One message, two, randomized response and, for means, two rounds."""
-    kinds = (pairwise.OneMessage, pairwise.TwoMessage, pairwise.RandomizedResponsePlugIn)
-    one_round: list[PairwiseProtocol] = [kind(statistic, epsilon) for kind in kinds]
+    one_round: list[PairwiseProtocol] = [
+        pairwise.OneMessage(statistic, epsilon),
+        pairwise.TwoMessage(statistic, epsilon),
+    ]
+    if statistic.pairs is Pairs.DISTINCT:  # the diagonal of the kernel of all pairs varies
+        one_round.append(pairwise.RandomizedResponsePlugIn(statistic, epsilon))
     return one_round if statistic.denominator is not None else [*one_round, TwoRound.tuned(statistic, n, epsilon)]
 
 
@@ -108,8 +112,6 @@ def measure(config: Config, report: Report) -> None:
             asked = {n: {e: protocols(statistic, e, n) for e in config.epsilons} for n in config.users}
             for name, weights in histograms(statistic.types).items():
                 for index, kind in enumerate(type(each) for each in asked[config.users[0]][config.epsilons[0]]):
-                    if kind is pairwise.RandomizedResponsePlugIn and statistic.pairs is Pairs.ALL:
-                        continue  # the kernel's diagonal varies
                     for epsilon in config.epsilons:
                         for n in config.users:
                             share, marked = cell(asked[n][epsilon][index], weights, n, config)

@@ -58,6 +58,13 @@ def alike(public: Tensor, given: Tensor) -> Tensor:
     return buffer.as_strided(public.shape, strides, shift).copy_(public)
 
 
+def aligned(public: Tensor, given: Tensor) -> Tensor:
+    """``public`` in the dtype and alignment of ``given``, contiguous, as a launcher asks that takes addresses alone."""
+    shift = given.data_ptr() % 16 // given.element_size()
+    buffer = torch.empty(shift + public.numel(), dtype=given.dtype, device=given.device)
+    return buffer[shift:].view(public.shape).copy_(public)
+
+
 def wave(device: torch.device, *shape: int) -> Tensor:
     """float64 in (0, 1): the same on every device, without a generator."""
     place = torch.arange(torch.Size(shape).numel(), dtype=torch.float64, device=device)
@@ -203,4 +210,4 @@ def guided_draws(out: Tensor, parts: Tensor, cells: Tensor, times: int = 0) -> l
     """Three programs and a part of one; open draws in each, and none is where they would be without the last."""
     bits, held = guide(parts[:1].expand(13_000), len(cells))
     start = wave(out.device, len(bits)).mul_(1000).long()
-    return [((alike(start, out), alike(bits, parts), alike(held, cells), 5 if times else 0), {})]
+    return [((aligned(start, out), aligned(bits, parts), aligned(held, cells), 5 if times else 0), {})]

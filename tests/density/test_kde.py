@@ -251,7 +251,8 @@ def test_guarantee_a_saved_release_answers_the_same_and_holds_nothing_else(famil
     torch.testing.assert_close(loaded.evaluate(y), density.evaluate(y), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(loaded.standard_error_at(y), density.standard_error_at(y), rtol=1e-12, atol=0)
     assert loaded.guarantee == density.guarantee and loaded.features.family == family and loaded.stretch is None
-    fields = "features value n standard_error bias error limits stretch guarantee"
+    assert loaded.population is loaded.covariance is None and not loaded.sampled
+    fields = "features value n standard_error bias error limits stretch guarantee sampled covariance population"
     assert set(vars(loaded)) == set(fields.split())
     # nothing but the means depends on the data
     other = kde.sample_estimate(kde.summary(ball(8, D, seed=77)), generator=generator(1))

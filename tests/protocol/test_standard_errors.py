@@ -71,6 +71,7 @@ MADE = {
     "a function": lambda: queries.LocalFunction(FirstShare(), RandomizedResponse(K, EPSILON)),
     "factors": lambda: queries.LocalFactorization.calibrated(FACTORS, epsilon=EPSILON),
     "central factors": lambda: queries.CentralFactorization(FACTORS, EPSILON, DELTA),
+    "central Laplace": lambda: queries.CentralLaplace(queries.FactoredQueries.spanned(FIRST, FIRST), EPSILON),
     "shuffled bits": lambda: queries.ShuffledQueries.calibrated(FIRST, PoissonSum, USERS, EPSILON, DELTA),
     "one message": lambda: pairwise.OneMessage(EVERY, EPSILON),
     "two messages": lambda: pairwise.TwoMessage(EVERY, EPSILON),
