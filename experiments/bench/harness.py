@@ -82,8 +82,12 @@ def _spent(run: Run, times: int) -> float:
     return clock() - start
 
 
-def rows(case: Case, rounds: int = ROUNDS, memory_too: bool = True) -> Iterator[Row]:
-    """A row for each floor and peer: nanoseconds a unit, and how many times as long as the other ours takes."""
+def rows(case: Case, rounds: int = ROUNDS, memory_too: bool = True, least: bool = False) -> Iterator[Row]:
+    """A row for each floor and peer: nanoseconds a unit, and how many times as long as the other ours takes.
+
+    least: the least time of each side is compared, not the median of the turns' ratios. Other processes only ever
+    add to a time, and seldom to all turns of a side.
+    """
     work = case.make()
     parts, kinds, absent = {"ours": Part(work.ours, work.units)}, {}, {}
     for name, floor in work.floors.items():
@@ -99,7 +103,10 @@ def rows(case: Case, rounds: int = ROUNDS, memory_too: bool = True) -> Iterator[
     ns = 1e9 * statistics.median(found["ours"])
     memory = grown(case.make) if memory_too and ns * work.units < 1e9 * BUDGET else None
     for name, kind in kinds.items():
-        times = statistics.median(a / b for a, b in zip(found["ours"], found[name], strict=True))
+        if least:
+            times = min(found["ours"]) / min(found[name])
+        else:
+            times = statistics.median(a / b for a, b in zip(found["ours"], found[name], strict=True))
         yield {"case": case.name, "ns": ns, "MiB": memory, "kind": kind, "against": name, "times": times}
     for name, package in absent.items():
         yield {"case": case.name, "ns": ns, "MiB": memory, "kind": "absent", "against": f"{name} ({package})"}
@@ -156,6 +163,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes of the tests")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--times-only", action="store_true", help="memory is not measured")
+    parser.add_argument("--least", action="store_true", help="least times are compared: on a busy machine")
     parser.add_argument("--cases", nargs="*", help="names; by default all")
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -163,7 +171,7 @@ def main() -> None:
         if given.cases and case.name not in given.cases:
             continue
         try:
-            for row in rows(case, given.rounds, not given.times_only):
+            for row in rows(case, given.rounds, not given.times_only, given.least):
                 print(json.dumps(row), flush=True)
         except Exception as error:  # another checkout may lack what this case calls; the rest is measured
             print(json.dumps({"case": case.name, "kind": "failed", "against": repr(error)[:200]}), flush=True)

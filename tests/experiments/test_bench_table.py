@@ -126,7 +126,8 @@ def test_every_bench_is_in_the_one_command(run):
 def test_the_gate_of_each_commit_sees_a_call_half_as_slow_again(run):
     """Above 1.5 times its row in six measurements; a busy machine's one slow measurement is forgiven."""
     committed = [row(1.0, bench=run.GATE)]
-    limits = run.SLOWER, run.GATE_REPEATS
+    here = {"machine": "a processor", "versions": "torch 2"}
+    limits = run.gate_limit([{**committed[0], **here}], here), run.GATE_REPEATS
     asked = []
 
     def always(bench, cases):
@@ -140,6 +141,25 @@ def test_the_gate_of_each_commit_sees_a_call_half_as_slow_again(run):
     assert not run.fallen(
         [row(9.0, bench=run.GATE)], committed, lambda *_: [row(next(quiet), bench=run.GATE)], *limits
     )
+
+
+@pytest.mark.parametrize("other", ["machine", "versions"])
+def test_a_processor_without_a_table_does_not_fail_the_gate(run, other):
+    """Ratios of a call to its loop are others there: twice the row is no failure, four times is one."""
+    here = {"machine": "a processor", "versions": "torch 2"}
+    committed = [{**row(1.0), **here, other: "another"}]
+    most = run.gate_limit(committed, here)
+    assert not run.fallen([row(2.0)], committed, None, most)
+    assert run.fallen([row(4.0)], committed, lambda *_: [], most)
+
+
+def test_least_times_are_compared_on_a_busy_machine(harness, monkeypatch):
+    """Interrupted turns of either side, as if by other processes: the median's ratio is false, the least's is not."""
+    found = {"ours": [2.0, 9.0, 9.0], "loop": [1.0, 1.0, 3.0]}
+    monkeypatch.setattr(harness, "turns", lambda parts, rounds: found)
+    case = harness.Case("fake", lambda: harness.Work(print, floors={"loop": print}))
+    assert [each["times"] for each in harness.rows(case, least=True)] == [2.0]
+    assert [each["times"] for each in harness.rows(case)] == [3.0]
 
 
 def test_every_call_of_the_gate_has_a_row(run):
