@@ -117,9 +117,3 @@ def test_local_coverage(smoke):
 def test_fits(smoke):
     (row,) = smoke("league/fits.py").tables["rows"]
     assert row["cells"] == 2 and 0 < row["default"] < 1.5 * min(row["chosen"], row["HDMM"])
-
-
-@pytest.mark.slow
-def test_local_goals(smoke):
-    rows = smoke("league/local_goals.py").tables["goals"]
-    assert rows[1]["now"] <= rows[0]["now"] < 1.2 * rows[1]["now"] and all(row["now"] > 0 for row in rows)

@@ -82,12 +82,6 @@ def test_more_statistics(smoke):
     assert marked["least_coverage"] > 0.88 and marked["largest_bias_z"] < 4.5
 
 
-@pytest.mark.slow
-def test_pilot(smoke):
-    (row,) = smoke("pairwise/pilot.py").tables["pilot"]
-    assert 0.5 < row["pilot"] < 1.2 and 0.5 < row["known"] < 1.1 and row["coverage"] > 0.9
-
-
 def test_groups(smoke):
     rows = smoke("pairwise/groups.py").tables["groups"]
     assert len(rows) == 5 * 3 and all(0.91 < row["covered"] < 0.985 for row in rows)

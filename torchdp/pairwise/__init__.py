@@ -30,7 +30,6 @@ from torchdp.pairwise.choose import choose, histograms
 from torchdp.pairwise.consistent import consistent
 from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.pairwise.messages import OneMessage, TwoMessage
-from torchdp.pairwise.pilot import after_pilot, pooled
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.population import mann_whitney
 from torchdp.pairwise.protocol import PairwiseProtocol
@@ -65,7 +64,6 @@ __all__ = [
     "TwoMessage",
     "TwoRound",
     "absolute_difference",
-    "after_pilot",
     "auc",
     "auc_of_sizes",
     "choose",
@@ -81,7 +79,6 @@ __all__ = [
     "low_rank",
     "lower_bound",
     "mann_whitney",
-    "pooled",
     "ratio",
     "unequal",
 ]

@@ -35,7 +35,6 @@ from torchdp.queries.integer_sums import IntegerSums
 from torchdp.queries.learn import PrivateLearner
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import LocalOracle
-from torchdp.queries.pilot import after_pilot, pooled
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.queries.shuffled import ShuffledQueries
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
@@ -61,7 +60,6 @@ __all__ = [
     "ShareFunction",
     "ShuffledQueries",
     "Spearman",
-    "after_pilot",
     "choose",
     "choose_function",
     "choose_trusted",
@@ -70,7 +68,6 @@ __all__ = [
     "function_lower_bound",
     "lower_bound",
     "parities",
-    "pooled",
     "stumps",
     "thresholds",
 ]
