@@ -407,7 +407,7 @@ class Branches(nn.Module):
 
 
 def test_a_route_that_ends_with_whatever_error_is_left_and_closures_of_branches_have_gradients():
-    """Under a transform torch.cond raises a KeyError; where nothing is traced its branches' weights have no gradient."""
+    """torch.cond raises a KeyError under a transform; without tracing its branches' weights have no gradient."""
     net = Branches()
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
     wanted = torch.zeros(40)
