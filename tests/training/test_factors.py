@@ -392,3 +392,30 @@ def test_parts_of_the_examples_are_the_whole(monkeypatch, numbers):
     monkeypatch.setattr(factors, "AT_ONCE", 1)
     torch.testing.assert_close(clip_and_sum(net, squares, x, y, 0.1), whole_of_it)
     torch.testing.assert_close(clip_and_sum(net, squares, x, y, 0.1, memory=numbers), whole_of_it)
+
+
+class Branches(nn.Module):
+    """torch.cond for each example, whose branches close over weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Linear(4, 4)
+        self.right = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.stack([torch.cond(row[0] > 0, self.left, self.right, (row,)) for row in x])
+
+
+def test_a_route_that_ends_with_whatever_error_is_left_and_closures_of_branches_have_gradients():
+    """torch.cond raises a KeyError under a transform; without tracing its branches' weights have no gradient."""
+    net = Branches()
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+    wanted = torch.zeros(40)
+    for i in range(5):
+        total = squares(net(x[i : i + 1]), torch.zeros(1))
+        gradients = torch.autograd.grad(total, list(net.parameters()))
+        wanted += torch.cat([g.flatten() for g in gradients])
+    sums = Clipper(net, squares)
+    for _ in range(3):
+        torch.testing.assert_close(sums(x, torch.zeros(5), 1e6)[0], wanted)
+    assert sums.route.startswith("loop")

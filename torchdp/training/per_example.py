@@ -15,7 +15,7 @@ from torch.utils._pytree import TreeSpec, tree_unflatten
 
 from torchdp import checks
 from torchdp.training.factors import Form
-from torchdp.training.record import Means, Still
+from torchdp.training.record import Means, Refused, Still, traced
 
 Inputs = Tensor | Mapping[str, Tensor]
 DRAWS = "module draws dropout from torch's global generator; pass dropout=, or call .eval() on it"
@@ -108,13 +108,13 @@ class Passes:
         found = functional_call(self.both, swapped, (x, y, *made), tie_weights=False)
         for place, value in own.items():
             if swapped[place] is not value:
-                raise ValueError(_changed(place))
+                raise Refused(_changed(place))
         return found
 
     def plain(self, x: Any, y: Any) -> tuple[Tensor, Any]:
         """On the module's own parameters: nothing stands in for them but for shards."""
         buffers = {place: value.clone() for place, value in self.buffers.items()}
-        with self.kept(buffers):
+        with self.kept(buffers), traced():
             return self.call(self.own(), x, y, buffers=buffers)
 
     def own(self) -> Mapping[str, Tensor]:
@@ -139,7 +139,7 @@ class Passes:
                     changed.append(name)
                     value.data = copies[name]
         if changed:
-            raise ValueError(_changed(changed[0]))
+            raise Refused(_changed(changed[0]))
 
     @contextmanager
     def kept(self, buffers: Mapping[str, Tensor]) -> Iterator[None]:
@@ -150,7 +150,7 @@ class Passes:
             yield
         for place, value in held.items():
             if value._version != versions[place]:
-                raise ValueError(_changed(place))
+                raise Refused(_changed(place))
 
     def halves(self, x: Inputs) -> bool:
         """Whether anything is of half precision, or autocast makes it so."""
@@ -185,7 +185,7 @@ class Passes:
         found = _reached(total) if total.requires_grad else []
         for p in found:
             if id(p) not in names:
-                raise ValueError(
+                raise Refused(
                     f"loss reaches a trainable tensor of shape {tuple(p.shape)} that is no parameter of module, and "
                     "would never be trained; make it a parameter of module, or detach it"
                 )
@@ -254,7 +254,7 @@ def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
                 each.set_state(old)
                 drawn = True
     if drawn:
-        raise ValueError(DRAWS)
+        raise Refused(DRAWS)
 
 
 @contextmanager

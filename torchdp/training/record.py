@@ -40,6 +40,10 @@ class Untaken(BaseException):
     """Why a route does not serve; no module's ``except`` is meant."""
 
 
+class Refused(ValueError):
+    """What no route may serve: no other one is tried."""
+
+
 class Inside(Untaken):
     """The loss is in the module's call."""
 
@@ -47,6 +51,13 @@ class Inside(Untaken):
 def eager() -> AbstractContextManager[object]:
     """Compiled parts of a module run as they are: what is compiled does not see its functions called."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+def traced() -> AbstractContextManager[object]:
+    """Compiled parts are traced, and then run by torch itself: what torch.cond closes over has no gradient without."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
+    return torch.compiler.set_stance("default", force_backend="eager")
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

@@ -18,10 +18,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torchdp.training.factors import Form, Rows, joined
 from torchdp.training.meeting import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime, unset
 from torchdp.training.per_example import DRAWS, Gradients, Inputs, Passes, due, flat, pick, short
-from torchdp.training.record import Inside, Record, Still, Untaken
+from torchdp.training.record import Inside, Record, Refused, Still, Untaken
 from torchdp.training.rules import RULES
-
-UNTAKEN = (RuntimeError, TypeError, IndexError, AttributeError, AssertionError, NotImplementedError)
 
 
 def by_factors(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
@@ -142,9 +140,9 @@ def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
             raise
         known.inside = True
         return recorded(passes, x, y)
-    except UNTAKEN as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
+    except (Refused, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of whatever kind: the next route shows whether it is the module's own
         raise Untaken(short(error)) from error
     return Gradients(forms, lost, mixes), record
 
@@ -272,11 +270,11 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
         each = vmap(grad(one, has_aux=True), (None, 0, 0), randomness=passes.randomness)
         with OwnRules(), unset(passes.both) as names:
             rows, (lost, tensors) = each(constants, dict(x) if isinstance(x, Mapping) else x, y)
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
+    except (Refused, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of whatever kind, as torch.cond's KeyError under a transform
         if "randomness error mode" in str(error):
-            raise ValueError(DRAWS) from error
+            raise Refused(DRAWS) from error
         raise Untaken(short(error)) from error
     if names and not passes.known.calls:
         warnings.warn(
