@@ -20,16 +20,13 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from torchdp import checks
-
-if TYPE_CHECKING:
-    from torchdp.secure.session import Session
 
 KEY_BYTES = 32
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
@@ -105,15 +102,17 @@ class KeyFile:
             found = db.execute("SELECT session FROM party").fetchone()[0]
         return None if found is None else bytes(found)
 
-    def join(self, session: "Session", fingerprint: str) -> None:
+    def join(self, session: Any, fingerprint: str) -> None:
         """Accept a session, once and for ever: this key serves no other, and no file of other bytes.
 
         Args:
-            session: as it was read; what it asks, promises and whose public keys it has are accepted.
+            session: the ``Session``, as it was read; what it asks, promises and whose public keys it has are accepted.
             fingerprint: what a person compared with the other parties by another channel.
 
         Raises ValueError where this is not the session's fingerprint, the key is of no party, or joined another.
         """
+        if not hasattr(session, "fingerprint"):
+            raise TypeError(f"session must be a Session, as read_session returns it, not {type(session).__name__}")
         if checks.instance("fingerprint", fingerprint, str).strip().lower() != session.fingerprint:
             raise ValueError("fingerprint is not the session's: the file was changed, or another was compared")
         session.party(self, session.parties)
