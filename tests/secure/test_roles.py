@@ -136,6 +136,18 @@ def test_guarantee_every_role_refuses_a_session_that_its_person_did_not_accept(p
         assert (found.at / "north.server-0.frames").exists()
 
 
+@pytest.mark.parametrize("corrupt", [0, 9, 10])
+def test_a_session_says_whose_noise_is_not_counted(parties, tmp_path, corrupt):
+    found = parties("histogram")
+    session = found.opened(dataclasses.replace(found.question, corrupt=corrupt))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        secure.open_session(tmp_path / "said", session)
+    said = [str(each.message) for each in told]
+    assert any(f"noise of its 10 clients, corrupt = {corrupt}" in each for each in said) is (corrupt < 10)
+    assert (session.exposed is None) is (corrupt == 10)
+
+
 def test_guarantee_a_key_that_joined_nothing_plays_no_role(parties, tmp_path):
     found = parties()
     (path,) = secure.new_keys(tmp_path, "north")

@@ -106,11 +106,13 @@ class KeyFile:
         """Accept a session, once and for ever: this key serves no other, and no file of other bytes.
 
         Args:
-            session: a ``Session``, as it was read; what it asks, promises and whose public keys it has are accepted.
+            session: the ``Session``, as it was read; what it asks, promises and whose public keys it has are accepted.
             fingerprint: what a person compared with the other parties by another channel.
 
         Raises ValueError where this is not the session's fingerprint, the key is of no party, or joined another.
         """
+        if not hasattr(session, "fingerprint"):
+            raise TypeError(f"session must be a Session, as read_session returns it, not {type(session).__name__}")
         if checks.instance("fingerprint", fingerprint, str).strip().lower() != session.fingerprint:
             raise ValueError("fingerprint is not the session's: the file was changed, or another was compared")
         session.party(self, session.parties)

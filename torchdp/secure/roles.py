@@ -43,12 +43,17 @@ PAUSE = 0.1  # seconds between two looks at the folder
 
 
 def open_session(folder: str | os.PathLike[str], session: Session) -> None:
-    """Write the session's file into an empty folder, which is made. Raises OSError, ValueError."""
+    """Write the session's file into an empty folder, which is made. Raises OSError, ValueError.
+
+    Warns where the question counts fewer ``corrupt`` clients than the largest organisation has (``Session.exposed``).
+    """
     folder = checks.path("folder", folder)
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.iterdir()):
         raise ValueError(f"folder must be empty, or new: {folder} holds files, perhaps of another session")
     put(folder / SESSION_FILE, checks.instance("session", session, Session).to_bytes())
+    if session.exposed is not None:
+        warnings.warn(session.exposed, stacklevel=2)
 
 
 def read_session(folder: str | os.PathLike[str]) -> Session:

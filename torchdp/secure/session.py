@@ -91,6 +91,18 @@ class Session(Brief):
         """Everybody."""
         return (*self.servers, *self.organisations, self.analyst)
 
+    @property
+    def exposed(self) -> str | None:
+        """Why the guarantee does not hold against the largest organisation; None where the question counts it."""
+        largest = max(party.clients for party in self.organisations)
+        counted = self.sums.coalition.corrupt
+        if counted >= largest:
+            return None
+        return (
+            f"an organisation knows the noise of its {largest} clients, corrupt = {counted}: the guarantee does not "
+            f"hold against it; make the question with corrupt={largest}"
+        )
+
     @cached_property
     def sums(self) -> SecureSums:
         """The question as integers that these servers add up."""
