@@ -159,6 +159,8 @@ def test_guarantee_a_class_has_the_name_by_which_it_was_defined():
     for path in (f"torchdp.secure.roles:{'os._wrap_close'}", "torchdp.batch:torch.nn.Linear", "os:PathLike"):
         with pytest.raises(ValueError, match="is not torchdp's"):
             made({"class": path}, type)
+    with pytest.raises(ValueError, match="is no dataclass"):  # it would do more than hold what it is made from
+        made({"made": "torchdp.collection.journal:Journal", "of": {}}, object)
     assert made({"class": "torchdp.privacy.guarantee:Guarantee"}, type) is Guarantee  # a control
 
 
