@@ -21,7 +21,6 @@ from torchdp.privacy import Guarantee
 from torchdp.randomizers import RandomizedResponse
 from torchdp.secure import SecureSketch
 from torchdp.sketching import ones
-from torchdp.training.plan import FORMAT, VERSION
 
 MADE = []
 
@@ -72,7 +71,7 @@ def read_density(path, tree):
 
 def read_plan(path, tree):
     content = tree["of"] if "of" in tree else {"strategy": tree}
-    torch.save({"format": FORMAT, "version": VERSION, **content}, path / "plan")
+    torch.save({"format": "torchdp plan", "version": 1, **content}, path / "plan")
     return training.Plan.load(path / "plan")
 
 
