@@ -64,9 +64,11 @@ def test_the_zero_workload_costs_nothing():
 
 
 def test_it_stops_where_its_caller_is_content():
-    """Twice the iterations and more went to a gap of half of ``tol``."""
+    """A gap of half of ``tol`` takes more than these iterations, with any set of instructions."""
     W = workloads.prefix(96).dense() * torch.logspace(-6, 0, 96, dtype=torch.float64)[:, None]
-    assert factorize_epochs(W, 32, max_iterations=300).certificate.gap <= 1e-3
+    assert factorize_epochs(W, 32, tol=2e-3, max_iterations=200).certificate.gap <= 2e-3
+    with pytest.warns(RuntimeWarning, match="stopped after 200 iterations"):  # half of it
+        factorize_epochs(W, 32, tol=1e-3, max_iterations=200)
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
