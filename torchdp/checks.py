@@ -88,11 +88,11 @@ def fits(name: str, *sizes: int, most: int | None = None, copies: int = 1, remed
         remedy: what to do instead.
     """
     numbers = math.prod(sizes)
-    room = numbers_that_fit(copies) if most is None else most
-    if numbers > room:
+    largest = numbers_that_fit(copies) if most is None else most
+    if numbers > largest:
         shape = " x ".join(map(str, sizes))
         of_copies = f", {copies} times" if copies > 1 else ""
-        raise ValueError(f"{name} would hold {shape} numbers{of_copies}, over {room}; {remedy}")
+        raise ValueError(f"{name} would hold {shape} numbers{of_copies}, over {largest}; {remedy}")
 
 
 def shaped(

@@ -265,16 +265,16 @@ def test_every_law_with_a_delta_is_a_candidate():
 
 def test_who_trusts_a_curator_gets_one_unless_a_shuffler_has_clearly_less_error(monkeypatch):
     """Without discrete Laplace: of 16 types bounded sums have 3 % less error than a curator's Gaussian noise."""
-    room = importlib.import_module("torchdp.queries.choose_trusted")
+    module = importlib.import_module("torchdp.queries.choose_trusted")
     choice = choose_trusted(workloads.identity(16), 10_000, 1.0, 1e-6)
     errors = {one.name: one.error for one in choice.candidates}
     assert choice.best.guarantee.model is Model.CENTRAL and "discrete Laplace" in choice.candidates[0].name
     assert errors["sums, discrete Laplace"] < errors["sums, CorrelatedSum"] < 0.55 * errors["gamma_2"]
-    monkeypatch.setattr(room, "LAWS", (shuffle.BoundedSum,))
+    monkeypatch.setattr(module, "LAWS", (shuffle.BoundedSum,))
     monkeypatch.setattr(
-        room, "CentralLaplace", lambda queries, epsilon: CentralFactorization(queries, epsilon, 1e-6)
+        module, "CentralLaplace", lambda queries, epsilon: CentralFactorization(queries, epsilon, 1e-6)
     )
-    close = room.choose_trusted(workloads.identity(16), 10_000, 1.0, 1e-6)
+    close = module.choose_trusted(workloads.identity(16), 10_000, 1.0, 1e-6)
     errors = [one.error for one in close.candidates]
     assert close.best.guarantee.model is Model.CENTRAL and min(errors) < errors[0] <= min(errors) * 1.05
 

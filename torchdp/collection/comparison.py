@@ -26,8 +26,9 @@ TAILS = torch.logspace(-12, 0, 73, dtype=torch.float64, device="cpu")[:-1]
 class Difference(Estimate):
     """The first group's answer less the second's; as private as the two estimates. n: users of both groups.
 
-    Its interval is about these users, over the privacy noise alone: two real groups hardly ever agree exactly. That of
-    ``of_population()`` is about the two populations from which they are samples, and only it has a p-value.
+    Its interval is about these users, over the privacy noise alone: two groups of a population seldom have equal
+    means. That of ``of_population()`` is about the two populations from which they are samples, and only it has a
+    p-value.
     """
 
     @property
