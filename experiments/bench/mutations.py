@@ -1,8 +1,9 @@
 """The tests' power: faults planted one at a time in a copy of the repository, and the first test that sees each.
 
-Each fault is a line that privacy hangs on, as a mistaken author would have written it: a factor of 2, a sign, a missing
-clip, noise used twice, a part of a composition forgotten, a float table in place of integers. They stand in
-``mutations.txt``, each beside the few test files that should see it; the unmutated copy must pass these first.
+Each fault is a statement that privacy hangs on, as a mistaken author would have written it: a factor of 2, a sign, a
+missing clip, noise used twice, a part of a composition forgotten, a float table in place of integers. They stand in
+``mutations.txt``, by function and compared as syntax trees, each beside the few test files that should see it; the
+unmutated copy must pass these first.
 
 Command:  python experiments/bench/mutations.py | tee experiments/bench/mutations_cpu.txt
 Expected: every fault is seen.
@@ -28,6 +29,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from torchdp.simulate import Experiment, Report
@@ -49,9 +51,48 @@ class Config:
 FULL, SMOKE = Config(), Config(match=r"randomized_response\.py: (off by one type|half of epsilon)")
 
 
+parsed = lru_cache(maxsize=4)(ast.parse)  # faults of one file stand together
+
+
+def definitions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """Every class and function below the node, by qualified name."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield inside + child.name, child
+            yield from definitions(child, f"{inside}{child.name}.")
+        else:
+            yield from definitions(child, inside)
+
+
+def expressions(scope: ast.AST, pattern: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Every expression that reads as the pattern, as a run of one."""
+    as_text = ast.unparse(pattern)
+    alike = [node for node in ast.walk(scope) if isinstance(node, type(pattern))]
+    return [(node, node) for node in alike if ast.unparse(node) == as_text]
+
+
+def statements(scope: ast.AST, pattern: list[ast.stmt]) -> list[tuple[ast.stmt, ast.stmt]]:
+    """The first and last statement of every run that reads as the pattern."""
+    as_text = ast.unparse(pattern)
+    found = []
+    for node in ast.walk(scope):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            if not isinstance(body, list):
+                continue
+            for first in range(len(body) - len(pattern) + 1):
+                run = body[first : first + len(pattern)]
+                if [*map(type, run)] == [*map(type, pattern)] and ast.unparse(run) == as_text:
+                    found.append((run[0], run[-1]))
+    return found
+
+
 @dataclass(frozen=True)
 class Fault:
+    """``right`` and ``wrong`` are compared as syntax trees: neither comments nor the form of the lines count."""
+
     file: str
+    function: str  # qualified; "": the module
     what: str
     tests: tuple[str, ...]  # below tests/
     right: str
@@ -66,11 +107,36 @@ class Fault:
         return self.file.partition("/")[2]
 
     def code(self, root: Path) -> str:
-        """The file with the fault. Raises ValueError where the text is not there once, SyntaxError."""
-        code = (root / self.file).read_text()
-        if code.count(self.right) != 1:
-            raise ValueError(f"{self.file} holds {self.right!r} {code.count(self.right)} times, not once")
-        changed = code.replace(self.right, self.wrong)
+        """The file with the fault. Raises LookupError where function or statement is not there once, ValueError where
+        the fault changes nothing, SyntaxError.
+        """
+        text = (root / self.file).read_text()
+        tree = parsed(text)
+        named = f"{self.file}::{self.function} ({self.what})"
+        scopes: list[ast.AST] = [tree]
+        if self.function:
+            scopes = [node for name, node in definitions(tree) if name == self.function]
+        if not scopes:
+            raise LookupError(f"{named}: no such function")
+        right = ast.parse(self.right).body
+        wrong = ast.parse(self.wrong).body
+        if ast.unparse(right) == ast.unparse(wrong):
+            raise ValueError(f"{named} changes nothing")
+        found: list[tuple[ast.expr, ast.expr]] | list[tuple[ast.stmt, ast.stmt]]
+        if len(right) == len(wrong) == 1 and isinstance(right[0], ast.Expr) and isinstance(wrong[0], ast.Expr):
+            found = [place for scope in scopes for place in expressions(scope, right[0].value)]
+            new = f"({ast.unparse(wrong)})"
+        else:
+            found = [place for scope in scopes for place in statements(scope, right)]
+            new = ast.unparse(wrong)
+        if len(found) != 1:
+            raise LookupError(f"{named} holds {self.right!r} {len(found)} times, not once")
+        first, last = found[0]
+        new = new.replace("\n", "\n" + " " * first.col_offset)
+        lines = text.encode().splitlines(keepends=True)
+        before = b"".join(lines[: first.lineno - 1]) + lines[first.lineno - 1][: first.col_offset]
+        after = lines[last.end_lineno - 1][last.end_col_offset :] + b"".join(lines[last.end_lineno :])
+        changed = before.decode() + new + after.decode()
         ast.parse(changed)
         return changed
 
@@ -80,11 +146,12 @@ def read(text: str) -> list[Fault]:
     found = []
     for paragraph in re.split(r"\n{2,}", re.sub(r"(?m)^#.*\n", "", text).strip("\n")):
         head, *lines = paragraph.split("\n")
-        named = re.fullmatch(r"@ (\S+): (.+) \| (.+)", head)
-        sides = ["\n".join(line[2:] for line in lines if line.startswith(mark)) for mark in ("- ", "+ ")]
-        if named is None or not sides[0] or any(line[:2] not in ("- ", "+ ") for line in lines):
+        named = re.fullmatch(r"@ ([^\s:]+)(?:::([\w.]+))?: (.+) \| (.+)", head)
+        right = "\n".join(line[2:] for line in lines if line.startswith("- "))
+        wrong = "\n".join(line[2:] for line in lines if line.startswith("+ "))
+        if named is None or not right or any(line[:2] not in ("- ", "+ ") for line in lines):
             raise ValueError(f"a fault must have a file, a name, tests and a text: {head!r}")
-        found.append(Fault(named[1], named[2], tuple(named[3].split()), *sides))
+        found.append(Fault(named[1], named[2] or "", named[3], tuple(named[4].split()), right, wrong))
     return found
 
 
