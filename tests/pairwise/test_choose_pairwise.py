@@ -38,7 +38,7 @@ PLANE = PairwiseStatistic(
 @pytest.fixture
 def closed_forms_only(monkeypatch):
     """Without the candidates that are optimised."""
-    for name in ("LARGEST_STRATEGY", "LARGEST_TRAINED", "LARGEST_MERGED"):
+    for name in ("LARGEST_STRATEGY", "LARGEST_MERGED"):
         monkeypatch.setattr(sys.modules["torchdp.pairwise.choose"], name, 0)
 
 

@@ -28,7 +28,6 @@ about their vector, and the analyst's estimator; ``choose`` finds the one of lea
 from torchdp.pairwise.bound import lower_bound
 from torchdp.pairwise.choose import choose, histograms
 from torchdp.pairwise.consistent import consistent
-from torchdp.pairwise.low_rank import fewer_dimensions, low_rank
 from torchdp.pairwise.messages import OneMessage, TwoMessage
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.population import mann_whitney
@@ -70,13 +69,11 @@ __all__ = [
     "class_histograms",
     "concordance",
     "consistent",
-    "fewer_dimensions",
     "from_kernel",
     "gamma",
     "gini",
     "histograms",
     "kendall",
-    "low_rank",
     "lower_bound",
     "mann_whitney",
     "ratio",

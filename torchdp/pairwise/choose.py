@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.pairwise.bound import lower_bound
-from torchdp.pairwise.low_rank import fewer_dimensions
 from torchdp.pairwise.messages import OneMessage, TwoMessage
 from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.protocol import PairwiseProtocol
@@ -34,7 +33,6 @@ from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
-LARGEST_TRAINED = 256  # types up to which kernels of low rank are trained
 LARGEST_MERGED = 1024  # types up to which neighbours are merged
 BINS = (16, 32, 64)
 MOST_SINGLE = 64  # histograms of a single type that a choice is judged by
@@ -52,16 +50,15 @@ def choose(
 ) -> Choice[PairwiseProtocol]:
     """The protocol of least predicted error for n users, among all of this package's with at most ``rounds`` rounds.
 
-    Candidates: two messages and one, by PrivUnitG and by PrivUnit, where the kernel's diagonal allows it; the same on
-    a kernel of lower rank trained for n and epsilon (means, up to 256 types); randomized response, subset selection,
-    OUE and SUE; a strategy matrix optimised for the statistic (up to 64 types, on 16, 32 and 64 bins of up to 1,024);
-    with rounds = 2, two rounds, with projection and without (means).
+    Candidates: two messages and one, by PrivUnitG and by PrivUnit, where the kernel's diagonal allows it; randomized
+    response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (up to 64 types, on 16, 32
+    and 64 bins of up to 1,024); with rounds = 2, two rounds, with projection and without (means).
     ``predicted_mse`` decides, with bias.
 
     statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users' is
     like, or a few, (j, k); None: the :func:`histograms`. The error is the root of the mean over them of the squared
     error: on some data it is larger. rounds: 1, or 2 where users can be asked once more after the first round's sums
-    are published. search: False leaves out the candidates that take seconds, the trained kernels and the strategy.
+    are published. search: False leaves out the candidate that takes seconds, the strategy.
     Raises TypeError, ValueError.
 
     Guarantees: the best's own; nothing is read from data.
@@ -82,12 +79,12 @@ def choose(
     judged = histograms(statistic) if family is None else family
     kinds = (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
     answered = _answered(statistic)
-    protocols = _messages("", statistic, epsilon)
+    protocols = _messages(statistic, epsilon)
     if Pairs.DISTINCT in answered:
         protocols.append(("randomized response", RandomizedResponsePlugIn(statistic, epsilon)))
         protocols += [(f"{kind.__name__} pairs", SubsetPairs(statistic, epsilon, kind)) for kind in kinds]
-    if statistic.denominator is None:
-        protocols += _tuned(statistic, n, epsilon, None if family is None else family.mean(0), rounds, search)
+    if statistic.denominator is None and rounds == 2:
+        protocols += _two_rounds(statistic, n, epsilon, None if family is None else family.mean(0))
     varies = bool((statistic.points != statistic.points[:1]).any())
     if search and varies and Pairs.DISTINCT in answered and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
         protocols += _strategies(statistic, n, epsilon, judged)
@@ -102,19 +99,16 @@ def choose(
     return Choice(tuple(candidates), least)
 
 
-def _tuned(
-    statistic: PairwiseStatistic, n: int, epsilon: float, h: Tensor | None, rounds: int, search: bool
+def _two_rounds(
+    statistic: PairwiseStatistic, n: int, epsilon: float, h: Tensor | None
 ) -> list[tuple[str, PairwiseProtocol]]:
-    """For means: kernels of lower rank, two rounds."""
-    k, found = statistic.types, list[tuple[str, PairwiseProtocol]]()
-    if search and k <= LARGEST_TRAINED and statistic.approximates is None:
-        trained = fewer_dimensions(statistic, n, epsilon, prior=h)
-        if trained is not statistic:
-            found += _messages(f"rank {trained.dim}, ", trained, epsilon)
-    if rounds == 2 and Pairs.ALL in _answered(statistic) and 3 * SMALLEST_EPSILON < epsilon < LARGEST_EPSILON:
-        found.append(("two rounds", TwoRound.tuned(statistic, n, epsilon, prior=h)))
-        found.append(("two rounds, projected", ProjectedTwoRound.tuned(statistic, n, epsilon)))
-    return found
+    """For means, where the kernel's diagonal allows it."""
+    if Pairs.ALL not in _answered(statistic) or not 3 * SMALLEST_EPSILON < epsilon < LARGEST_EPSILON:
+        return []
+    return [
+        ("two rounds", TwoRound.tuned(statistic, n, epsilon, prior=h)),
+        ("two rounds, projected", ProjectedTwoRound.tuned(statistic, n, epsilon)),
+    ]
 
 
 def _strategies(
@@ -152,13 +146,13 @@ def histograms(statistic: PairwiseStatistic) -> Tensor:
     return torch.cat([spread, torch.eye(k, dtype=torch.float64, device=device)[some]])
 
 
-def _messages(prefix: str, statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:
+def _messages(statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, PairwiseProtocol]]:
     """Those whose distribution is drawn without messages first: they are taken where errors are equal."""
     if Pairs.ALL not in _answered(statistic):
         return []
-    found: list[tuple[str, PairwiseProtocol]] = [(f"{prefix}two messages", TwoMessage(statistic, epsilon))]
+    found: list[tuple[str, PairwiseProtocol]] = [("two messages", TwoMessage(statistic, epsilon))]
     for kind in (PrivUnitG, PrivUnit):
-        found.append((f"{prefix}one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)))
+        found.append((f"one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)))
     return found
 
 
