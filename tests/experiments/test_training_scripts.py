@@ -113,9 +113,3 @@ def test_recalled(smoke):
     least, buffers, again = smoke("training/recalled.py").tables["recalled"]
     assert least["error"] < again["error"] < 0.98 * buffers["error"]
     assert buffers["apart"] < again["apart"] and max(buffers["off"], again["off"]) < 1e-9
-
-
-def test_binned(smoke):
-    bands, *others = smoke("training/binned.py").tables["noise"]
-    assert 0.97 < bands["over_monte_carlo"] < 1.2 and bands["over_no_secret"] < 0.9
-    assert len(others) == 3 and all(each["over_no_secret"] <= 1.01 for each in others)
