@@ -42,7 +42,6 @@ from torchdp.training.clipping import clip_and_sum
 from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
-from torchdp.training.optimizers import PrivateAdam
 from torchdp.training.participation import (
     ONCE,
     Epochs,
@@ -76,7 +75,6 @@ __all__ = [
     "ParticipationLog",
     "Passes",
     "Plan",
-    "PrivateAdam",
     "Run",
     "SampledBatches",
     "Sensitivity",
