@@ -18,7 +18,6 @@ choice = training.choose(training.Iterates(6), users=60, batch=20, epsilon=2.0, 
 plan = choice.best
 net = torch.nn.Linear(1, 1)
 run = plan.start(net, torch.nn.functional.mse_loss)
-optimizer = training.PrivateAdam(net.parameters(), run)
 for users in run:
     loss = run.backward(rows[users], rows[users])
 for inputs, targets in run.loader(TensorDataset(rows, rows)):

@@ -59,7 +59,7 @@ CALLS: dict[str, tuple[Callable[..., torch.Tensor], Ranges]] = {
 
 ALONE = {  # what takes no batch, as docs/batches.md has it
     "gaussian_guarantee, sampled_guarantee; calibrated, tuned, choose": "one promise, protocol or choice",
-    "composed_delta, composed_epsilon, delta_of, epsilon_of; mixtures; PureMean; least_noise_variance": (
+    "composed_delta, composed_epsilon, delta_of, epsilon_of; PureMean; least_noise_variance": (
         "tables whose sizes depend on the numbers"
     ),
     "variances of oracles of types, scales of discrete noise, level of secure sums": (

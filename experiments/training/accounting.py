@@ -3,19 +3,15 @@
 Paper: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4.
     The noise is that of ``training.choose`` at delta = 1e-5; all epsilons are of that noise at delta = 1e-4. The attack
     is the likelihood ratio of all outputs, the user's part 1 in every step that takes them; its epsilon is the largest
-    at which so many draws show a hockey-stick divergence above delta, by an exact binomial bound (99.9 %). Balls in
-    bins: ours is the least epsilon whose Monte Carlo bound, wrong with chance 1e-7, is below delta; the attack draws
-    the outputs of all steps. dp-accounting has no such event.
+    at which so many draws show a hockey-stick divergence above delta, by an exact binomial bound (99.9 %).
 Command:  OMP_NUM_THREADS=1 python experiments/training/accounting.py
-Expected: attack <= torchdp <= 1.01 dp-accounting, which is an upper bound too; attack within 5 % of torchdp (9 % for
-    balls in bins at epsilon 0.5, where adding a user costs as much as removing one, which is what is attacked).
+Expected: attack <= torchdp <= 1.01 dp-accounting, which is an upper bound too; attack within 5 % of torchdp.
 Output: results/training/accounting/epsilons.csv.
 Artifact: Choquette-Choo et al. (2023) | amplification by sampling
 Status: agrees
 Time: 15 minutes on one core; --smoke in seconds.
 """
 
-import math
 from dataclasses import dataclass
 
 import dp_accounting
@@ -26,7 +22,7 @@ from torch import Tensor
 from torchdp.privacy import sampled_guarantee
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
-from torchdp.training import ONCE, BallsInBins, CyclicPoisson, Iterates, Plan, choose, sensitivity
+from torchdp.training import ONCE, CyclicPoisson, Iterates, Plan, choose, sensitivity
 
 DELTA, SURE = 1e-4, 0.999
 AT_ONCE = 2**15
@@ -37,11 +33,10 @@ class Config:
     cell: tuple[int, int, int] = (120, 1500, 50)  # steps, users, batch
     epsilons: tuple[float, ...] = (0.5, 2.0, 8.0)
     draws: int = 1_000_000
-    samples: int = 3_000_000  # of balls in bins
 
 
 FULL = Config()
-SMOKE = Config((12, 120, 20), (2.0,), 100_000, 100_000)
+SMOKE = Config((12, 120, 20), (2.0,), 100_000)
 
 
 def ratios(plan: Plan, times: int, draws: int) -> Tensor:
@@ -55,35 +50,6 @@ def ratios(plan: Plan, times: int, draws: int) -> Tensor:
         y += torch.rand(shape, generator=generator, dtype=torch.float64) < q
         found.append(torch.log1p(q * torch.expm1((y - 0.5) / multiplier**2)).sum(1))
     return torch.cat(found)
-
-
-def binned_ratios(plan: Plan, draws: int) -> Tensor:
-    """As ``ratios``, of all steps' outputs C g + sigma Z for a user in one of the bins."""
-    found, generator, bins, C = (
-        [],
-        keyed_generator(b"bins"),
-        plan.sampling.groups,
-        torch.as_tensor(plan.strategy.dense()),
-    )
-    means = torch.stack([C[:, i::bins].sum(1) for i in range(bins)]) * plan.bound / plan.sigma  # (bins, steps)
-    for start in range(0, draws, AT_ONCE):
-        count = min(AT_ONCE, draws - start)
-        y = torch.randn(count, len(C), generator=generator, dtype=torch.float64)
-        y += means[torch.randint(bins, (count,), generator=generator)]
-        found.append((y @ means.mT - means.square().sum(1) / 2).logsumexp(1) - math.log(bins))
-    return torch.cat(found)
-
-
-def binned_epsilon(plan: Plan, samples: int) -> float:
-    """The least epsilon, within 1e-3, that is found with DELTA."""
-    assert isinstance(plan.sampling, BallsInBins)
-    low, high, settings = 0.0, plan.guarantee.epsilon, {"doubt": 1e-7, "samples": samples}
-    noise = plan.strategy, plan.sigma, plan.bound
-    while high - low > 1e-3:
-        middle, same = (low + high) / 2, keyed_generator(b"epsilon")
-        found = plan.sampling.likely_guarantee(*noise, middle, **settings, generator=same)
-        low, high = (low, middle) if found.delta <= DELTA else (middle, high)
-    return high
 
 
 def reached(losses: Tensor) -> float:
@@ -101,16 +67,8 @@ def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     steps, users, batch = config.cell
     for epsilon in config.epsilons:
-        settings = {"bins": config.samples, "generator": keyed_generator(b"choose")}
-        for one in choose(Iterates(steps), users, batch, epsilon=epsilon, delta=1e-5, **settings).candidates:
+        for one in choose(Iterates(steps), users, batch, epsilon=epsilon, delta=1e-5).candidates:
             plan = one.protocol
-            if isinstance(plan.sampling, BallsInBins):
-                ours = binned_epsilon(plan, config.samples // 10)
-                report.row(
-                    "epsilons", at_1e_5=epsilon, plan=one.name, times=-(-steps // plan.sampling.bins),
-                    chance=1 / plan.sampling.bins, multiplier=plan.sigma / plan.bound,
-                    attack=reached(binned_ratios(plan, config.draws)), torchdp=ours, dp_accounting=None,
-                )  # fmt: skip
             if not isinstance(plan.sampling, CyclicPoisson):
                 continue
             times, q = plan.sampling.times(steps), plan.sampling.chance

@@ -37,6 +37,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from engine import trained
@@ -53,12 +54,13 @@ from torchdp.training import (
     Iterates,
     Participation,
     Plan,
-    PrivateAdam,
     SampledBatches,
     choose,
 )
 
 DELTA = 1e-5
+BETAS = (0.9, 0.999)  # of PrivateAdam, as torch's
+EPS = 1e-8
 INDEPENDENT = "Poisson, independent noise"
 SGD, ADAM = (0.3, 1.0, 2.0, 4.0, 8.0), (0.003, 0.01, 0.03, 0.1, 0.3)
 RATES = {"SGD": SGD, "momentum": tuple(rate / 10 for rate in SGD), "Adam": ADAM, "AdamW": ADAM}
@@ -83,22 +85,51 @@ FULL = Config()
 SMOKE = Config(models=("linear",), optimizers=("momentum", "Adam"), epsilons=(8.0,), steps=(6,), seeds=2, engine=2)
 
 
-@dataclass
-class Noisy:
-    """What PrivateAdam reads."""
+class PrivateAdam(torch.optim.Optimizer):
+    """Adam, and with ``weight_decay`` AdamW, that takes the public variance of the noise out of the second moment.
 
-    deviation: float = 0.0
+        m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2,  u <- b2 u + (1 - b2) deviation^2
+        x <- x - rate m' / (sqrt(max(v' - u', u')) + eps)
+
+    Primes are the corrections by 1 - b^t, and x was first made smaller by rate weight_decay. ``deviation`` is that of
+    the noise in ``.grad``, set before each step. No better than torch's Adam at its best rate.
+    Source: Tang, Shpilevskiy, Lecuyer (2024), DP-AdamBC, for a constant variance; here that of each step is averaged as
+    the squares are.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], weight_decay: float) -> None:
+        super().__init__(groups, {"weight_decay": weight_decay})
+        self.deviation = 0.0
+        self.taken = 0
+        self.noise = 0.0
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = {"m": torch.zeros_like(p), "v": torch.zeros_like(p)}
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        first, second = BETAS
+        self.taken += 1
+        self.noise = second * self.noise + (1 - second) * self.deviation**2
+        seen = 1 - second**self.taken
+        least = self.noise / seen
+        for group in self.param_groups:
+            for p in group["params"]:
+                m = self.state[p]["m"].lerp_(p.grad, 1 - first)
+                v = self.state[p]["v"].mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+                sizes = (v / seen - least).clamp_min(least).sqrt() + EPS
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.add_(m / sizes, alpha=-group["lr"] / (1 - first**self.taken))
 
 
-def optimizer(name: str, lanes: Lanes, rates: tuple[float, ...], noisy: Noisy | None) -> torch.optim.Optimizer:
-    """One for all lanes. noisy: of PrivateAdam; None for torch's own."""
+def optimizer(name: str, lanes: Lanes, rates: tuple[float, ...], own: bool) -> torch.optim.Optimizer:
+    """One for all lanes. own: whether Adam is PrivateAdam."""
     groups = [{"params": list(each.values()), "lr": rate} for each, rate in zip(lanes.each, rates, strict=True)]
     if name in ("SGD", "momentum"):
         return torch.optim.SGD(groups, momentum=0.9 if name == "momentum" else 0.0)
     decay = 0.01 if name == "AdamW" else 0.0
-    if noisy is None:
-        return torch.optim.AdamW(groups, weight_decay=decay)
-    return PrivateAdam(groups, noisy, weight_decay=decay)
+    adam = PrivateAdam if own else torch.optim.AdamW
+    return adam(groups, weight_decay=decay)
 
 
 def batches(plan: Plan, tag: str) -> Iterator[list[int]]:
@@ -120,9 +151,9 @@ def accuracies(plan: Plan, config: Config, model: str, name: str, own: bool) -> 
     Weights and the numbers that noise is made of are those of all plans, batches of all that sample alike.
     """
     x, y, users = data(source(config, model), config.folder)
-    rates, forward, noisy = rates_of(source(config, model), name), FORWARD[model], Noisy()
+    rates, forward = rates_of(source(config, model), name), FORWARD[model]
     lanes = Lanes(shapes(model, x.shape[-1], int(y.max()) + 1), len(rates), config.seeds)
-    update = optimizer(name, lanes, rates, noisy if own else None)
+    update = optimizer(name, lanes, rates, own)
     moved = [batches(plan, f"{model} {seed}") for seed in range(config.seeds)]
     draws = SeededNoise(zlib.crc32(model.encode()))
     noise = CorrelatedNoise(plan.strategy, config.seeds * sum(lanes.sizes), plan.sigma, noise=draws)
@@ -137,7 +168,8 @@ def accuracies(plan: Plan, config: Config, model: str, name: str, own: bool) -> 
             means = (sums[k] + part.view(sums[k].shape[1:])) / plan.batch
             for each, mean in zip(lanes.each, means, strict=True):
                 each[k].grad = mean
-        noisy.deviation = deviation
+        if isinstance(update, PrivateAdam):
+            update.deviation = deviation
         update.step()
     return lanes.accuracy(forward, x[users:], y[users:])
 

@@ -113,7 +113,7 @@ def test_plans_of_very_many_steps():
 def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
     """5 passes of 120 steps; under prefix sums noise is drawn again."""
     monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=20))
-    plan = _Task(W, None, W.sums(), 120, 1, 8.0, 1e-5, 1.0, 2.0).ordered()
+    plan = _Task(W, None, 120, 1, 8.0, 1e-5, 1.0, 2.0).ordered()
     few = plan.strategy if W.momentum else plan.strategy.buffered
     assert isinstance(few, BufferedStrategy) and len(few.poles) == 4 and str(plan.strategy) in str(plan)
     assert plan.digest() != replace(plan, strategy=few.leading(599)).digest()

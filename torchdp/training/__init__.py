@@ -25,7 +25,7 @@ outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled:
 Notation: G (steps x size) holds the sums of clipped gradients, one row for each step; W G is what training uses of
 them (prefix sums: the iterates of gradient descent); the outputs are W (G + C^{-1} Z), Z of N(0, sigma^2) entries.
 A user's steps are limited by a :class:`Participation`, with a custom loader by :class:`OwnBatches`, or random:
-:class:`CyclicPoisson`, :class:`BallsInBins`.
+:class:`CyclicPoisson`.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
@@ -37,13 +37,11 @@ A user's steps are limited by a :class:`Participation`, with a custom loader by 
 
 from torchdp.training.adaptive import AdaptiveBound
 from torchdp.training.batches import Batches, ParticipationLog
-from torchdp.training.binned import BallsInBins
 from torchdp.training.choose import choose
 from torchdp.training.clipping import clip_and_sum
 from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
-from torchdp.training.optimizers import PrivateAdam
 from torchdp.training.participation import (
     ONCE,
     Epochs,
@@ -64,7 +62,6 @@ from torchdp.training.sums import clipped_sum
 __all__ = [
     "ONCE",
     "AdaptiveBound",
-    "BallsInBins",
     "Batches",
     "CorrelatedNoise",
     "CyclicPoisson",
@@ -78,7 +75,6 @@ __all__ = [
     "ParticipationLog",
     "Passes",
     "Plan",
-    "PrivateAdam",
     "Run",
     "SampledBatches",
     "Sensitivity",

@@ -10,7 +10,6 @@ from torchdp.brief import Brief
 from torchdp.factorization import StreamStrategy
 from torchdp.privacy import Guarantee
 from torchdp.training.adaptive import AdaptiveBound
-from torchdp.training.binned import BallsInBins
 from torchdp.training.noise import noise_guarantee
 from torchdp.training.participation import OwnBatches, Participation
 from torchdp.training.sampled import CyclicPoisson
@@ -23,12 +22,12 @@ class Mechanism(Brief):
 
     strategy: C; sampling: how users come into the steps; bound: largest norm of a user's part; sigma: standard
     deviation of the noise before C^{-1}, in the gradients' units; users, batch: how many there are, and are in a step
-    (where sampled: on average; of balls in bins users / bins, which may be less). guarantee: of all steps together.
+    (where sampled: on average). guarantee: of all steps together.
     adaptive: how the clipping bound moves from ``bound`` on, which remains that of users' rows; None: it stays.
     """
 
     strategy: StreamStrategy
-    sampling: Participation | CyclicPoisson | BallsInBins | OwnBatches
+    sampling: Participation | CyclicPoisson | OwnBatches
     bound: float
     sigma: float
     users: int
@@ -36,26 +35,22 @@ class Mechanism(Brief):
     guarantee: Guarantee
     adaptive: AdaptiveBound | None = field(default=None, kw_only=True)
 
-    def computed(self, steps: int) -> Guarantee | None:
-        """Of the first ``steps`` steps by themselves, at least one; None of balls in bins, which is of all."""
+    def computed(self, steps: int) -> Guarantee:
+        """Of the first ``steps`` steps by themselves, at least one."""
         C, delta = self.strategy.leading(steps), self.guarantee.delta
         rule = self.sampling.rule if isinstance(self.sampling, OwnBatches) else self.sampling
         if isinstance(rule, Participation):
             return noise_guarantee(C, self.sigma, self.bound, delta, rule)
-        if isinstance(self.sampling, CyclicPoisson):
-            return self.sampling.guarantee(C, self.sigma, self.bound, delta)
-        checks.instance("sampling", self.sampling, BallsInBins)
-        return None
+        sampling = checks.instance("sampling", rule, CyclicPoisson)
+        return sampling.guarantee(C, self.sigma, self.bound, delta)
 
     def spent(self, steps: int) -> Guarantee:
-        """The guarantee of the gradients of the first ``steps`` steps; with balls in bins from the first on all.
-
-        Raises ValueError.
-        """
+        """The guarantee of the gradients of the first ``steps`` steps. Raises ValueError."""
         if not checks.integer("steps", steps, 0, self.strategy.steps):
             return replace(self.guarantee, epsilon=0.0, delta=0.0, mu=None)
-        if (found := self.computed(steps)) is None or isinstance(self.sampling, CyclicPoisson):
-            return found or self.guarantee
+        found = self.computed(steps)
+        if isinstance(self.sampling, CyclicPoisson):
+            return found
         # fewer rows may cancel less, and make a sum of sizes larger; but all steps show the first ones, too
         return found if found.epsilon <= self.guarantee.epsilon else replace(self.guarantee, exact=False)
 

@@ -12,7 +12,6 @@ from torchdp import checks
 from torchdp.description import described, made
 from torchdp.noise import Noise, source
 from torchdp.training.adaptive import AdaptiveBound
-from torchdp.training.binned import BallsInBins
 from torchdp.training.clipping import ROUTES
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.run import Run
@@ -110,7 +109,7 @@ class Plan(Mechanism):
         """The plan of a file, by ``torch.load``'s default: nothing in the file is run.
 
         Raises ValueError where it is no plan's, and where its noise does not give its guarantee, which is computed
-        anew. That of balls in bins found by samples is replaced by :meth:`BallsInBins.guarantee`, which may be larger.
+        anew.
         """
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
@@ -125,14 +124,11 @@ class Plan(Mechanism):
             checks.positive("sigma", plan.sigma)
             checks.integer("batch", plan.batch, 1, checks.integer("users", plan.users, 1))
             checks.floating("standard_errors", plan.standard_errors)
-            if isinstance(plan.sampling, BallsInBins):
-                kept = plan.sampling.guarantee(plan.strategy, plan.sigma, plan.bound, plan.guarantee.delta)
-                return replace(plan, guarantee=kept)
             computed = plan.computed(plan.strategy.steps)
         except OSError:
             raise
         except Exception as error:  # of whatever kind: the file is anybody's
             raise ValueError(f"{Path(path).name} is not what Plan.save writes: {error}") from error
-        if computed is None or not computed.epsilon <= plan.guarantee.epsilon * (1 + 1e-9):
+        if not computed.epsilon <= plan.guarantee.epsilon * (1 + 1e-9):
             raise ValueError(f"{Path(path).name} promises {plan.guarantee}, its noise {computed}")
         return replace(plan, guarantee=computed)

@@ -10,7 +10,6 @@ from torchdp.factorization import StreamStrategy
 from torchdp.noise import Noise, SeededNoise, source
 from torchdp.privacy import Guarantee, sampled_guarantee, sampled_multiplier
 from torchdp.training.batches import PlannedBatches
-from torchdp.training.binned import BallsInBins
 from torchdp.training.participation import ONCE, sensitivity
 from torchdp.training.strategy import Strategy, as_strategy
 
@@ -77,7 +76,7 @@ class CyclicPoisson:
 
 
 class SampledBatches(PlannedBatches):
-    """The batches of :class:`CyclicPoisson` or :class:`BallsInBins` for all steps: users' numbers, of any size.
+    """The batches of :class:`CyclicPoisson` for all steps: users' numbers, of any size.
 
     A user's group is drawn once; each step draws its group's members by one word for each, so that the chance is at
     most ``sampling.chance`` and at least that less 2^-63. ``step`` batches are handed out; after the last one iteration
@@ -87,19 +86,19 @@ class SampledBatches(PlannedBatches):
     system's. first: the step to go on from, after a restart with the same bits. Raises TypeError, ValueError.
 
     Guarantees: the groups and who is in a step do not depend on the data; given the groups, users are in a step
-    independently of each other, and with :class:`CyclicPoisson` of all other steps.
+    independently of each other, and of all other steps.
     """
 
     def __init__(
         self,
-        sampling: CyclicPoisson | BallsInBins,
+        sampling: CyclicPoisson,
         users: int,
         steps: int,
         *,
         noise: Noise | None = None,
         first: int = 0,
     ) -> None:
-        checks.instance("sampling", sampling, (CyclicPoisson, BallsInBins))
+        checks.instance("sampling", sampling, CyclicPoisson)
         self.sampling = sampling
         super().__init__(users, steps, first)
         checks.fits("users", self.users)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.streams.recurrence import EPS, Recurrence
-from torchdp.factorization.streams.series import Filter, apart_squares, late, overlaps, pass_squares, residues
-from torchdp.factorization.streams.strategy import ATTAINED, Sensitivity, StreamStrategy, around
+from torchdp.factorization.streams.series import apart_squares, overlaps, pass_squares, residues
+from torchdp.factorization.streams.strategy import ATTAINED, Sensitivity, StreamStrategy
 
 SEARCHED = 1024  # steps up to which branch and bound looks for better where buffers' own bound is not attained
 MOST_LINKS = 2**26  # steps x times of that bound
@@ -76,18 +76,6 @@ class BufferedStrategy(StreamStrategy):
         """Exact: no entry of C is negative."""
         moved = math.sqrt(float(pass_squares(*self.tensors, period).max()))
         return Sensitivity.rounded(moved, moved, (8 * self.steps + 64) * EPS)
-
-    def met(self, period: int) -> Tensor:
-        """With D1 and D2 raised to what does not fall later: columns then meet less, the later they begin together."""
-        poles, zeros, before, after = self.tensors
-        before, after = (each.flip(0).cummax(0).values.flip(0) for each in (before, after))
-        chosen = (torch.arange(self.steps) % period == 0).double() * after
-
-        def sums(x: Tensor) -> Tensor:  # T x
-            return x + residues(poles, zeros) @ late(Filter.apply(x.expand(len(poles), -1), poles))
-
-        with_each = after * sums((before.square() * sums(chosen)).flip(0)).flip(0)
-        return around(with_each * (1 + (16 * self.steps + 64) * EPS), period)
 
     def apart(self, gap: int, times: int) -> Sensitivity | None:
         """A bound that is attained where D1 and D2 do not rise."""

@@ -42,7 +42,7 @@ class StreamStrategy(Brief, ABC):
     """A lower triangular C, (steps, steps), which need not be formed. A subclass says ``steps`` and ``tabulated``.
 
     All else follows from the tables: the noise, its state and its name, C itself and, through C, what a user moves. A
-    subclass that knows more overrides ``column_norms``, ``in_passes``, ``met``, ``apart`` and ``bands``, each a
+    subclass that knows more overrides ``column_norms``, ``in_passes``, ``apart`` and ``bands``, each a
     claim about privacy that has to be proved; ``tabulated`` is none. The tables are made once, when they are first
     used: no code of a strategy runs in the midst of a step.
     """
@@ -102,22 +102,6 @@ class StreamStrategy(Brief, ABC):
         moved = float(sum_of_columns(found[0], period, self.steps).norm())
         return Sensitivity.rounded(moved, moved, found[1] + (2 * self.steps + 16) * EPS)
 
-    def met(self, period: int) -> Tensor | None:
-        """[d] is at least <m_i, m_j>, j - i = d or d - period, m_i the sum of columns i, i + period, ...
-
-        (period,); None: C must be formed. Here of a Toeplitz C >= 0, by the envelope e of ``apart``:
-        <column i, column j> falls as both move on together, so i = 0 meets most, at d and at period - d.
-        """
-        if (found := self.recurrence.first_column()) is None:
-            return None
-        from scipy.signal import fftconvolve
-
-        e = found[0].cpu().flip(0).cummax(0).values.flip(0)
-        user = sum_of_columns(e, period, self.steps)
-        with_each = torch.from_numpy(fftconvolve(user.numpy(), e.flip(0).numpy()))[self.steps - 1 :]
-        rounding = 256 * EPS * float(e.norm() * user.norm())  # of each entry's transforms
-        return around(with_each.clamp_min(0) * (1 + 3 * found[1]) + rounding, period)
-
     def apart(self, gap: int, times: int) -> Sensitivity | None:
         """Sensitivity to a user of at most ``times`` steps, any two at least ``gap`` apart; None: C must be formed.
 
@@ -166,12 +150,6 @@ def signs(gram: Tensor) -> Tensor:
         link = torch.where(closer, gram[step].sign() * found[step], link)
         step = int(torch.where(found == 0, reach, -1.0).argmax())
     return torch.where(found == 0, 1.0, found)
-
-
-def around(met: Tensor, period: int) -> Tensor:
-    """``StreamStrategy.met`` where i = 0 meets most, of met = C^T m_0, (steps,)."""
-    sums = torch.nn.functional.pad(met, (0, -len(met) % period)).view(-1, period).sum(0)
-    return torch.maximum(sums, torch.cat([sums[:1], sums[1:].flip(0)]))
 
 
 def sum_of_columns(c: Tensor, gap: int, times: int) -> Tensor:
