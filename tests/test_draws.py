@@ -9,7 +9,7 @@ from laws import generator
 from scipy import stats
 
 from torchdp.draws import Simulated
-from torchdp.shuffle.draws import logarithmic, scattered_negative_binomial, scattered_poisson
+from torchdp.shuffle.count_laws import logarithmic, scattered_negative_binomial, scattered_poisson
 
 ALPHA = 1e-6
 

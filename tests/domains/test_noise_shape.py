@@ -27,8 +27,7 @@ from torchdp.domains.composite import LinearImage
 from torchdp.domains.coupling import couple, independent_law, signed_law
 from torchdp.domains.domain import Proposal
 from torchdp.domains.evaluate import dual_value, enclose
-from torchdp.domains.groups import dual_order, total
-from torchdp.domains.relaxation import split
+from torchdp.domains.relaxation import dual_order, split, total
 from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
 from torchdp.factorization.structure.constructive import gamma_product_domain
 

@@ -13,8 +13,7 @@ from scipy import stats
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, Sensitivity
 from torchdp.shuffle.count_laws import poisson_law
-from torchdp.shuffle.inversion import moved_delta
-from torchdp.shuffle.moves import Cut, Move
+from torchdp.shuffle.inversion import Cut, Move, moved_delta
 
 KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": NegativeBinomialSum}
 

@@ -20,7 +20,7 @@ from torchdp.shuffle import (
     PureSum,
     RandomizedResponseSum,
 )
-from torchdp.shuffle import draws as drawing
+from torchdp.shuffle import count_laws as drawing
 
 
 class Planted(Simulated):

@@ -21,13 +21,12 @@ returns a ``domain.Maximum``.
 Source: Nikolov, Tang (2023), Theorems 15, 26, 30 and 32.
 """
 
-from torchdp.domains.balls import Box, Ellipsoid, LpBall, Zonotope, lp_ball
+from torchdp.domains.balls import Box, Ellipsoid, LpBall, SchattenBall, Zonotope, lp_ball
 from torchdp.domains.composite import Product, linear_image, minkowski_sum
 from torchdp.domains.domain import Domain
 from torchdp.domains.finite import FiniteSet, Polytope
 from torchdp.domains.kronecker import KroneckerProduct
 from torchdp.domains.noise_shape import NoiseShape, noise_shape
-from torchdp.domains.schatten import SchattenBall
 from torchdp.domains.shapes import difference_shape, least_error_shape, round_shape
 
 __all__ = [

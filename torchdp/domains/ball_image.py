@@ -7,8 +7,18 @@ import torch
 from torch import Tensor
 
 from torchdp.domains.domain import Domain, Maximum, Proposal
-from torchdp.domains.groups import TINY, Groups, corners, longest, moved_inside
-from torchdp.domains.relaxation import ENUMERATED, hadamard_signs, maximise_image, rounded, split
+from torchdp.domains.relaxation import (
+    ENUMERATED,
+    TINY,
+    Groups,
+    corners,
+    hadamard_signs,
+    longest,
+    maximise_image,
+    moved_inside,
+    rounded,
+    split,
+)
 from torchdp.root import between
 
 

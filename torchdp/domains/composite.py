@@ -14,9 +14,8 @@ from torchdp.domains.balls import BallSum, Ellipsoid, Zonotope
 from torchdp.domains.coupling import couple, independent_law, mirrored, signed_law
 from torchdp.domains.domain import Domain, Maximum, Proposal, beside, climb
 from torchdp.domains.finite import FiniteSet, Polytope
-from torchdp.domains.groups import paired
 from torchdp.domains.noise_shape import NoiseShape, searched
-from torchdp.domains.relaxation import split
+from torchdp.domains.relaxation import paired, split
 from torchdp.factorization.certificates.certificate import conjugate
 
 MOST_CORNERS = 2048  # that are tried one by one

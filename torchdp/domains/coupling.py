@@ -5,8 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchdp.domains.groups import TINY
-from torchdp.domains.relaxation import hadamard_signs
+from torchdp.domains.relaxation import TINY, hadamard_signs
 from torchdp.randomness import keyed_generator
 
 SWEEPS = 500

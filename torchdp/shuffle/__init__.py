@@ -27,11 +27,9 @@ far a user's numbers move (``shuffle.inversion``, with proof). ``shuffle.paper``
 from torchdp.shuffle import paper
 from torchdp.shuffle.accounting import delta_of, epsilon_of
 from torchdp.shuffle.amplified import Amplified
-from torchdp.shuffle.bounded import BoundedSum
-from torchdp.shuffle.correlated import CorrelatedSum
+from torchdp.shuffle.correlated import CorrelatedSum, PureSum
 from torchdp.shuffle.laws import BitLaw, ShuffledMessages
-from torchdp.shuffle.one_type import NegativeBinomialSum, PoissonSum
-from torchdp.shuffle.pure import PureSum
+from torchdp.shuffle.one_type import BoundedSum, NegativeBinomialSum, PoissonSum
 from torchdp.shuffle.references import CentralGaussianSum
 from torchdp.shuffle.response import RandomizedResponseSum
 from torchdp.shuffle.response_curve import least_flip

@@ -20,7 +20,7 @@ from torchdp.protocol.protocol import Same
 from torchdp.protocol.users import tensor_of
 from torchdp.root import least
 from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
-from torchdp.shuffle.moves import Array
+from torchdp.shuffle.inversion import Array
 from torchdp.shuffle.response_curve import response_profile
 
 if TYPE_CHECKING:

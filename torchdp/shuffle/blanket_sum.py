@@ -34,7 +34,7 @@ import numpy as np
 
 from torchdp.privacy.blanket import Blanket
 from torchdp.root import least
-from torchdp.shuffle.moves import Array
+from torchdp.shuffle.inversion import Array
 
 SMOOTHING, REACH = 0.03, 6.5  # s a; the last frequency, in 1/s
 PERIOD, DECAY = 9.0, 16.0  # T, in deviations of the tilted sum and in 1/a

@@ -1,10 +1,15 @@
-"""One kind of message: users add a share of integer noise to their bit and send as many identical messages."""
+"""One kind of message: users add a share of integer noise to their bit and send as many identical messages.
+
+The noise is infinitely divisible (Poisson, negative binomial), or bounded and symmetric, without a floor.
+"""
 
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,18 +17,23 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile
 from torchdp.protocol.records import Limits, farthest
-from torchdp.shuffle.count_laws import CountLaw, negative_binomial_law, poisson_law
-from torchdp.shuffle.dominating import one_type_profiles
-from torchdp.shuffle.draws import (
+from torchdp.shuffle.count_laws import (
+    FAR,
     MOST_RATE,
     MOST_RATIO,
+    CountLaw,
+    negative_binomial_law,
+    poisson_law,
     scattered_negative_binomial,
     scattered_poisson,
     variation_of,
 )
+from torchdp.shuffle.dominating import one_type_profiles
 from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Sensitivity, Target, least_noise_or_less
+
+WIDEST = 1 << 14  # counts over which the noise is followed
 
 
 @dataclass(frozen=True)
@@ -191,3 +201,123 @@ class NegativeBinomialSum(OneTypeSum):
     def least(cls, target: Target, ratio: float = 0.5) -> Self:
         target, scale = target.composed(cls), (1 - checks.fraction("ratio", ratio)) ** 2 / ratio
         return least_noise_or_less(lambda rmse: cls(target.users, rmse**2 * scale, ratio), target)
+
+
+@dataclass(frozen=True)
+class BoundedSum(OneTypeSum):
+    """D is the sum of n shares on 0, ..., 2 (c + 1), symmetric about c + 1, of variance deviation^2/n each.
+
+    A share is c + 1 and a number that is uniform on -(c + 1), ..., c + 1 with probability q, else on -c, ..., c;
+    c is the largest whole number with c (c + 1)/3 <= variance/n, and q makes the variance right. E D = n (c + 1)
+    messages: those of every user that are not cancelled by a negative number mask it, and are subtracted. Equal shares
+    of an infinitely divisible distribution, as Poisson's, have Pr[D = 0] >= e^-Var D, which costs delta whatever the
+    accounting; these have (q/(2 c + 3))^n. D is unimodal: centred uniforms are, and so are sums of them (Wintner).
+
+    deviation: that of D, > 0. Raises ValueError.
+
+    Guarantees: the exact dominating pairs (1 + D, D) and (D, 1 + D).
+    Source: here; the view of a count: Ghazi, Kumar, Manurangsi, Pagh (2020), section 3.
+    """
+
+    own_number: ClassVar[bool] = True
+
+    deviation: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.keep(self, deviation=checks.positive)
+        checks.fits("deviation", 64, self.half_width)
+
+    @property
+    def noise_variance(self) -> float:
+        """n (c + 1) (c + 2 q)/3: deviation^2, and a little more where q was rounded up."""
+        return self.users * (self.half_width + 1) * (self.half_width + 2 * self.share) / 3
+
+    @property
+    def half_width(self) -> int:
+        """c: a share moves by at most c + 1 from its mean."""
+        own = self.deviation**2 / self.users
+        c = max(0, math.floor((math.sqrt(1 + 12 * own) - 1) / 2))
+        while (c + 1) * (c + 2) / 3 <= own:
+            c += 1
+        return c if c * (c + 1) / 3 <= own else c - 1
+
+    @property
+    def share(self) -> float:
+        """q, a multiple of 2^-53: drawn without error."""
+        c = self.half_width
+        share = (self.deviation**2 / self.users - c * (c + 1) / 3) / (2 * (c + 1) / 3)
+        return math.ceil(min(1.0, share) * 2.0**53) * 2.0**-53
+
+    @property
+    def variation(self) -> float:
+        return 0.0
+
+    @property
+    def noise_mean(self) -> float:
+        return float(self.users * (self.half_width + 1))
+
+    @cached_property
+    def chances(self) -> np.ndarray:
+        """Of the values 0, ..., 2 (c + 1) of one share."""
+        c, q = self.half_width, self.share
+        chances = np.full(2 * c + 3, q / (2 * c + 3))
+        chances[1:-1] += (1 - q) / (2 * c + 1)
+        return chances
+
+    def noise(self, like: Tensor, draws: Draws) -> Tensor:
+        """How many users have each value, one value after another: O(c), whatever their number."""
+        total, left, rest = torch.zeros_like(like, dtype=torch.int64), torch.full_like(like, self.users), 1.0
+        left = left.to(torch.int64)
+        for value, chance in enumerate(self.chances):
+            last = value == len(self.chances) - 1
+            here = left if last else draws.binomial(left, min(1.0, float(chance) / rest))
+            total, left, rest = total + value * here, left - here, rest - float(chance)
+        return total
+
+    def scattered(self, users: int, instances: int, draws: Draws) -> Tensor:
+        wide = draws.integers((users, instances)) < math.ceil(self.share * 2.0**63)
+        shares = torch.empty_like(wide, dtype=torch.int64)
+        for reach, kind in ((self.half_width, ~wide), (self.half_width + 1, wide)):
+            shares[kind] = draws.below(2 * reach + 1, (int(kind.sum()),)) + self.half_width + 1 - reach
+        place = torch.arange(instances, dtype=torch.int32, device=draws.device).repeat(users)
+        return torch.repeat_interleave(place, shares.flatten())
+
+    def noise_law(self, absent: int = 0) -> CountLaw:
+        """By repeated squaring of sums of non-negative terms, tails below e^-100 left out. Raises ValueError."""
+        if self.deviation * 30 > WIDEST:
+            raise ValueError(
+                f"deviation must be at most {WIDEST / 30:.3g}, not {self.deviation:.3g}; ask for a larger epsilon or "
+                "delta, or take PoissonSum, whose floor is far then"
+            )
+        n = self.present(absent)
+        law, power, lost = np.ones(1), self.chances, 0.0
+        for bit in bin(n)[:1:-1]:
+            if bit == "1":
+                law, less = _trimmed(np.convolve(law, power))
+                lost += less
+            power, less = _trimmed(np.convolve(power, power))
+            lost += n * less
+        half = law[: len(law) // 2 + 1]
+        law = np.concatenate([half, half[:-1][::-1]])  # symmetric to the last digit
+        return CountLaw(0, law / law.sum(), np.diff(np.log(law)), lost + 2 * len(law) * math.exp(-FAR))
+
+    def resized(self, users: int, factor: float) -> Self:
+        return replace(self, users=users, deviation=self.deviation * math.sqrt(factor))
+
+    @classmethod
+    def least(cls, target: Target) -> Self:
+        # F(y) = Pr[D <= y] is at most delta + e^epsilon F(y - 1), so F(n) <= delta (n + 1) e^(n epsilon), and at least
+        # the chance that all n shares are 0 or 1, (2 c + 3)^-n: few users need noise that is not followed
+        target, widest = target.composed(cls), cls(target.users, WIDEST / 30)
+        n, rate = target.users - target.absent, math.log(2 * widest.half_width + 3) + target.epsilon
+        if not target.moves and n * rate + math.log(target.delta * (n + 1)) < 0:
+            cls(target.users, WIDEST).noise_law()  # refuses
+        return least_noise_or_less(lambda rmse: cls(target.users, rmse), target)
+
+
+def _trimmed(law: np.ndarray) -> tuple[np.ndarray, float]:
+    """The distribution without tails below e^-100 of the largest, the same at both ends, and what was left out."""
+    kept = np.flatnonzero(law >= law.max() * math.exp(-FAR))
+    cut = min(int(kept[0]), len(law) - 1 - int(kept[-1]))
+    return law[cut : len(law) - cut], float(law[:cut].sum() + law[len(law) - cut :].sum())

@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy.accounting import Profile
 from torchdp.protocol import Limits
-from torchdp.shuffle.draws import SURELY
+from torchdp.shuffle.count_laws import SURELY
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.response_curve import flip_of, least_flip, response_profile
 from torchdp.shuffle.search import Target, least_noise
