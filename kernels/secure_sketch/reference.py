@@ -18,7 +18,8 @@ from torchdp.kernels.normals.exact import arithmetic, joined, two_normals
 from torchdp.kernels.secure_sketch.rows import add_rows
 
 NOISE, MASKS, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce
-SURE = 2.0**28  # units up to which rounding is decided without error; beyond, floats decide
+SURE = 2.0**28  # units of one client's noise, at most
+FARTHEST = 2.0**46  # units up to which rounding is decided without error; beyond, floats decide
 VARIATION = 2.0**-200  # of one entry's noise from a rounded normal, for uniform words and units of 2^-20 to SURE
 WORDS_AT_ONCE = 2**17  # stay in the cache
 MARGIN = 4  # of the error bound
@@ -58,13 +59,14 @@ def normals(key: Tensor, first: int, count: int) -> Tensor:
 def rounded_normals(key: Tensor, first: int, units: Tensor) -> Tensor:
     """round(unit G) of entries first, first + 1, ...: units (count,) float64 -> (count,) int64.
 
-    Guarantees: up to ``SURE`` each entry is within total variation ``VARIATION`` of a rounded normal, by uniform words.
+    Guarantees: each entry is within total variation ``VARIATION`` of a rounded normal, by uniform words, up to ``SURE``
+        units; within unit/``SURE`` times that up to ``FARTHEST``.
     """
     radius, angle, start = _polar(key, first, len(units))
     t = _across(radius, angle)[first - start :][: len(units)] * units
     whole = t.round()
     widest = float(units.max()) if len(units) else math.inf
-    if widest <= SURE:
+    if widest <= FARTHEST:
         away = t.sub_(whole).abs_()
         apart = widest * float(_error(radius.amax(), radius.amin()))
         near = (~(away < 0.5 - apart)).nonzero()[:, 0]  # NaN is near

@@ -225,7 +225,7 @@ def by_hand(key, entry, unit):
         return r * (mpmath.sin(turn) if entry % 2 else mpmath.cos(turn)) * unit
 
 
-@pytest.mark.parametrize("unit", [2.0**-4, 1.0, 1000.3, reference.SURE])
+@pytest.mark.parametrize("unit", [2.0**-4, 1.0, 1000.3, reference.SURE, 2.0**38, reference.FARTHEST])
 def test_guarantee_noise_is_rounded_without_error(unit, monkeypatch):
     """Floats that decide, and every entry in doubt, against arithmetic of 90 digits; the bound holds with room."""
     key, n = new_key(5), 400
@@ -271,7 +271,7 @@ def test_few_entries_are_in_doubt(monkeypatch):
 
 def test_floats_decide_beyond_what_is_sure():
     key = new_key(7)
-    units = torch.full((50,), 4 * reference.SURE, dtype=torch.float64)
+    units = torch.full((50,), 4 * reference.FARTHEST, dtype=torch.float64)
     assert torch.equal(
         reference.rounded_normals(key, 0, units), (reference.normals(key, 0, 50) * units).round().long()
     )

@@ -135,10 +135,14 @@ def test_noise_is_isotropic_on_symmetric_matrices_and_cross_has_its_own_unit():
     ],
 )
 def test_guarantee_servers_add_up_the_same_integers(release, x):
-    """One process, servers, and clients who speak in parts: bit for bit one release from one source."""
+    """Messages to one process or to servers: bit for bit one release from one source; one process, and parts."""
     servers, once = release.secure_sum(3), release.estimate(x, noise=SeededNoise(1))
-    found = release.released(servers.estimate(release.rows(x), noise=SeededNoise(1)))
-    assert torch.equal(found.value, once.value) and torch.equal(found.standard_error, once.standard_error)
+    sent = release.analyse(release.tally(release.randomize(x, noise=SeededNoise(1))))
+    words = servers.tally(servers.randomize(release.rows(x), noise=SeededNoise(1)))
+    found = release.released(servers.analyse(words))
+    assert torch.equal(found.value, sent.value) and torch.equal(found.standard_error, once.standard_error)
+    together = release.released(servers.estimate(release.rows(x), noise=SeededNoise(1)))
+    assert torch.equal(together.value, once.value)
     assert servers.grid_factor == pytest.approx(1, rel=1e-6) and servers.guarantee == release.guarantee
     parts = [release.randomize(x[k : k + 10], first=k, noise=SeededNoise(k)) for k in range(0, 40, 10)]
     apart = release.analyse(release.add(*map(release.tally, parts)))

@@ -76,13 +76,43 @@ def test_the_servers_compute_the_integer_sketch_bit_for_bit(bits, servers):
         total[int(p.sketch.rows[c, i])][l] += int(words[c, i, l])
     limit = 2 ** (bits - 1)
     assert all(-limit <= v < limit for row in total for v in row)  # nothing wrapped around
-    assert p.collect(A, noise=SeededNoise(1))["words"].tolist() == total
+    assert p.tally(p.randomize(A, noise=SeededNoise(1)))["words"].tolist() == total
     sums = [torch.zeros(6, 3, dtype=words.dtype) for _ in range(servers)]
     for held, each in zip(sums, share(words, servers), strict=True):
         p.place(held, slice(None), each)
     assert reconstruct(torch.stack(sums)).tolist() == total
-    value = p.estimate(A, noise=SeededNoise(1)).value
+    value = p.analyse(p.tally(p.randomize(A, noise=SeededNoise(1)))).value
     assert torch.equal(value, torch.tensor(total, dtype=torch.float64) / p.ring.scale / math.sqrt(2))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_guarantee_one_process_draws_one_noise_for_each_sum_as_wide_as_all_clients_together(bits):
+    """Integers alone and a rounded normal of the clients' variance: its own mu is no more than is promised."""
+    coalition = AdaptiveCoalition(3, absent=2)
+    p = SecureSketch(UNEVEN, 2, 1.0, 1.0, 1e-3, coalition=coalition, bits=bits, fraction_bits=14)
+    A, key = rows(24, 2), one_key(SeededNoise(1))
+    units = p.sigma * 2.0**14
+    counts = torch.tensor([8, 8, 8, 0, 12, 12])
+    variance = counts * units.square() + (counts - 1).clamp_min(0) / 12
+    noise = normals(key, 0, 12).view(6, 2) * variance.sqrt()[:, None]
+    exact = written_out(UNEVEN) * math.sqrt(2) @ (A * 2**14).trunc()
+    words = p.collect(A, noise=SeededNoise(1))["words"]
+    assert torch.equal(words.double(), exact + noise.round())
+
+    def delta(variance):
+        apart = 2 * math.sqrt(2) * written_out(UNEVEN)[variance > 0] * 2.0**14
+        mu = float((apart.square() / variance[variance > 0, None]).sum(0).max().sqrt())
+        return gaussian_delta(mu, 1.0)
+
+    assert delta(variance) < 1e-3
+    assert delta(units.square() * (counts > 0)) > 1e-3  # the noise of one client is not enough
+
+
+@pytest.mark.filterwarnings("ignore:a grid of")
+def test_a_grid_that_is_too_coarse_for_one_noise_has_the_clients_own():
+    p, A = protocol(fraction_bits=2), rows(60, 3)
+    alone = p.tally(p.randomize(A, noise=SeededNoise(1)))
+    assert torch.equal(p.collect(A, noise=SeededNoise(1))["words"], alone["words"])
 
 
 def test_messages_are_signed_truncated_values_plus_rounded_noise():
@@ -97,13 +127,11 @@ def test_messages_are_signed_truncated_values_plus_rounded_noise():
 
 
 def test_same_draws_same_sum():
-    """Everybody at once, in parts under one key, each with a server of words of its own: one total."""
-    p, A, noise = protocol(fraction_bits=20), rows(60, 3), SeededNoise(1)
-    total, key = p.collect(A, noise=noise), one_key(SeededNoise(1))
+    """Everybody at once, in parts under one key: one total."""
+    p, A, key = protocol(fraction_bits=20), rows(60, 3), one_key(SeededNoise(1))
+    total = p.tally(p.randomize(A, noise=SeededNoise(1)))
     parts = [p.tally(p.keyed(A[part], part.start, key)) for part in (slice(0, 17), slice(17, 50), slice(50, 60))]
     assert torch.equal(p.add(*parts)["words"], total["words"]) and p.add(*parts).n == total.n == 60
-    whole = p.tally(p.randomize(A, noise=SeededNoise(1)))
-    assert torch.equal(whole["words"], total["words"])
 
 
 @pytest.mark.gpu

@@ -90,11 +90,11 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
         return self.few(super().validate(x))
 
     def client_input(self, x: Tensor) -> Tensor:
-        clipped = self.clipped(x)
-        rows = clipped[:, : self.columns] / self.bound
-        if self.label_bound is None:
-            return vectorized(rows)
-        return torch.cat([vectorized(rows), clipped[:, self.columns :] / self.label_bound * rows], 1)
+        scaled = self.clipped(x)
+        scaled[:, : self.columns] /= self.bound
+        if self.label_bound is not None:
+            scaled[:, self.columns :] /= self.label_bound
+        return vectorized(scaled, self.labelled)
 
     def total(self, summary: SecondMoments) -> tuple[Tensor, Users]:
         value = self.exact(summary)

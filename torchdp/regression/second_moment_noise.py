@@ -71,13 +71,26 @@ def _off_diagonal(i: Tensor, j: Tensor, factor: float, like: Tensor) -> Tensor:
     return torch.full(i.shape, factor, dtype=like.dtype, device=like.device).masked_fill_(i == j, 1.0)
 
 
-def vectorized(rows: Tensor) -> Tensor:
+def vectorized(rows: Tensor, labelled: bool = False) -> Tensor:
     """svec(x x^T) of rows (..., d): the upper triangle, off-diagonals times sqrt 2: (..., d (d + 1) / 2).
 
-    An isometry: |svec(x x^T) - svec(y y^T)| = |x x^T - y y^T|_F.
+    An isometry: |svec(x x^T) - svec(y y^T)| = |x x^T - y y^T|_F. labelled: rows are (..., d + 1), a label y last, and
+    the d numbers y x come behind. The order is that of ``moment_vector``.
     """
-    i, j = triangle(rows.shape[-1], rows.device)
-    return rows[..., i] * rows[..., j] * _off_diagonal(i, j, math.sqrt(2), rows)
+    d = rows.shape[-1] - labelled
+    i, j = triangle(d, rows.device)
+    factor = _off_diagonal(i, j, math.sqrt(2), rows)
+    if labelled:
+        every = torch.arange(d, device=rows.device)
+        i = torch.cat([i, every])
+        j = torch.cat([j, torch.full_like(every, d)])
+        factor = torch.cat([factor, torch.ones_like(every, dtype=factor.dtype)])
+    # A column is one run of the memory: rows are picked there several times as fast.
+    columns = rows.movedim(-1, 0).contiguous()
+    products = columns[i]
+    products *= columns[j]
+    products *= factor.view(-1, *[1] * (rows.ndim - 1))
+    return products.movedim(0, -1)
 
 
 def svec(matrices: Tensor) -> Tensor:

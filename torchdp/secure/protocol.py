@@ -49,6 +49,7 @@ class SecureSketch(SecureSums):
         (``share``), and what the last server publishes is then a function of the sums and of what they know.
         Semi-honest servers: all publish the sum of what they were sent, once. A server that lies about its sum
         changes the result unnoticed, and so does a client that sends words of its own choice: to its own rows alone.
+        ``collect`` in one process, which holds all rows, draws one noise for each sum: as much as all clients draw.
     Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), Theorem 4.4, with exact counts and one Gaussian
         mechanism for the whole row in place of Corollary 4.7's composition; on the grid: ``torchdp.grid``, 3, 4.
     """
@@ -179,32 +180,54 @@ class SecureSketch(SecureSums):
         words = secure_sketch.words(x, rows, signs, units, key, first, ring.scale, ring.dtype)
         return Words(first, words.transpose(0, 1))  # client by client, as they are drawn
 
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        """The integers that ``tally`` of the messages of the same draws has, made and added without storing them.
+    def gathered(self, clients: int, parts: Iterable[Tensor], draws: Draws) -> Tally:
+        """The exact sums, and one rounded normal in each entry in place of the clients' (``_together``).
 
-        On a GPU one pass over x, in which floats decide where a noise lies next to a half: there an integer may differ
-        by one. kernels/secure_sketch says more.
+        Nobody's own noise is drawn, so nobody knows a part of it. By the second claim of ``torchdp.grid`` this is a
+        function of the Gaussian mechanism at mu^2 = sum_c D^2/(c_j sigma_j^2), no more than the h_j <= c_j honest
+        clients of each row leave. Where the grid is too coarse for one number, clients draw their own.
         """
-        sums = torch.zeros(1, *self.layout["words"][0], dtype=self.ring.dtype, device=x.device)
-        rows, signs, scale = self.sketch.rows, self.sketch.signs, self.ring.scale
-        secure_sketch.add(sums, x, rows, signs, self.sigma * scale, one_key(draws), scale=scale)
-        return Tally(len(x), {"words": sums[0]})
+        heard = slice(clients)
+        counts = self.sketch.counts() if clients == self.sketch.clients else self.sketch.part(heard).counts()
+        units = self._together(counts.to(draws.device))
+        if units is None:
+            return super().gathered(clients, parts, draws)
+        tally = self.added(self._exact_words(parts), draws.device)
+        noise = secure_sketch.rounded_normals(one_key(draws), 0, units.repeat_interleave(self.columns))
+        sums = tally["words"]
+        sums += noise.view_as(sums).to(sums.dtype)
+        return tally
+
+    def _exact_words(self, parts: Iterable[Tensor]) -> Iterator[Words]:
+        """Signed integers of clients 0, 1, ..., without noise."""
+        first = 0
+        for rows in parts:
+            signs = self.sketch.signs[:, first : first + len(rows), None].to(rows.device)
+            yield Words(first, self.ring.to_words(rows) * signs)
+            first += len(rows)
 
     def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
-        """As one number, however many words.
-
-        A sum of c rounded normals is, up to 1e-3/(c sigma^4) in total variation (sigma in grid units), the rounded
-        normal of the same variance c sigma^2 + (c - 1)/12. Raises ValueError where that is more than 3e-11: two
-        clients below 64 units.
-        """
-        words, units = words.to(draws.device), (self.sigma * self.ring.scale).to(draws.device)
-        if bool(((words > 1) & (words * units**4 < 2 * COARSEST**4)).any()):
+        """As one number, however many words. Raises ValueError where the grid is too coarse for that."""
+        units = self._together(words.to(draws.device))
+        if units is None:
             raise ValueError(
                 f"fraction_bits = {self.ring.fraction_bits} make the grid too coarse for sums drawn at once; take "
                 "more of them, or collect"
             )
-        deviation = (words * units**2 + (words - 1).clamp_min(0) / 12).sqrt()
-        return (draws.normal(shape) * deviation[..., None]).round_().long()
+        return (draws.normal(shape) * units[..., None]).round_().long()
+
+    def _together(self, words: Tensor) -> Tensor | None:
+        """Deviation of the noise in sums of so many words, in grid units, as of one rounded normal: like ``words``.
+
+        A sum of c rounded normals is, up to 1e-3/(c sigma^4) in total variation (sigma in grid units), the rounded
+        normal of the same variance c sigma^2 + (c - 1)/12. None where that is more than 3e-11: two clients below 64
+        units.
+        """
+        units = (self.sigma * self.ring.scale).to(words.device)
+        too_coarse = (words > 1) & (words * units**4 < 2 * COARSEST**4)
+        if bool(too_coarse.any()):
+            return None
+        return (words * units**2 + (words - 1).clamp_min(0) / 12).sqrt()
 
 
 def one_key(draws: Draws) -> Tensor:

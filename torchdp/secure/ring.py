@@ -52,7 +52,7 @@ class Ring:
                 f"values must be finite and fit {self.bits} bits with {self.fraction_bits} fraction bits: "
                 f"below 2^{self.bits - 1 - self.fraction_bits} in size; remove NaN, or use fewer fraction bits"
             )
-        return scaled.trunc_().to(torch.int64).to(self.dtype)
+        return scaled.to(torch.int64).to(self.dtype)  # toward zero
 
     def to_reals(self, words: Tensor) -> Tensor:
         """The numbers that these words stand for: float64, any shape. Raises TypeError."""

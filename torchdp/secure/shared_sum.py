@@ -120,9 +120,7 @@ class SharedSum(Relay[S, Words, SecureSums]):
         return self.client.speak(self.rows(x), first, noise)
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        """The integers that ``tally`` of the messages of the same draws has, made and added part by part."""
-        shown = map(self.client_input, x.split(self.client.at_once))
-        return self.client.added(self.client.spoken(shown, draws), x.device)
+        return self.client.gathered(len(x), map(self.client_input, x.split(self.client.at_once)), draws)
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         return Protocol.collect_groups(self, x, groups, size, draws)  # one sum after the other

@@ -166,7 +166,11 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         raise ValueError("x must be of the clients of one sum, which has servers and keys of its own")
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.added(self.spoken(x.split(self.at_once), draws), x.device)
+        return self.gathered(len(x), x.split(self.at_once), draws)
+
+    def gathered(self, clients: int, parts: Iterable[Tensor], draws: Draws) -> Tally:
+        """The tally of clients 0, ..., clients - 1, whose rows come in parts to one process; unchecked."""
+        return self.added(self.spoken(parts, draws), draws.device)
 
     def analyse(self, tally: Tally) -> Estimate:
         """Y, (m, d), from the total of the servers' sums; its error with every client's noise, heard or not.
