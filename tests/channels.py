@@ -159,3 +159,11 @@ def random_ball(rng, count, dim):
     directions = rng.standard_normal((count, dim))
     directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
     return directions * rng.random((count, 1)) ** rng.choice([0, 1 / dim, 3], (count, 1))
+
+
+def nested(k, epsilon):
+    """A strategy matrix that says whether a type is at most y or above it, less what rounding adds to epsilon."""
+    below = torch.ones(k, k, dtype=torch.float64).triu()
+    rows = torch.cat([below, 1 - below])
+    chances = torch.exp((1 - 1e-6) * epsilon * rows)
+    return StrategyMatrix(chances / chances.sum(0))

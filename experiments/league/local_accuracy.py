@@ -9,7 +9,8 @@ Expected: 51 cells: a workload or statistic, its types, users, epsilon and data.
     how many standard errors another measures better; the same with plausible answers in the place of unbiased ones
     (Norm-Sub, clipping, fewer bins, ``consistent``), beside the better of ours with the same done and with
     ``consistent``; a lower bound on what is unbiased. Measured errors are within 2 standard errors of those predicted.
-    Nothing is better by more than 2, no published method, left as it is or mended, and no other candidate of ours.
+    Nothing is better by more than 2, no published method, left as it is or mended, and in one cell another candidate of
+    ours: a histogram of 98 % of one type, where an optimised strategy has .86 times the error of the chosen one.
 Output: results/league/local_accuracy/cells.csv, methods.csv, local_accuracy.md and .png (kept: experiments/league/).
 Artifact: own | least error of local protocols
 Status: agrees

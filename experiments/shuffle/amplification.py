@@ -1,4 +1,4 @@
-"""What a crowd behind a shuffler adds to 20 local randomizers, beside what epsilon alone says; one message or many.
+"""What a crowd behind a shuffler adds to 19 local randomizers, beside what epsilon alone says; one message or many.
 
 Paper: Balle, Bell, Gascon, Nissim (2019), the privacy blanket; Feldman, McMillan, Talwar (2023), the clones' pair and
     closed form.
@@ -41,7 +41,6 @@ from torchdp.randomizers import (
     PrivUnitG,
     RandomizedResponse,
     ShiftStrategy,
-    StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
@@ -86,14 +85,13 @@ SMOKE = Config((4.0,), (100, 10_000), False, ((10_000, 1.0, 64, 32),))
 
 
 def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
-    """Twenty randomizers, of a local epsilon."""
+    """Nineteen randomizers, of a local epsilon."""
     for name, kind in TYPES.items():
         for k in (2, 4, 64, 1024) if kind is RandomizedResponse else (64, 1024):
             yield f"{name} {k}", lambda e, kind=kind, k=k: kind(k, e)
     for name, kind in VECTORS.items():
         for dim in (32, 256) if kind in (PrivUnit, PrivUnitG) else (32,):
             yield f"{name} {dim}", lambda e, kind=kind, dim=dim: kind(dim, e)
-    yield "block design 64", lambda e: StrategyMatrix.balanced(64, e)
     if tables:
         prefix = workloads.prefix(64).dense()
         drawn = lambda: torch.Generator().manual_seed(0)  # noqa: E731

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from channels import nested
 from contract import Contract, LocalContract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import generator
@@ -134,7 +135,7 @@ class TestLocalVariance(TestLocalCovariance):
 
 
 class TestStrategyCovariance(Unbiased, LocalContract):
-    protocol = StrategyCovariance(BOX, 1, StrategyMatrix.balanced(9, 2.0))
+    protocol = StrategyCovariance(BOX, 1, nested(9, 2.0))
     x, bad = LOW.repeat(8, 1), BAD
     repeats, slack, honest = 2_000, 0.1, (0.7, 1.7)  # the roundings' part is the most it may be
 

@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
+from channels import nested
 
 from torchdp.domains import Box
 from torchdp.mean import LocalCovariance, StrategyCovariance, choose_covariance
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -69,7 +69,7 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(epsilon):
 @pytest.mark.parametrize("steps", [2, 3])
 def test_types_tell_what_the_roundings_add(steps):
     """By enumeration of all roundings of each user: exactly for two numbers, nearly for one; not the most they can."""
-    protocol = StrategyCovariance(BOX, steps, StrategyMatrix.balanced((2 * steps + 1) ** 2, 1.0))
+    protocol = StrategyCovariance(BOX, steps, nested((2 * steps + 1) ** 2, 1.0))
     w, D = protocol.scaled(X), 2 / steps
     position = (w + 1) / D
     below = position.floor()

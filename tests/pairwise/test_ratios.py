@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from channels import nested
 from pairwise.common import counted, mse, random_types, sign
 from scipy.stats import mannwhitneyu
 
@@ -12,7 +13,6 @@ from torchdp import pairwise
 from torchdp.collection import Collection, Journal
 from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs
 from torchdp.pairwise.strategy_reports import merges
-from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -74,7 +74,7 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, kind):
     counts = torch.tensor(shares).double()
     counts = (counts / counts.sum() * (8_000 if kind is SubsetPairs else 40_000)).round().long()
     n, runs = int(counts.sum()), 80 if kind is SubsetPairs else 2_000
-    own = (StrategyMatrix.balanced(statistic.types, 2.0),) if kind is StrategyReports else ()
+    own = (nested(statistic.types, 2.0),) if kind is StrategyReports else ()
     protocol = kind(statistic, 4.0 if kind is SubsetPairs else 2.0, *own)
     answer = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(runs,))
     truth, predicted = statistic.exact(counts), mse(protocol, counts, n)

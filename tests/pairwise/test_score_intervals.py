@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from channels import nested
 from pairwise.common import mse
 from scipy.special import ndtr
 from scipy.stats import ncx2
@@ -220,7 +221,7 @@ def test_a_truth_at_the_least_value_of_a_form_is_not_missed(kind):
         pairwise.from_kernel(torch.tensor([[0.0, 1], [1, 2 / 3]]).double()),
         torch.tensor([75, 225]),
     )
-    own = (StrategyMatrix.balanced(2, 2.0),) if kind is StrategyReports else ()
+    own = (nested(2, 2.0),) if kind is StrategyReports else ()
     if kind is OneMessage:
         statistic = dataclasses.replace(statistic, pairs=pairwise.Pairs.ALL)
     protocol = kind(statistic, 2.0, *own)

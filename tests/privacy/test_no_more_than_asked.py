@@ -89,11 +89,6 @@ OTHER = {
 }
 
 
-def test_balanced_designs_spend_no_more_on_a_fine_grid():
-    asked = [i / 10_000 for i in range(10, 400)]
-    assert [e for e in asked if randomizers.StrategyMatrix.balanced(4, e).epsilon > e] == []
-
-
 @pytest.mark.parametrize("name", LOCAL)
 def test_epsilon_of_local_and_pure_protocols(name):
     for epsilon in GRID:

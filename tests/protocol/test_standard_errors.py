@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from channels import nested
 from contract import entries
 from laws import generator
 
@@ -14,7 +15,7 @@ from torchdp.domains import Box
 from torchdp.mean import StrategyCovariance
 from torchdp.pairwise import Pairs
 from torchdp.protocol import Crowd
-from torchdp.randomizers import RandomizedResponse, ShiftStrategy, StrategyMatrix, SubsetSelection
+from torchdp.randomizers import RandomizedResponse, ShiftStrategy, SubsetSelection
 from torchdp.randomizers.alphabet.frequency import TypeVariance
 from torchdp.shuffle import Amplified, PoissonSum
 
@@ -46,7 +47,7 @@ class FirstShare(queries.ShareFunction):
 def covariance():
     """Of numbers of which many are alike."""
     box = Box(torch.tensor([-1.0]), torch.tensor([1.0]))
-    return StrategyCovariance(box, 20, StrategyMatrix.balanced(41, EPSILON))
+    return StrategyCovariance(box, 20, nested(41, EPSILON))
 
 
 def numbers():
@@ -63,11 +64,11 @@ MADE = {
     "subsets": lambda: SubsetSelection(K, EPSILON),
     "OUE": lambda: randomizers.OptimizedUnaryEncoding(K, EPSILON),
     "SUE": lambda: randomizers.SymmetricUnaryEncoding(K, EPSILON),
-    "a strategy": lambda: StrategyMatrix.balanced(K, EPSILON),
+    "a strategy": lambda: nested(K, EPSILON),
     "shifts": lambda: ShiftStrategy.square_wave(16, EPSILON),
     "amplified": lambda: Amplified(RandomizedResponse(K, EPSILON), USERS, DELTA),
     "queries": lambda: queries.LocalOracle(FIRST, RandomizedResponse(K, EPSILON)),
-    "adaptive queries": lambda: queries.AdaptiveOracle(FIRST, StrategyMatrix.balanced(K, EPSILON)),
+    "adaptive queries": lambda: queries.AdaptiveOracle(FIRST, nested(K, EPSILON)),
     "a function": lambda: queries.LocalFunction(FirstShare(), RandomizedResponse(K, EPSILON)),
     "factors": lambda: queries.LocalFactorization.calibrated(FACTORS, epsilon=EPSILON),
     "central factors": lambda: queries.CentralFactorization(FACTORS, EPSILON, DELTA),
@@ -77,7 +78,7 @@ MADE = {
     "two messages": lambda: pairwise.TwoMessage(EVERY, EPSILON),
     "pairs of responses": lambda: pairwise.RandomizedResponsePlugIn(STATISTIC, EPSILON),
     "pairs of subsets": lambda: pairwise.SubsetPairs(STATISTIC, EPSILON),
-    "pairs of a strategy": lambda: pairwise.StrategyReports(STATISTIC, 2.1, StrategyMatrix.balanced(K, EPSILON)),
+    "pairs of a strategy": lambda: pairwise.StrategyReports(STATISTIC, 2.1, nested(K, EPSILON)),
     "two rounds": lambda: pairwise.TwoRound(EVERY, EPSILON, EPSILON / 2),
     "two rounds, projected": lambda: pairwise.ProjectedTwoRound(EVERY, 3.0, (1.0, 1.0, 1.0)),
     "three rounds": lambda: pairwise.ThreeRound(EVERY, 4.0, (1.0, 1.0, 1.0, 1.0)),

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from channels import nested
 
 from torchdp import workloads
 from torchdp.collection.comparison import difference
@@ -37,7 +38,7 @@ CLIENTS = {
     "response": RandomizedResponse(K, 2.0),
     "Hadamard": HadamardResponse(K, 2.0),
     "square wave": ShiftStrategy.square_wave(K, 2.0),
-    "balanced": StrategyMatrix.balanced(K, 2.0),
+    "nested": nested(K, 2.0),
     "bits": OptimizedUnaryEncoding(K, 2.0),
     "subsets": SubsetSelection(K, 2.0),
 }
@@ -297,5 +298,5 @@ def test_degenerate_reports():
     two = LocalOracle(torch.eye(2).double(), RandomizedResponse(2, 1.0))
     found = fitted(two, Tally(10, {"reports": torch.tensor([10, 0])}))
     assert found.weights.shape == (1,)
-    one = fitted(AdaptiveOracle(PREFIX, CLIENTS["balanced"]), CLIENTS["balanced"].collect(torch.tensor([5])))
+    one = fitted(AdaptiveOracle(PREFIX, CLIENTS["nested"]), CLIENTS["nested"].collect(torch.tensor([5])))
     assert one.value.isfinite().all()

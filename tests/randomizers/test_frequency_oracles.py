@@ -244,7 +244,7 @@ def test_guarantee_variance_proxies_bound_the_moments_of_every_type(kind, k, eps
 def test_subset_selection_takes_the_size_of_least_error():
     for k, epsilon in ((8, 0.5), (20, 1.0), (64, 2.0), (64, 4.0), (5, 8.0)):
         oracle = SubsetSelection(k, epsilon)
-        errors = [subset_error(k, w, epsilon, k) for w in range(1, k)]
+        errors = [subset_error(k, w, epsilon) for w in range(1, k)]
         assert oracle.subset == 1 + int(np.argmin(errors))
         exact = float(oracle.covariance(0).trace())
         assert errors[oracle.subset - 1] == pytest.approx(exact, rel=1e-10)

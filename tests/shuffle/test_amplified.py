@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from channels import nested
 from contract import MessageContract, Unbiased
 from laws import hockey_stick
 from scipy.special import betainc
@@ -28,7 +29,6 @@ from torchdp.randomizers import (
     PrivUnitG,
     RandomizedResponse,
     ShiftStrategy,
-    StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
@@ -44,7 +44,7 @@ KINDS = {
     "HadamardResponse": lambda e: HadamardResponse(64, e),
     "OptimizedUnaryEncoding": lambda e: OptimizedUnaryEncoding(64, e),
     "SymmetricUnaryEncoding": lambda e: SymmetricUnaryEncoding(64, e),
-    "balanced": lambda e: StrategyMatrix.balanced(64, e),
+    "nested": lambda e: nested(64, e),
     "shifts": lambda e: ShiftStrategy(torch.arange(64)[None] < torch.tensor([[9], [24]]), torch.ones(2), 64, e),
     "PrivUnit": lambda e: PrivUnit(32, e),
     "PrivUnitG": lambda e: PrivUnitG(32, e),

@@ -44,7 +44,6 @@ FEWEST, USUAL = 60, 150  # steps of it
 CLOSE = 1.2  # times the lower bound on the variance: shifts that a descent is not tried to improve on
 MOST_PARITIES = 256  # that one parity a user is tried for
 BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
-DESIGNED = 512  # types up to which a block design is tried
 NEAR = 0.005  # relative excess error allowed on the worst data for lower error where few types are frequent
 MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 P = TypeVar("P", bound=Protocol[Any])
@@ -68,9 +67,9 @@ def choose(
     Candidates: up to 1,024 types or queries factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within
     the alpha of least error where that may pay; the identity and the plain answers; each with PrivUnit and PrivUnitG,
     beyond 256 types only where the singular values leave them a chance; randomized response, subset selection, OUE,
-    SUE and, up to 1,024 types, Hadamard response; up to 512 types a block design; a strategy optimised for the
-    workload: up to 256 types a matrix, up to 4,096 types a few patterns of ordered types and their shifts, of types on
-    a grid where the queries are a Kronecker product, and up to 540 types a matrix where these are far from the bound.
+    SUE and, up to 1,024 types, Hadamard response; a strategy optimised for the workload: up to 256 types a matrix, up
+    to 4,096 types a few patterns of ordered types and their shifts, of types on a grid where the queries are a
+    Kronecker product, and up to 540 types a matrix where these are far from the bound.
     Types that no query tells apart count as one.
 
     workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
@@ -108,8 +107,6 @@ def choose(
     if k > 1 and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
         worst = objective is Objective.WORST and prior is None
         oracles += [*_strategies(W, epsilon, worst), *_translates(W, epsilon)]
-        if k <= DESIGNED:
-            oracles.append(("block design", StrategyMatrix.balanced(k, epsilon)))
         if prior is not None:
             oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
     reported = ranked([(name, decoding(W, oracle)) for name, oracle in oracles], k, n, objective, prior)

@@ -12,18 +12,16 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Objective, Tally
-from torchdp.randomizers.alphabet.block_design import balanced
 from torchdp.randomizers.alphabet.chances import TOTAL, whole_table
 from torchdp.randomizers.alphabet.frequency import StrategyOracle
 from torchdp.randomizers.alphabet.learned import LearnedStrategy, answer_variances
 from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
-from torchdp.randomizers.alphabet.strategy_search import SLACK, SMALL, Effort, search, searchable, strategy_problem
+from torchdp.randomizers.alphabet.strategy_search import SMALL, Effort, search, strategy_problem
 from torchdp.randomizers.base import exact_local
 
 COLUMN_TOLERANCE = 1e-6  # a column sum further from 1 is taken for a mistake
 LEAST_RATIO = 2.0**-30  # of two chances of one output, less 1: less would drown in the rounding of float64
 LEARNING_RATE = 0.2
-LARGEST_DESIGN = 2**20  # outputs times types
 SHARP = 2.5  # epsilon above which random starts may do better than shifts, beyond 64 types
 SHARPEST, SOFTEST = 3e-3, 0.1  # temperatures of the smooth maximum, relative
 ROW_SPACE_TOLERANCE = 1e-8  # of the largest entry of W; what is left of W beyond it is outside the row space
@@ -126,25 +124,6 @@ class StrategyMatrix(StrategyOracle):
         if objective is Objective.MEAN or len(W) == 1:
             return best
         return best.sharpened(W, prior, effort.steps)
-
-    @classmethod
-    def balanced(cls, k: int, epsilon: float) -> "StrategyMatrix":
-        """A balanced block design: the variances of subset selection, in few outputs, which can be decoded again.
-
-        Each output is a set of types, e^epsilon times as likely for its members. The least variance of the histogram
-        of evenly many users a type, to .1 %, among all subsets of a size and the designs of finite fields, with at most
-        2^20 outputs times types. k: types, 2 to some 500; epsilon: in [0.001, 30]. Raises ValueError.
-
-        Guarantees: at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
-        Source: Wilson (1972); Park, Nam, Lee (2023), with any prior in the decoder.
-        """
-        k, epsilon = checks.integer("k", k, 2), searchable(epsilon)
-        found = balanced(k, epsilon, LARGEST_DESIGN)
-        if found is None:
-            raise ValueError(f"k must leave a design of {LARGEST_DESIGN} outputs times types, not {k}: take fewer")
-        rows, often = found
-        Q = often[:, None] * torch.exp((1 - SLACK) * epsilon * (rows.double() - 1))
-        return cls(Q / Q.sum(0))
 
     def judged(self, W: Tensor, prior: Tensor | None, objective: Objective) -> float:
         """The variance that ``tuned`` makes small: over the queries as ``objective`` says, over the types by prior."""

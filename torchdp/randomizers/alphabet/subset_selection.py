@@ -63,7 +63,7 @@ class SubsetSelection(BitVectorOracle):
         """w."""
         k, best = self.k, self.k / (math.exp(self.epsilon) + 1)
         near = {max(1, math.floor(best)), max(1, math.ceil(best))}
-        return min(near, key=lambda w: subset_error(k, w, self.epsilon, k))
+        return min(near, key=lambda w: subset_error(k, w, self.epsilon))
 
     @cached_property
     def lost(self) -> float:
@@ -223,13 +223,13 @@ class SubsetSelection(BitVectorOracle):
         return (w - 1) * (p * (w - 2) + (1 - p) * w) / ((k - 1) * (k - 2)) if k > 2 else 0.0
 
 
-def subset_error(k: int, w: int, epsilon: float, types: int) -> float:
-    """E ||Y - e_x||^2 over so many of the k values, for w of them in a set; infinite where p - q underflows."""
+def subset_error(k: int, w: int, epsilon: float) -> float:
+    """E ||Y - e_x||^2 over the k values, for w of them in a set; infinite where p - q underflows."""
     rest = (k - w) * math.exp(-epsilon)
     p = w / (w + rest)
     gap = w * (k - w) * -math.expm1(-epsilon) / ((w + rest) * (k - 1))
     q = (w - p) / (k - 1)
-    return (p * (1 - p) + (types - 1) * q * (1 - q)) / gap**2 if gap**2 > 0 else math.inf
+    return (p * (1 - p) + (k - 1) * q * (1 - q)) / gap**2 if gap**2 > 0 else math.inf
 
 
 def rank(values: list[int]) -> int:
