@@ -42,6 +42,10 @@ class DomainProtocol(Protocol[Crowd]):
         """How points become vectors of a ball. Raises TypeError, ValueError where domain and shape do not fit."""
         return encoding(self.domain, self.shape)
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.domain.dimension,)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the domain. Raises TypeError, ValueError."""
         return admitted("x", checks.precise("x", x), self.domain, self.shape)
