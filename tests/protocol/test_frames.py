@@ -50,7 +50,7 @@ def test_a_tensor_is_passed_as_it_is():
 def test_categories_are_types_in_their_order_and_columns_share_one_kind():
     assert rows_of(TOWNS, 3).tolist() == CELLS and rows_of(TOWNS.to_frame(), 3).tolist() == CELLS
     assert rows_of(TOWNS.cat.reorder_categories(["Zug", "Bern", "Basel"]), 3).tolist() == [0, 2, 1, 0]
-    assert rows_of(pd.cut([1.5, 0.5], [0, 1, 2]), 2).tolist() == [1, 0]
+    assert rows_of(pd.cut(pd.Series([1.5, 0.5]), [0, 1, 2]), 2).tolist() == [1, 0]
     assert rows_of(pd.Series([True, False]), 3).tolist() == rows_of([True, False], 3).tolist() == [1, 0]
     table = pd.DataFrame(np.arange(6).reshape(3, 2), columns=["a", "a"])
     assert rows_of(table, (2,)).tolist() == [[0, 1], [2, 3], [4, 5]]

@@ -32,11 +32,8 @@ def class_counts(labels: Rows, classes: int) -> Tensor:
     Of labels that went through randomized response the counts are private by post-processing. Raises TypeError,
     ValueError: also for a class without users, of which no density can be released.
     """
-    labels = checks.indices(
-        "labels", rows_of(labels, classes, "labels"), checks.integer("classes", classes, 1, 2**30)
-    )
-    if labels.ndim != 1:
-        raise ValueError(f"labels must have shape (n,), not {tuple(labels.shape)}")
+    classes = checks.integer("classes", classes, 1, 2**30)
+    labels = checks.types("labels", rows_of(labels, classes, "labels"), classes)
     counts = torch.bincount(labels, minlength=classes)
     if empty := (counts == 0).nonzero()[:, 0].tolist():
         raise ValueError(

@@ -48,8 +48,6 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
     if isinstance(x, Tensor):
         return x
     pandas = sys.modules.get("pandas")  # whoever holds a table has loaded it
-    if pandas is not None and isinstance(x, pandas.Categorical | pandas.Index):
-        x = pandas.Series(x)
     if pandas is not None and isinstance(x, pandas.Series | pandas.DataFrame):
         rows = _types(x, held, name) if isinstance(held, int) else _numbers(x, name)
     elif isinstance(x, np.ndarray | list | tuple):
@@ -144,9 +142,6 @@ def _types(x: Any, held: int, name: str) -> Tensor:
 def _numbers(x: Any, name: str) -> Tensor:
     """Columns share one kind: float64 where one of them holds fractions."""
     columns = _columns(x, name)
-    for label, cells in columns.items():
-        if categories(cells) is not None:
-            raise TypeError(f"{label} must hold numbers, not categories; {PLACES}")
     found = [_column(cells, label) for label, cells in columns.items()]
     if x.ndim == 1:
         return found[0]
@@ -184,8 +179,8 @@ def _array(x: Any, name: str) -> Tensor:
 def _made(dtype: Any, name: str) -> str:
     """What numbers of this numpy or pandas dtype become."""
     if dtype.kind not in KINDS:
-        remedy = DATES if dtype.kind in "mM" else TEXT
-        raise TypeError(f"{name} must hold numbers, booleans or categories, not {dtype}; {remedy}")
+        remedy = DATES if dtype.kind in "mM" else PLACES if str(dtype) == "category" else TEXT
+        raise TypeError(f"{name} must hold numbers, not {dtype}; {remedy}")
     if dtype.kind == "u" and dtype.itemsize == 8:  # int64 does not hold all of uint64
         return "float64"
     return KINDS[dtype.kind]
