@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from attacks import strongest
@@ -250,6 +251,17 @@ class Contract:
         self.near(self.units, found.value, (one.value for one in alone))
         beside = p.estimate(torch.stack([self.x, self.x]), noise=SeededNoise(1))
         assert beside.n.tolist() == [n, n] and beside.value.shape == found.value.shape
+
+    def test_arrays_lists_and_tables_are_the_tensor_that_they_hold(self):
+        p = self.protocol
+        x = self.x.double() if self.x.is_floating_point() else self.x
+        parts = p.collect(x, noise=SeededNoise(1)).parts
+        for kind, rows in forms(x, p.held).items():
+            found = p.collect(rows, noise=SeededNoise(1))
+            assert found.n == len(x) and all(torch.equal(found[name], part) for name, part in parts.items()), kind
+            if isinstance(p, MessageProtocol):
+                sent, again = (p.randomize(each, noise=SeededNoise(2)) for each in (x, rows))
+                assert all(torch.equal(*both) for both in zip(tensors(sent), tensors(again), strict=True)), kind
 
     def test_nobody_is_asked_what_is_not_answered(self, monkeypatch):
         """Three groups, each like x, are answered by one call, or refused before a message is drawn."""
@@ -499,6 +511,27 @@ class RelayContract(LocalContract):
         assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol) * (
             1 + 1e-9
         )
+
+
+def forms(x, held):
+    """The same rows as users of numpy and pandas have them."""
+    array = x.numpy()
+    frame = pd.DataFrame(array)
+    found = {"array": array, "lists": x.tolist(), "DataFrame": frame}
+    if frame.shape[1] == 1:
+        found["Series"] = frame[0]
+        found["numbers"] = array.reshape(len(x))
+    if not isinstance(held, int):
+        return found
+    found["categories"] = frame[0].astype(pd.CategoricalDtype(range(held)))
+    for fast in range(2, held):
+        if held % fast == 0:
+            both = pd.DataFrame({"slow": array // fast, "fast": array % fast})
+            kinds = {"slow": pd.CategoricalDtype(range(held // fast)), "fast": pd.CategoricalDtype(range(fast))}
+            found["two categories"] = both.astype(kinds)
+    if held == 2:
+        found["booleans"] = frame[0].astype(bool)
+    return found
 
 
 def never_sent(tally):

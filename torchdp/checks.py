@@ -197,7 +197,9 @@ def matrix(name: str, value: Tensor, most: float = math.inf) -> Tensor:
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
-    """A numpy array, or a list of lists of numbers, as a tensor of its own (lists: float64). Raises TypeError."""
+    """A tensor itself; an array, a list or a table of numbers as a tensor of its own. Raises TypeError."""
+    if isinstance(value, Tensor):
+        return value
     try:
         return torch.from_numpy(np.array(value, order="C"))
     except (TypeError, ValueError) as error:

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from torchdp import density, mean, randomizers, shuffle
+from torchdp import density, mean, pairwise, randomizers, shuffle
 from torchdp.domains import Box
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Estimate, rows_of
@@ -15,35 +15,78 @@ TOWNS = pd.Series(["Zug", "Basel", "Bern", "Zug"], name="town", index=[7, 3, 3, 
 TOWNS = TOWNS.astype(pd.CategoricalDtype(["Basel", "Bern", "Zug"]))
 
 
+SEX = pd.Series(["m", "f", "f", "m"], dtype=pd.CategoricalDtype(["f", "m"]), index=TOWNS.index)
+NUMBERS = (("int8", "uint16", "int64", "Int32", "UInt8"), ("float16", "float32", "Float64", "uint64", "UInt64"))
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype"),
     [
-        *((name, torch.int64) for name in ("int8", "uint16", "int64", "Int32", "UInt8")),
-        *((name, torch.float64) for name in ("float16", "float32", "Float64", "uint64", "UInt64")),
+        *((name, torch.int64) for name in NUMBERS[0]),
+        *((name, torch.float64) for name in NUMBERS[1]),
         *((name, torch.bool) for name in ("bool", "boolean")),
         (pd.SparseDtype("int64"), torch.int64),
     ],
 )
 def test_a_column_of_each_kind(kind, dtype):
     cells = pd.Series(CELLS).astype("bool" if kind == "boolean" else "int64")
-    found = rows_of(cells.astype(kind))
+    found = rows_of(cells.astype(kind), ())
     assert found.dtype == dtype and torch.equal(found, torch.tensor(CELLS).to(dtype))
 
 
+@pytest.mark.parametrize("kind", ["int8", "uint16", ">i4", "int64", "float16", ">f4", "uint64", "bool"])
+def test_an_array_of_each_kind(kind):
+    array = np.array(CELLS).astype(kind)
+    found = rows_of(array[::-1], ())
+    assert found.tolist() == array[::-1].tolist() and rows_of(array.tolist(), ()).tolist() == array.tolist()
+    assert rows_of(array, (1,)).shape == (4, 1) and rows_of(array[:, None], ()).shape == (4,)
+
+
+def test_a_tensor_is_passed_as_it_is():
+    for x in (torch.tensor([True]), torch.zeros(2, 3, 4), torch.ones(3).to_sparse()):
+        assert rows_of(x, 2) is x and rows_of(x, (1,)) is x
+
+
 def test_categories_are_types_in_their_order_and_columns_share_one_kind():
-    assert rows_of(TOWNS).tolist() == CELLS and rows_of(TOWNS.to_numpy()) is not TOWNS
-    assert rows_of(TOWNS.cat.reorder_categories(["Zug", "Bern", "Basel"])).tolist() == [0, 2, 1, 0]
+    assert rows_of(TOWNS, 3).tolist() == CELLS and rows_of(TOWNS.to_frame(), 3).tolist() == CELLS
+    assert rows_of(TOWNS.cat.reorder_categories(["Zug", "Bern", "Basel"]), 3).tolist() == [0, 2, 1, 0]
+    assert rows_of(pd.cut(pd.Series([1.5, 0.5]), [0, 1, 2]), 2).tolist() == [1, 0]
+    assert rows_of(pd.Series([True, False]), 3).tolist() == rows_of([True, False], 3).tolist() == [1, 0]
     table = pd.DataFrame(np.arange(6).reshape(3, 2), columns=["a", "a"])
-    assert rows_of(table).tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert rows_of(table, (2,)).tolist() == [[0, 1], [2, 3], [4, 5]]
     mixed = table.set_axis(["a", "b"], axis=1).assign(a=[True, False, True], c=[0.5, 1, 2])
-    assert rows_of(mixed).tolist() == [[1, 1, 0.5], [0, 3, 1], [1, 5, 2]]
-    assert rows_of(mixed[["a"]]).dtype == torch.bool and rows_of(mixed[["a", "b"]]).dtype == torch.int64
+    assert rows_of(mixed, (3,)).tolist() == [[1, 1, 0.5], [0, 3, 1], [1, 5, 2]]
+    assert (
+        rows_of(mixed[["a"]], (1,)).dtype == torch.bool and rows_of(mixed[["a", "b"]], (2,)).dtype == torch.int64
+    )
 
 
-def test_what_is_made_of_a_table_is_its_own():
-    column = pd.Series([1.0, 2.0])
-    rows_of(column)[0] = 9.0
-    assert column[0] == 1.0
+def test_columns_of_categories_are_product_types_the_first_column_the_slowest():
+    both = pd.DataFrame({"sex": SEX, "town": TOWNS})
+    assert rows_of(both, 6).tolist() == [5, 0, 1, 5] and rows_of(both[["town", "sex"]], 6).tolist() == [5, 0, 2, 5]
+    assert rows_of(both.assign(sex=SEX == "m"), 6).tolist() == [5, 0, 1, 5]
+    found = pairwise.kendall(2, 3).types
+    assert torch.equal(
+        pairwise.OneMessage(pairwise.kendall(2, 3), 1.0).validate(rows_of(both, found)), rows_of(both, 6)
+    )
+    oracle = randomizers.RandomizedResponse(3, 1.0)
+    assert oracle.collect(TOWNS, groups=both).n.shape == (6,) and oracle.collect(
+        TOWNS, groups=SEX == "m"
+    ).n.shape == (2,)
+
+
+def test_what_is_made_is_its_own():
+    column, array = pd.Series([1.0, 2.0]), np.array([1.0, 2.0])
+    rows_of(column, ())[0] = 9.0
+    rows_of(array, ())[0] = 9.0
+    assert column[0] == array[0] == 1.0
+
+
+def test_a_domain_and_its_nearest_points_take_lists_arrays_and_tables():
+    box, table = Box([0, 0.5], [1.0, 2]), pd.DataFrame({"a": [0.2, 4.0], "b": [1, 1]})
+    assert box.low.dtype == torch.float64 and box.high.tolist() == [1.0, 2.0]
+    for rows in (table, table.to_numpy(), table.to_numpy().tolist()):
+        assert box.project(rows).tolist() == [[0.2, 1.0], [1.0, 1.0]]
 
 
 def test_every_verb_takes_a_table():
@@ -63,8 +106,11 @@ def test_every_verb_takes_a_table():
         (lambda x, noise: found.estimate(x, noise=noise).value, points),
         (lambda x, y, noise: classes.estimate((x, y), noise=noise).value, points[:2] / 2, labels),
     ):
-        of_table, of_rows = (verb(*each, noise=SeededNoise(1)) for each in (tables, map(rows_of, tables)))
-        assert torch.equal(of_table, of_rows)
+        rows = [torch.tensor(each.cat.codes.to_numpy() if each.ndim == 1 else each.to_numpy()) for each in tables]
+        of_table = verb(*tables, noise=SeededNoise(1))
+        assert torch.equal(
+            of_table, verb(*(each.long() if each.ndim == 1 else each for each in rows), noise=SeededNoise(1))
+        )
     assert density.class_counts(labels, 2).tolist() == [1, 1]
     few = TOWNS[TOWNS != "Zug"]  # a group that no one is in has its place, and is empty
     assert oracle.collect(few, groups=few).n.tolist() == [1, 1, 0] and oracle.collect(x, groups=x).n.shape == (3,)

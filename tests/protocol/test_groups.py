@@ -29,14 +29,14 @@ def test_rows_go_to_their_own_group_in_their_order():
 
 def test_data_side_by_side_are_groups():
     x = torch.arange(24).view(2, 3, 4)
-    rows, own, batch = grouped(x, 0, None, None)
+    rows, own, batch = grouped(x, 24, None, None)
     assert batch == (2, 3) and torch.equal(rows, x.flatten())
     assert torch.equal(own, torch.arange(6).repeat_interleave(4))
-    rows, own, batch = grouped(x, 1, None, None)  # three users in each of two groups, who hold four numbers
+    rows, own, batch = grouped(x, (4,), None, None)  # three users in each of two groups, who hold four numbers
     assert (
         batch == (2,) and torch.equal(rows, x.flatten(0, 1)) and torch.equal(own, torch.tensor([0, 0, 0, 1, 1, 1]))
     )
-    assert grouped(x, 2, None, None)[1:] == (None, ())
+    assert grouped(x, (3, 4), None, None)[1:] == (None, ())
 
 
 @pytest.mark.parametrize("protocol", [RandomizedResponse(4, 60.0), SubsetPairs(unequal(4), 50.0)])

@@ -238,7 +238,7 @@ BAD = {
     "bound = 1.0": lambda A: A * 1.001 / A.norm(dim=1).max(),
     "NaN": lambda A: A.index_fill(0, torch.tensor([3]), math.nan),
     "infinite": lambda A: A.index_fill(0, torch.tensor([3]), math.inf),
-    r"shape \(clients, 3\)": lambda A: A[:, :2],
+    r"shape \(n, 3\)": lambda A: A[:, :2],
     "60 rows": lambda A: A[:59],
 }
 

@@ -78,14 +78,11 @@ class Family(Brief, ABC):
 
     def validate(self, x: Tensor) -> Tensor:
         """``x`` as users' vectors (n, d), n >= 1, float32 or float64, in the domain. Raises TypeError, ValueError."""
-        x = self._rows("x", x)
-        if not len(x):
-            raise ValueError("x must hold one user at least, not none")
-        return self.inside("x", x)
+        return self.inside("x", checks.shaped("x", self._points("x", x), "n", self.dimension, note=" with n >= 1"))
 
     def queries(self, y: Tensor) -> Tensor:
         """``y`` as queries (q, d), float32 or float64. Raises TypeError, ValueError."""
-        y = self._rows("y", y)
+        y = checks.shaped("y", self._points("y", y), "q", self.dimension, empty=True)
         return self.inside("y", y) if self.bounded else y
 
     def inside(self, name: str, points: Tensor) -> Tensor:
@@ -93,18 +90,8 @@ class Family(Brief, ABC):
         return points
 
     def _points(self, name: str, value: Tensor) -> Tensor:
-        value = checks.precise(name, value)
-        if value.ndim < 2 or value.shape[-1] != self.dimension:
-            raise ValueError(f"{name} must have shape (..., n, {self.dimension}), not {tuple(value.shape)}")
-        ends = torch.stack(value.aminmax()) if value.numel() else value  # no copy as large as the data
-        if not ends.isfinite().all():
-            raise ValueError(f"{name} holds NaN or infinite entries; remove those rows before the call")
-        return value
-
-    def _rows(self, name: str, value: Tensor) -> Tensor:
-        value = self._points(name, value)
-        if value.ndim != 2:
-            raise ValueError(f"{name} must have shape (n, {self.dimension}), not {tuple(value.shape)}")
+        value = checks.shaped(name, checks.precise(name, value), ..., "n", self.dimension, empty=True)
+        checks.finite(**{name: value})
         return value
 
 

@@ -32,9 +32,8 @@ def class_counts(labels: Rows, classes: int) -> Tensor:
     Of labels that went through randomized response the counts are private by post-processing. Raises TypeError,
     ValueError: also for a class without users, of which no density can be released.
     """
-    labels = checks.indices("labels", rows_of(labels, "labels"), checks.integer("classes", classes, 1, 2**30))
-    if labels.ndim != 1:
-        raise ValueError(f"labels must have shape (n,), not {tuple(labels.shape)}")
+    classes = checks.integer("classes", classes, 1, 2**30)
+    labels = checks.types("labels", rows_of(labels, classes, "labels"), classes)
     counts = torch.bincount(labels, minlength=classes)
     if empty := (counts == 0).nonzero()[:, 0].tolist():
         raise ValueError(
@@ -136,7 +135,8 @@ class ShuffledClasses(Brief):
 
     def validate(self, x: tuple[Rows, Rows]) -> tuple[Tensor, Tensor]:
         """x, (n, d) and (n,), the reports as many of each class as ``kdes`` count on. Raises TypeError, ValueError."""
-        vectors, reported = map(rows_of, x)
+        vectors = rows_of(x[0], self.kdes[0].held)
+        reported = rows_of(x[1], len(self.kdes), "reported")
         vectors = self.kdes[0].features.family.validate(vectors)
         counts = class_counts(reported, len(self.kdes))
         if len(vectors) != len(reported):

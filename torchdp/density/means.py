@@ -96,6 +96,10 @@ class OfFeatures(Protocol[Crowd]):
     law: BitLaw
     steps: Tensor | None = None  # (instances,), what a one is worth in each sum; None: bits
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.features.family.dimension,)
+
     def exact(self, summary: Crowd) -> Tensor:
         summary = self._users(summary)
         return self.features.sums(summary)[0] / beside(summary.n, 1)

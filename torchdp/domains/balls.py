@@ -183,7 +183,7 @@ def check_order(name: str, value: float) -> float:
 
 
 def _vector(name: str, value: Tensor) -> Tensor:
-    value = checks.floating(name, value).detach().double()
+    value = checks.floating(name, checks.as_tensor(name, value)).detach().double()
     if value.ndim != 1 or value.numel() == 0:
         raise ValueError(f"{name} must be a non-empty (d,) tensor, not of shape {tuple(value.shape)}")
     return value

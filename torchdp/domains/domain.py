@@ -205,7 +205,7 @@ class Domain(Brief, ABC):
 
     def _vectors(self, x: Tensor) -> Tensor:
         """x as vectors of float32 or float64: a test among shorter floats would let through what lies far outside."""
-        x = checks.shaped("x", checks.floating("x", x), ..., self.dimension)
+        x = checks.shaped("x", checks.floating("x", checks.as_tensor("x", x)), ..., self.dimension)
         return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 

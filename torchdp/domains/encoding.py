@@ -7,7 +7,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.domains.ball_image import BallImage
 from torchdp.domains.balls import BallSum
 from torchdp.domains.composite import LinearImage, Product, linear_image, minkowski_sum
@@ -129,16 +128,6 @@ def differences(domain: Domain) -> Domain:
     if domain.symmetric:
         return linear_image(2 * one, domain)
     return minkowski_sum([domain, linear_image(-one, domain)])
-
-
-def admitted(name: str, x: Tensor, domain: Domain, shape: NoiseShape) -> Tensor:
-    """``x``, (n, d) with n >= 1, in the domain and on the shape's device. Raises ValueError, TypeError."""
-    x = checks.real(name, x)
-    if x.ndim != 2 or len(x) == 0:
-        raise ValueError(f"{name} must have shape (n, d) with n >= 1, not {tuple(x.shape)}")
-    if x.device != shape.root.device:
-        raise ValueError(f"{name} is on {x.device}, the shape on {shape.root.device}; move one to the other")
-    return domain.validate(x)
 
 
 def encoding(domain: Domain, shape: NoiseShape) -> Encoding:

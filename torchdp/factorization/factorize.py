@@ -238,7 +238,7 @@ def matrices_of(W: Matrix, outer: int = 0) -> list[Tensor]:
 
     outer: calls between the caller and whom the warning is for.
     """
-    given = W.factors if isinstance(W, Workload) else (W if isinstance(W, Tensor) else checks.as_tensor("W", W),)
+    given = W.factors if isinstance(W, Workload) else (checks.as_tensor("W", W),)
     return [working("W", checks.matrix("W", f).detach(), stacklevel=5 + outer) for f in given]
 
 

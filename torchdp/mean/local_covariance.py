@@ -34,11 +34,13 @@ class OfCovariance(Relay[Crowd, Tensor, C]):
         """Half the widths of the box, (d,)."""
         return (self.domain.high - self.domain.low) / 2
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.domain.dimension,)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
-        x = checks.precise("x", x)
-        shape = "n", self.domain.dimension
-        return self.domain.validate(checks.shaped("x", x, *shape, note=" with n >= 1"))
+        return self.domain.validate(super().validate(x))
 
     def exact(self, summary: Crowd) -> Tensor:
         """The users' own covariance, divisor n: (d, d)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.domain import Domain
-from torchdp.domains.encoding import Encoding, admitted, encoding
+from torchdp.domains.encoding import Encoding, encoding
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.norm_error import Measured, NormError
 from torchdp.draws import Simulated
@@ -42,9 +42,17 @@ class DomainProtocol(Protocol[Crowd]):
         """How points become vectors of a ball. Raises TypeError, ValueError where domain and shape do not fit."""
         return encoding(self.domain, self.shape)
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.domain.dimension,)
+
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the domain. Raises TypeError, ValueError."""
-        return admitted("x", checks.precise("x", x), self.domain, self.shape)
+        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError, ValueError."""
+        x = super().validate(x)
+        device = self.shape.root.device
+        if x.device != device:
+            raise ValueError(f"x is on {x.device}, the shape on {device}; move one to the other")
+        return self.domain.validate(x)
 
     def encoded(self, summary: Crowd) -> Iterator[tuple[Tensor, Tensor]]:
         """Vectors (k, r) or (*batch, k, r) and how many users hold each, (*batch, k), float64, block by block."""

@@ -37,7 +37,6 @@ class PairwiseProtocol(Protocol[Tensor]):
     the analyst. epsilon: the whole budget of one user. Raises TypeError, ValueError.
     """
 
-    row = 0
     statistic: PairwiseStatistic
     epsilon: float
 
@@ -116,16 +115,17 @@ class PairwiseProtocol(Protocol[Tensor]):
         parts = {name: part.reshape(*part.shape[:-1], *ones, part.shape[-1]) for name, part in rows}
         return Tally(tally.n.view(*tally.n.shape, *ones) if isinstance(tally.n, Tensor) else tally.n, parts)
 
+    @property
+    def held(self) -> int:
+        return self.statistic.types
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
-        return checks.types("x", x, self.statistic.types).to(self.statistic.points.device)
-
-    def summary(self, x: Tensor) -> Tensor:
-        return torch.bincount(x, minlength=self.statistic.types)
+        return super().validate(x).to(self.statistic.points.device)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """Counts (*batch, k) of whole users, one at least, on the statistic's device. Raises TypeError, ValueError."""
-        return checks.counts("summary", summary, self.statistic.types, fewest=1).to(self.statistic.points.device)
+        return super().validate_summary(summary).to(self.statistic.points.device)
 
     def exact(self, summary: Tensor) -> Tensor:
         return self.statistic.exact(summary)

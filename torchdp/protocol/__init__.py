@@ -17,7 +17,8 @@
 | ``summary(x)``, ``sample_tally``, ``sample_estimate`` | the distribution of collecting, without a message |
 | ``exact(summary)``, ``predicted_mse(summary)``, ``worst_mse(n, objective)`` | the truth; squared errors |
 | ``validate(x)`` | the one check of x |
-| ``rows_of(x)`` | a pandas Series or DataFrame -> the tensor that the verbs make of it |
+| ``held`` | what one user holds: a number of types, or the shape of numbers |
+| ``rows_of(x, held)`` | an array, a list, a pandas Series or DataFrame -> the tensor that the verbs make of it |
 | ``X_unchecked`` | a class's implementation of the verb X, arguments already checked: from draws of any kind |
 """
 

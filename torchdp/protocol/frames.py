@@ -1,50 +1,87 @@
-"""pandas in, pandas out: users' rows from a Series or a DataFrame, and estimates as a table."""
+"""The door for users' data, by what a protocol's users hold; and estimates as a pandas table."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
+import numpy as np
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Rows: TypeAlias = Union[Tensor, "pd.Series", "pd.DataFrame"]
+Rows: TypeAlias = Union[Tensor, np.ndarray, Sequence[Any], "pd.Series", "pd.DataFrame"]
 """Users' data: a row for each."""
 
+Held: TypeAlias = int | tuple[int, ...]
+"""What one user holds: one of so many types, or numbers of this shape."""
+
 KINDS = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}  # of a column; what it becomes
+# Remedies. Those for arrays and lists too are calls, since these have no such methods.
 TEXT = (
-    "state its public values, .astype(pandas.CategoricalDtype([...])), or make numbers of it by pandas.to_numeric"
+    "state its public values, pandas.Series(x, dtype=pandas.CategoricalDtype([...])), or make numbers of it by "
+    "pandas.to_numeric"
 )
 DATES = "subtract a public day and divide by a public unit, such as pandas.Timedelta(days=1)"
+NOT_WHOLE = "numpy.asarray(x, 'int64') takes whole numbers, numpy.digitize(x, edges) others by public edges"
+PLACES = ".astype('float64') where the categories are numbers, else .cat.codes for their places"
+PRODUCT = ".astype(pandas.CategoricalDtype(range(k))) states those of whole numbers below k"
 
 
-def rows_of(x: Any, name: str = "x") -> Any:
-    """Users' rows as a tensor: (n,) of a Series, (n, columns) of a DataFrame; anything else is returned as it is.
+def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
+    """Users' rows as the tensor that those who hold this have. A tensor is returned as it is.
 
-    Categories become types 0, 1, ... in their order. They must be public: state them, since those that
-    pandas reads from the data reveal who is there. Booleans and whole numbers stay so where no other
-    column holds fractions; then all are float64.
-    Raises TypeError for a column of text, objects or dates, ValueError where a value is missing.
+    Args:
+        x: a row for each user: a numpy array, a list, or a pandas Series or DataFrame.
+        held: as ``protocol.held``. Types are whole numbers, booleans (0 and 1), or categories in their order; several
+            columns of categories make product types, the first column the slowest. They must be public: state them,
+            since those that pandas reads from the data reveal who is there. Where users hold numbers, fractions become
+            float64, and (n,) becomes (n, 1) where each holds a row of one.
+        name: of x, in messages.
+
+    Raises TypeError for text, objects and dates, ValueError where a value is missing, or where categories make another
+    number of types.
     """
-    pandas = sys.modules.get("pandas")  # whoever holds a table has loaded it
-    if pandas is None or not isinstance(x, pandas.Series | pandas.DataFrame):
+    if isinstance(x, Tensor):
         return x
-    if x.ndim == 1:
-        return _column(x, name)
-    columns = [_column(cells, f"column {label!r} of {name}") for label, cells in x.items()]
-    if not columns:
-        raise ValueError(f"{name} must have at least one column")
-    floats = [column for column in columns if column.is_floating_point()]
-    dtype = torch.float64 if floats else reduce(torch.promote_types, (column.dtype for column in columns))
-    return torch.stack([column.to(dtype) for column in columns], 1)
+    pandas = sys.modules.get("pandas")  # whoever holds a table has loaded it
+    if pandas is not None and isinstance(x, pandas.Series | pandas.DataFrame):
+        rows = _types(x, held, name) if isinstance(held, int) else _numbers(x, name)
+    elif isinstance(x, np.ndarray | list | tuple):
+        rows = _array(x, name)
+    else:
+        raise TypeError(f"{name} must be a tensor, an array, a list or a pandas table, not {type(x).__name__}")
+    shape = held
+    if isinstance(held, int):
+        if rows.is_floating_point() and rows.numel():
+            raise TypeError(f"{name} must hold whole numbers, booleans or categories, not fractions; {NOT_WHOLE}")
+        rows = rows.to(torch.int64)
+        shape = ()
+    if shape == (1,) and rows.ndim == 1:
+        return rows[:, None]
+    if shape == () and rows.ndim == 2 and rows.shape[1] == 1:
+        return rows[:, 0]
+    return rows
 
 
 def categories(x: Any) -> Any:
     """The categories of a Series of them, an Index; None of anything else."""
     return x.cat.categories if getattr(x, "ndim", 0) == 1 and hasattr(x, "cat") else None
+
+
+def types_in(x: Any) -> int | None:
+    """How many types the categories of a Series or of all columns of a DataFrame make; None where not all have some.
+
+    Of booleans there are two.
+    """
+    sizes = [_size(x)]
+    if getattr(x, "ndim", 0) == 2 and hasattr(x, "items"):
+        sizes = [_size(cells) for _, cells in x.items()]
+    known = [size for size in sizes if size is not None]
+    return math.prod(known) if len(known) == len(sizes) else None
 
 
 def framed(columns: Mapping[str, Tensor], names: Sequence[Any]) -> "pd.DataFrame":
@@ -64,19 +101,86 @@ def framed(columns: Mapping[str, Tensor], names: Sequence[Any]) -> "pd.DataFrame
     return pd.DataFrame({name: part.detach().cpu().flatten() for name, part in columns.items()}, index=index)
 
 
+def _size(cells: Any) -> int | None:
+    labels = categories(cells)
+    if labels is not None:
+        return len(labels)
+    return 2 if getattr(getattr(cells, "dtype", None), "kind", "") == "b" else None
+
+
+def _columns(x: Any, name: str) -> "dict[str, pd.Series]":
+    """The columns of a Series or DataFrame, by what messages call them."""
+    if x.ndim == 1:
+        return {name: x}
+    if not x.shape[1]:
+        raise ValueError(f"{name} must have at least one column")
+    return {f"column {place} ({label!r}) of {name}": x.iloc[:, place] for place, label in enumerate(x.columns)}
+
+
+def _types(x: Any, held: int, name: str) -> Tensor:
+    """One column of numbers or booleans as it is; categories, of one column or several, as types."""
+    columns = _columns(x, name)
+    first = next(iter(columns))
+    if len(columns) == 1 and categories(columns[first]) is None:
+        return _column(columns[first], first)
+    sizes = []
+    for label, cells in columns.items():
+        size = _size(cells)
+        if size is None:
+            raise TypeError(f"{label} must hold categories, since the types are the columns' products; {PRODUCT}")
+        sizes.append(size)
+    if math.prod(sizes) != held:
+        shown = " x ".join(map(str, sizes))
+        raise ValueError(f"{name} must have categories for the {held} types that users may hold, not for {shown}")
+    types = torch.zeros(len(x), dtype=torch.int64)
+    for (label, cells), size in zip(columns.items(), sizes, strict=True):
+        codes = cells if categories(cells) is None else _complete(cells, label).cat.codes
+        types = types * size + _column(codes, label)
+    return types
+
+
+def _numbers(x: Any, name: str) -> Tensor:
+    """Columns share one kind: float64 where one of them holds fractions."""
+    columns = _columns(x, name)
+    found = [_column(cells, label) for label, cells in columns.items()]
+    if x.ndim == 1:
+        return found[0]
+    dtype = reduce(torch.promote_types, (column.dtype for column in found))
+    return torch.stack([column.to(dtype) for column in found], 1)
+
+
 def _column(cells: "pd.Series", name: str) -> Tensor:
-    dtype = cells.dtype
-    if (labels := categories(cells)) is not None:
-        made = "int64"
-    elif dtype.kind in KINDS:  # int64 does not hold all of uint64
-        made = "float64" if dtype.kind == "u" and dtype.itemsize == 8 else KINDS[dtype.kind]
-    else:
-        cure = DATES if dtype.kind in "mM" else TEXT
-        raise TypeError(f"{name} must hold numbers, booleans or categories, not {dtype}; {cure}")
-    if missing := int(cells.isna().sum()):
+    made = _made(cells.dtype, name)
+    return torch.from_numpy(_complete(cells, name).to_numpy(made, copy=True))
+
+
+def _complete(cells: "pd.Series", name: str) -> "pd.Series":
+    missing = int(cells.isna().sum())
+    if missing:
         raise ValueError(
             f"{name} lacks {missing} of {len(cells)} values (of categories those that are not stated); leave these "
             "rows out by .dropna(), or give them a public category"
         )
-    cells = cells if labels is None else cells.cat.codes
-    return torch.from_numpy(cells.to_numpy(made, copy=True))
+    return cells
+
+
+def _array(x: Any, name: str) -> Tensor:
+    """An array or lists, copied."""
+    try:
+        found = np.asarray(x)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name} must hold rows of numbers, all of one length") from error
+    missing = found == None if found.dtype == object else np.ma.getmask(x)  # noqa: E711 (of each entry)
+    if np.any(missing):
+        raise ValueError(f"{name} lacks {np.sum(missing)} of {found.size} values; leave these rows out")
+    return torch.from_numpy(np.array(found, _made(found.dtype, name), order="C"))
+
+
+def _made(dtype: Any, name: str) -> str:
+    """What numbers of this numpy or pandas dtype become."""
+    if dtype.kind not in KINDS:
+        remedy = DATES if dtype.kind in "mM" else PLACES if str(dtype) == "category" else TEXT
+        raise TypeError(f"{name} must hold numbers, not {dtype}; {remedy}")
+    if dtype.kind == "u" and dtype.itemsize == 8:  # int64 does not hold all of uint64
+        return "float64"
+    return KINDS[dtype.kind]

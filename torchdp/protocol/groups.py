@@ -7,19 +7,21 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol.frames import Rows, categories, rows_of
+from torchdp.protocol.frames import Held, Rows, rows_of, types_in
 from torchdp.protocol.records import Layout, Tally
 
 
 def grouped(
-    x: Rows, row: int, groups: Rows | None, size: int | None
+    x: Rows, held: Held, groups: Rows | None, size: int | None
 ) -> tuple[Tensor, Tensor | None, tuple[int, ...]]:
     """Rows of users, the group of each, and the batch that the groups make; None, () of one group.
 
-    Data (*batch, n, *row) are groups of n users. row: dimensions of what a user holds. groups: (n,) whole numbers below
-    ``size``, by default all categories, or all up to the largest. Raises TypeError, ValueError.
+    A tensor (*batch, n, ...) has groups of n users. held: by each of them. groups: (n,) whole numbers below ``size``,
+    by default all categories, or all up to the largest. Raises TypeError, ValueError.
     """
-    given, x = x, rows_of(x)
+    given = x
+    x = rows_of(given, held)
+    row = 0 if isinstance(held, int) else len(held)
     if groups is None:
         if size is not None:
             raise ValueError(f"size = {size!r} must come with groups, the number of each user's group")
@@ -28,10 +30,10 @@ def grouped(
             return x, None, ()
         number = torch.arange(math.prod(batch), device=x.device)
         return checks.dense("x", x).flatten(0, len(batch)), number.repeat_interleave(x.shape[len(batch)]), batch
-    if size is None and (stated := categories(groups)) is not None:
-        size = len(stated)
-    groups = rows_of(groups, "groups")
-    if checks.integers("groups", groups).shape != checks.instance("x", x, Tensor).shape[:1]:
+    if size is None:
+        size = types_in(groups)
+    groups = rows_of(groups, checks.MOST if size is None else size, "groups")
+    if checks.integers("groups", groups).shape != x.shape[:1]:
         raise ValueError(f"groups must have shape (n,), a number for each user of x, not {tuple(groups.shape)}")
     if size is None:
         size = max(1, int(groups.max()) + 1) if groups.numel() else 1

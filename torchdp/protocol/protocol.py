@@ -15,7 +15,7 @@ from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol.frames import Rows, rows_of
+from torchdp.protocol.frames import Held, Rows, rows_of
 from torchdp.protocol.groups import grouped, in_turn
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
 from torchdp.protocol.users import Users, tensor_of
@@ -31,8 +31,12 @@ class Protocol(Brief, ABC, Generic[S]):
     A class writes the verbs named ``*_unchecked``; the final ones check their arguments, and then call them.
     """
 
-    row: ClassVar[int] = 1  # dimensions of what one user holds
     takes_groups: ClassVar[bool] = True  # whether users of several groups can be asked by one call
+
+    @property
+    @abstractmethod
+    def held(self) -> Held:
+        """What one user holds: a number of types, or the shape of numbers."""
 
     @property
     @abstractmethod
@@ -71,16 +75,28 @@ class Protocol(Brief, ABC, Generic[S]):
         """``check``, and the tally is of as many users as the guarantee counts on: what may be read of it."""
         return self.check(tally)
 
-    @abstractmethod
     def validate(self, x: Tensor) -> Tensor:
-        """x, if these can be users' data, one user at least. Raises TypeError, ValueError: the one check of x."""
+        """x, if these can be users' data, one user at least. Raises TypeError, ValueError: the one check of x.
+
+        Here that it is what users hold (``held``).
+        """
+        if isinstance(self.held, int):
+            return checks.types("x", x, self.held)
+        return checks.shaped("x", checks.precise("x", x), "n", *self.held, note=" with n >= 1")
 
     def summary(self, x: Tensor) -> S:
-        """All of x that the distribution of a tally depends on; additive. Not private. Here a crowd of rows."""
+        """All of x that the distribution of a tally depends on; additive. Not private.
+
+        Here the counts of the types, or a crowd of rows.
+        """
+        if isinstance(self.held, int):
+            return cast(S, torch.bincount(x, minlength=self.held))
         return cast(S, Crowd.of(x))
 
     def validate_summary(self, summary: S) -> S:
         """summary, if whole users can have it, one at least. Raises TypeError, ValueError: what sampling checks."""
+        if isinstance(self.held, int):
+            return cast(S, checks.counts("summary", cast(Tensor, summary), self.held, fewest=1))
         return cast(S, Crowd.checked(summary, self.validate))
 
     @abstractmethod
@@ -124,15 +140,15 @@ class Protocol(Brief, ABC, Generic[S]):
     ) -> Tally:
         """What the analyst hears of these users, or of each group of them.
 
-        x: a row for each user, or (*batch, n, ...); or a pandas table (``rows_of``). groups: (n,), the number of each
-        user's group, below ``size`` (by default up to the largest); n of the tally is then (size,), or (*batch). noise:
-        None is the system's cipher.
+        x: a row for each user: a tensor, an array, a list, or a pandas Series or DataFrame (``rows_of``); a tensor
+        (*batch, n, ...) has users of several groups. groups: (n,), the number of each user's group, below ``size`` (by
+        default up to the largest); n of the tally is then (size,), or (*batch). noise: None is the system's cipher.
         Raises TypeError, ValueError.
 
         Guarantees: for the users of each group, and for all together: who is in which group is public, and what one
             user holds moves the tally of its own group alone.
         """
-        x, own, batch = grouped(x, self.row, groups, size)
+        x, own, batch = grouped(x, self.held, groups, size)
         if own is None:
             x = self.validate(x).detach()  # an estimate must not carry the users' data in its graph
             return self.collect_unchecked(x, source(noise, x.device))
@@ -217,7 +233,7 @@ class MessageProtocol(Protocol[S], Generic[S, M]):
 
     def randomize(self, x: Rows, *, noise: Noise | None = None) -> M:
         """What these users send: the client half, for one row as for a million. Raises TypeError, ValueError."""
-        x = self.validate(rows_of(x)).detach()
+        x = self.validate(rows_of(x, self.held)).detach()
         return self.randomize_unchecked(x, source(noise, x.device))
 
     def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
@@ -340,9 +356,8 @@ class Same(Relay[S, M, C]):
     """A relay whose users hold what the client's do: their data are the client's to check, to count and to draw."""
 
     @property
-    def row(self) -> int:  # type: ignore[override]
-        """That of the client."""
-        return self.client.row
+    def held(self) -> Held:
+        return self.client.held
 
     def validate(self, x: Tensor) -> Tensor:
         return self.client.validate(x)

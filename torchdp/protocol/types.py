@@ -18,23 +18,15 @@ class TypeProtocol(MessageProtocol[Tensor, Tensor]):
     """Users hold one of ``k`` types and send one of ``outputs`` whole numbers; a summary is counts (*batch, k)."""
 
     k: int
-    row = 0
+
+    @property
+    def held(self) -> int:
+        return self.k
 
     @property
     @abstractmethod
     def outputs(self) -> int:
         """How many messages there are."""
-
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (n,) types, n >= 1. Raises TypeError, ValueError."""
-        return checks.types("x", x, self.k)
-
-    def summary(self, x: Tensor) -> Tensor:
-        return torch.bincount(x, minlength=self.k)
-
-    def validate_summary(self, summary: Tensor) -> Tensor:
-        """summary, (*batch, k) whole numbers of users, not all 0. Raises TypeError, ValueError."""
-        return checks.counts("summary", summary, self.k, fewest=1)
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """From messages, O(n) each time: for who knows no shorter way."""

@@ -93,13 +93,13 @@ class IntegerSums(CuratorProtocol[Crowd]):
         noise = farthest(math.sqrt(self.noise.variance))
         return {"sum": Limits(-n * self.bound * self.signed - noise, n * self.bound + noise)}
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.dim,)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, dim), integers, n >= 1, of norm ``bound`` at most. Raises TypeError, ValueError."""
-        x = checks.integers("x", x)
-        if x.ndim != 2 or x.shape[1] != self.dim or not len(x):
-            raise ValueError(
-                f"x must have shape (n, {self.dim}) with n >= 1, a row for each user, not {tuple(x.shape)}"
-            )
+        x = checks.shaped("x", checks.integers("x", x), "n", *self.held, note=" with n >= 1")
         low, high = (float(end) for end in x.aminmax())
         if low < -self.bound or high > self.bound or (low < 0 and not self.signed):
             least = f"-{self.bound:g}" if self.signed else "0"

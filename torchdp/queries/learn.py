@@ -79,17 +79,16 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         make = checks.function("randomizer", randomizer)
         return cls(concepts, make(concepts.dim, epsilon, radius))
 
+    @property
+    def held(self) -> tuple[int]:
+        return (len(self.concepts.tables) + 1,)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, features + 1) int64, the last column +1 or -1, n >= 1. Raises TypeError, ValueError."""
-        wanted = (
-            f"x must be integers of shape (n, {len(self.concepts.tables) + 1}): a record and its label, +1 or -1"
-        )
-        if checks.real("x", x).ndim != 2 or x.shape[1] != len(self.concepts.tables) + 1 or len(x) == 0:
-            raise ValueError(f"{wanted}, not of shape {tuple(x.shape)}")
-        if x.is_floating_point() or x.dtype == torch.bool:
-            raise TypeError(f"{wanted}, not {x.dtype}")
+        wanted = ": a record and its label, +1 or -1"
+        x = checks.shaped("x", checks.integers("x", x), "n", *self.held, note=wanted)
         if not bool((x[:, -1].abs() == 1).all()):
-            raise ValueError(f"{wanted}; some label is neither")
+            raise ValueError(f"x must hold rows{wanted}; some label is neither")
         columns = zip(x.mT, self.concepts.tables, strict=False)
         records = [checks.indices("x", column, table.shape[1]) for column, table in columns]
         return torch.stack([*records, x[:, -1].to(torch.int64)], 1)

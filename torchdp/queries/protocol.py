@@ -29,7 +29,6 @@ class QueryProtocol(Protocol[Tensor]):
     workload: W, (m, k), float64. power: 1 where every user adds noise of its own, 2 where a curator adds it to the sum.
     """
 
-    row = 0
     workload: Tensor
     power: ClassVar[int] = 1
 
@@ -47,16 +46,13 @@ class QueryProtocol(Protocol[Tensor]):
     def fits(self, tally: Tally, ordered: bool) -> Fits:
         """Histograms of falling smoothness that make a tally (b, ...) likely; if not ordered the last one alone."""
 
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (n,) types, n >= 1. Raises TypeError, ValueError."""
-        return checks.types("x", x, self.workload.shape[1])
-
-    def summary(self, x: Tensor) -> Tensor:
-        return torch.bincount(x, minlength=self.workload.shape[1])
+    @property
+    def held(self) -> int:
+        return self.workload.shape[1]
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """Counts (*batch, k) of whole users, one at least, on the workload's device. Raises TypeError, ValueError."""
-        return checks.counts("summary", summary, self.workload.shape[1], fewest=1).to(self.workload.device)
+        return super().validate_summary(summary).to(self.workload.device)
 
     def exact(self, summary: Tensor) -> Tensor:
         h, _ = self._shares(summary)

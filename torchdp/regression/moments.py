@@ -31,7 +31,6 @@ class FrequencyMoments(SharedSum[Tally]):
         Orlandi, Schwiegelshohn (2025), section 4.1, corrected (see ``regression.paper``).
     """
 
-    row = 0
     clients: int
     bound: float
     orders: tuple[float, ...]
@@ -64,10 +63,13 @@ class FrequencyMoments(SharedSum[Tally]):
         """D^k of each order: (r,)."""
         return self.bound ** torch.tensor(self.orders, dtype=torch.float64)
 
+    @property
+    def held(self) -> tuple[()]:
+        return ()
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n,) numbers, of at most ``clients`` clients. Raises TypeError, ValueError."""
-        x = checks.floating("x", checks.precise("x", x))
-        return self.few(checks.shaped("x", x, "n", note=", n >= 1, one value for each client"))
+        return self.few(checks.floating("x", super().validate(x)))
 
     def client_input(self, x: Tensor) -> Tensor:
         orders = torch.tensor(self.orders, dtype=torch.float64, device=x.device)
@@ -105,7 +107,6 @@ class SecureHistogram(SharedSum[Tensor]):
     Source: Balle, Wang (2018), Theorem 8; Ghosh, Roughgarden, Sundararajan (2012).
     """
 
-    row = 0
     clients: int
     types: int
     epsilon: float
@@ -125,15 +126,16 @@ class SecureHistogram(SharedSum[Tensor]):
     def scales(self) -> Tensor:
         return torch.ones(self.types, dtype=torch.float64)
 
+    @property
+    def held(self) -> int:
+        return self.types
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n,) types, of at most ``clients`` clients. Raises TypeError, ValueError."""
-        return self.few(checks.types("x", x, self.types))
+        return self.few(super().validate(x))
 
     def client_input(self, x: Tensor) -> Tensor:
         return torch.nn.functional.one_hot(x, self.types).double()
-
-    def summary(self, x: Tensor) -> Tensor:
-        return torch.bincount(x, minlength=self.types)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """``summary``, (types,) whole numbers of clients, not all 0. Raises TypeError, ValueError."""

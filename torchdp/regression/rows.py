@@ -30,11 +30,15 @@ class RowsProtocol(Protocol[SecondMoments]):
         """Numbers that are estimated: d (d + 1)/2, and d more with labels."""
         return triangular(self.columns) + self.labelled * self.columns
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.columns + self.labelled,)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, if it can hold such rows. Raises TypeError, ValueError."""
         labels = "the label last" if self.labelled else "without labels, since label_bound is None"
-        x, wanted = checks.floating("x", checks.precise("x", x)), self.columns + self.labelled
-        return checks.shaped("x", x, "n", wanted, note=f", n >= 1, {labels}")
+        x = checks.floating("x", checks.precise("x", x))
+        return checks.shaped("x", x, "n", *self.held, note=f", n >= 1, {labels}")
 
     def clipped(self, x: Tensor) -> Tensor:
         """Rows and labels within their bounds: float64, in which no rounding leaves a row longer by much; unchecked."""

@@ -31,6 +31,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate
+from torchdp.protocol.frames import Rows
 from torchdp.secure.frames import HEADER_BYTES, TAG_BYTES, FrameError, header_of
 from torchdp.secure.keys import KeyFile
 from torchdp.secure.ring import share
@@ -71,7 +72,7 @@ def joined_session(folder: str | os.PathLike[str], key: KeyFile) -> Session:
     return Session.from_bytes(data)
 
 
-def submit(folder: str | os.PathLike[str], key: KeyFile, x: Tensor, *, noise: Noise | None = None) -> Session:
+def submit(folder: str | os.PathLike[str], key: KeyFile, x: Rows, *, noise: Noise | None = None) -> Session:
     """An organisation's part: round its clients' rows, add their noise, share out, one file of frames a server.
 
     x: what the question takes, of this organisation's clients in their order. noise: None takes the system's. Called

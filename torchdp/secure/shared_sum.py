@@ -11,6 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.noise import Noise
 from torchdp.protocol import Estimate, Objective, Tally, Users
+from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.protocol import Protocol, Relay, S
 from torchdp.protocol.users import beside, tensor_of
 from torchdp.secure.protocol import SecureSketch
@@ -105,9 +106,9 @@ class SharedSum(Relay[S, Words, SecureSums]):
         """``client`` by so many servers; its x is ``rows(x)`` of all clients. Raises TypeError, ValueError."""
         return self.client.secure_sum(servers)
 
-    def rows(self, x: Tensor) -> Tensor:
+    def rows(self, x: Rows) -> Tensor:
         """What some clients, who hold x, bring into ``secure_sum``: (k, words). Raises TypeError, ValueError."""
-        return self.client_input(self.validate(x).detach())
+        return self.client_input(self.validate(rows_of(x, self.held)).detach())
 
     def few(self, x: Tensor) -> Tensor:
         """x, if it is of at most as many clients as there are. Raises ValueError."""
@@ -115,7 +116,7 @@ class SharedSum(Relay[S, Words, SecureSums]):
             raise ValueError(f"x must hold at most the {self.clients} clients, not {len(x)}")
         return x
 
-    def randomize(self, x: Tensor, *, first: int = 0, noise: Noise | None = None) -> Words:
+    def randomize(self, x: Rows, *, first: int = 0, noise: Noise | None = None) -> Words:
         """What clients first, first + 1, ... who hold x share out. Raises ValueError, TypeError before any draw."""
         return self.client.speak(self.rows(x), first, noise)
 

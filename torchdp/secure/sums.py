@@ -54,13 +54,17 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
         return {"words": Limits.around(crowds * self._farthest(self.ring) * self.ring.scale)}
 
     @property
+    def held(self) -> tuple[int]:
+        return (self.columns,)
+
+    @property
     def bits_per_user(self) -> int:
         """Bits of one client's shares, to all servers."""
         return self.servers * self.sketch.copies * self.columns * self.bits
 
-    def rows(self, x: Tensor) -> Tensor:
+    def rows(self, x: Rows) -> Tensor:
         """x, rows (k, d) of some clients, if they keep within the stated bounds. Raises ValueError, TypeError."""
-        x = checks.shaped("x", checks.precise("x", x), "clients", self.columns)
+        x = super().validate(rows_of(x, self.held))
         if x.device != self.sketch.device:
             raise ValueError(f"x is on {x.device}, the sketch on {self.sketch.device}; move one of them")
         for part in x.split(max(1, WORDS_AT_ONCE // self.columns)):
@@ -108,7 +112,7 @@ class SecureSums(Settings, MessageProtocol[Tensor, Words]):
 
         Raises ValueError, TypeError before any draw.
         """
-        return self.speak(self.rows(rows_of(x)), first, noise)
+        return self.speak(self.rows(x), first, noise)
 
     def speak(self, rows: Tensor, first: int, noise: Noise | None) -> Words:
         """``randomize`` of rows that are within the bounds. Raises ValueError."""

@@ -165,9 +165,14 @@ class BitSums(Shuffled[Tensor]):
     def sensitivity(self) -> Sensitivity:
         return Sensitivity(self.instances)
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.instances,)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, instances) bool, 1 to ``law.users`` rows. Raises TypeError, ValueError."""
-        return self.few(self._bits(x))
+        bits = checks.typed("x", x, torch.bool, note=", (x == 1) of zeros and ones")
+        return self.few(checks.shaped("x", bits, "n", *self.held))
 
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return x
@@ -199,15 +204,6 @@ class BitSums(Shuffled[Tensor]):
         checks.instance("objective", objective, Objective)
         shape, n = tensor_of(checks.people("n", n, 1)).shape, alike(n)
         return self.law.spread(torch.tensor([0, n], dtype=torch.int64), n).max().expand(shape)
-
-    def _bits(self, x: Tensor) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise TypeError(f"x must be a torch.Tensor, not {type(x).__name__}")
-        if checks.dense("x", x).dtype != torch.bool:
-            raise TypeError(f"x must be a boolean tensor, not {x.dtype}; call (x == 1) on zeros and ones")
-        if x.ndim != 2 or x.shape[1] != self.instances:
-            raise ValueError(f"x must have shape (n, {self.instances}), bits of each user, not {tuple(x.shape)}")
-        return x
 
     def _users(self, summary: Tensor) -> Tensor:
         """Numbers of ones, which need not be whole, float64. Raises TypeError, ValueError."""

@@ -29,7 +29,6 @@ class Round(MessageProtocol[Tensor, Tensor]):
     Guarantees: (sum of the epsilons)-LDP for each user.
     """
 
-    row = 0
     takes_groups = False
     points: Tensor
     vectors: tuple[float, ...]
@@ -77,15 +76,16 @@ class Round(MessageProtocol[Tensor, Tensor]):
     def bits_per_user(self) -> int:
         return 64 * self.width
 
-    def validate(self, x: Tensor) -> Tensor:
-        return checks.types("x", x, len(self.points)).to(self.points.device)
+    @property
+    def held(self) -> int:
+        return len(self.points)
 
-    def summary(self, x: Tensor) -> Tensor:
-        return torch.bincount(x, minlength=len(self.points))
+    def validate(self, x: Tensor) -> Tensor:
+        return super().validate(x).to(self.points.device)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """Counts (k,) of whole users, one at least, on the points' device. Raises TypeError, ValueError."""
-        counts = checks.counts("summary", summary, len(self.points), fewest=1)
+        counts = super().validate_summary(summary)
         single(users_of(counts))
         return counts.to(self.points.device)
 

@@ -99,9 +99,13 @@ class BallRandomizer(MessageProtocol[Crowd, Tensor]):
     def limits(self, n: Users) -> dict[str, Limits]:
         return {"sum": Limits.around(n * self.entry_limit)}
 
+    @property
+    def held(self) -> tuple[int]:
+        return (self.dim,)
+
     def validate(self, x: Tensor) -> Tensor:
         """x, (n, dim) points of the ball, float32 or float64, n >= 1, no gradient. Raises TypeError, ValueError."""
-        return checks.shaped("x", self._inside("x", x).detach(), "n", self.dim, note=" with n >= 1")
+        return self._inside("x", super().validate(x)).detach()
 
     def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
         """One message for each point, (*batch, dim), made in float64, then rounded to x's dtype."""
