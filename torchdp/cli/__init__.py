@@ -143,15 +143,13 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )  # fmt: skip
     sweep.add_argument(
         "--cluster", metavar="ADDRESS",
-        help="Dask workers at the scheduler's address (tcp://...), or local:N for N here; --device is theirs",
+        help="the workers of Dask's scheduler at this address (tcp://host:8786); --device is theirs",
     )  # fmt: skip
     sweep.add_argument(
         "--shard", metavar="I/N",
         help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; or env: as the "
         "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder need no shards",
     )  # fmt: skip
-    sweep.add_argument("--retries", type=integer, default=2, help="of a block whose worker died (default: 2)")
-    sweep.add_argument("--time-limit", type=number, metavar="SECONDS", help="for a block; needs worker processes")
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
     sweep.add_argument(
         "--other-code", choices=("refuse", "keep", "again"), default="refuse",

@@ -200,9 +200,6 @@ class Work(Jobs[Job]):
         self._look()
         return True
 
-    def wanted(self, job: Job) -> bool:
-        return not self._runs[job.run].blocks.finished
-
     def failed(self, job: Job, error: Exception) -> bool:
         run, text = self._runs[job.run], f"{type(error).__name__}: {error}"
         self._claims.free(self._name(job))
@@ -223,7 +220,7 @@ class Work(Jobs[Job]):
 
     def _claimed(self, job: Job) -> bool:
         """Whether a block is ours to run: nobody has it in hand, and nobody has done it."""
-        if not self.wanted(job):
+        if self._runs[job.run].blocks.finished:
             return False
         if not self._claims.take(self._name(job)):
             self._elsewhere.append(job)
