@@ -30,7 +30,7 @@ STATISTICS = {
     "quantiles": "one number",
     "spearman": "two numbers",
 }
-MODULES = {"list": "scripts", "merge": "store", "new": "scripts", "report": "store", "status": "store"}
+MODULES = {"merge": "store", "report": "store"}
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 
 
@@ -170,12 +170,6 @@ def _stores(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     merge.add_argument("into", metavar="INTO.jsonl")
     merge.add_argument("stores", nargs="+", metavar="STORE.jsonl")
-    status = commands.add_parser(
-        "status",
-        help="where a sweep stands: done, running, failed, and when it will end",
-        description="Reads a store alone; the sweep may be running.",
-    )
-    status.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
     report = commands.add_parser(
         "report",
         help="a page of a sweep's results: figures, tables, failures, how it was made",
@@ -201,11 +195,6 @@ def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 
 
 def _experiments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    new = commands.add_parser("new", help="a script of your own: mechanism, trial, grid, sweep, in twenty lines")
-    new.add_argument("kind", choices=("experiment",))
-    new.add_argument("name", metavar="NAME", help="of the file, NAME.py; it must not be there")
-    found = commands.add_parser("list", help="the experiments there are, and what each reproduces")
-    found.add_argument("folder", nargs="?", default="experiments", help="default: %(default)s")
     paper = commands.add_parser(
         "paper",
         help="a paper's figures, tables and theorems, claim by claim, on one page",
@@ -234,8 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = parser().parse_args(arguments)
             command = f"torchdp {options.command}"
             module = import_module(f"torchdp.cli.{MODULES.get(options.command, options.command)}")
-            run = module.list_scripts if options.command == "list" else getattr(module, options.command)
-            return int(run(options))
+            return int(getattr(module, options.command)(options))
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         say(f"{command}: {' '.join(str(error).split())}", error=True)
         return 2

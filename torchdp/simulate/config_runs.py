@@ -170,7 +170,6 @@ class Work(Jobs[Job]):
             return
         append(self._store, self._begun)  # before an hour of work, not after it
         self._claims = Claims(self._store)
-        self._claims.take(self._begun.start)
         total = None if trials is None else trials * len(self._runs)
         with progress_bar(total, progress) as bar, closing(self._claims), closing(records):
             self._bar = bar
