@@ -42,7 +42,6 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
     _sweep(commands)
-    _experiments(commands)
     _stores(commands)
     add_secure(commands)
     _doctor(commands)
@@ -192,25 +191,6 @@ def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     doctor.add_argument("--interpret", action="store_true", help=interpreted)
     doctor.add_argument("--only", nargs="+", metavar="KERNEL", help="these kernels, such as chacha.keystream")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _experiments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    paper = commands.add_parser(
-        "paper",
-        help="a paper's figures, tables and theorems, claim by claim, on one page",
-        description="Runs every script that belongs to the paper, judges their tables, writes index.html and index.md. "
-        "Killed, it resumes where it stopped; --scale smoke takes a minute or two, laptop at most half an hour.",
-    )
-    paper.add_argument("name", metavar="NAME", help="pairwise, factorization, gaussian, sketching or densities")
-    paper.add_argument(
-        "--scale", choices=("smoke", "laptop", "full"), default="laptop", help="default: %(default)s"
-    )
-    paper.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
-    paper.add_argument(
-        "--data", metavar="FOLDER", help="of real data: scripts that need them are left out without it"
-    )
-    paper.add_argument("--out", metavar="FOLDER", help="default: results/papers/NAME")
-    paper.add_argument("--experiments", default="experiments", metavar="FOLDER", help="default: %(default)s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
