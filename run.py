@@ -23,7 +23,7 @@ COMMANDS = {
     "lint": [["-m", "ruff", "check", "."], ["-m", "ruff", "format", "--check", "."], ["-m", "mypy"]],
     "bench": [["experiments/bench/run.py", "--short"]],
     "site": [["-m", "mkdocs", "build", "--strict"]],
-    "paper": [["-m", "torchdp", "paper"]],
+    "paper": [["experiments/papers/run.py"]],
     "release": [["docs/publish.py"]],
 }
 

@@ -10,16 +10,18 @@ import json
 import math
 import re
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from torchdp.cli.paper import load
-from torchdp.simulate.paper import LEGEND, Finding, Paper, Part
 from torchdp.simulate.report import Rows, read_table, write_table
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "experiments/papers"))
+from papers_base import LEGEND, Finding, Paper, Part, load  # noqa: E402
+
 PAGE, WHERE, RUNS = ROOT / "docs/papers.md", ROOT / "docs/papers.csv", ROOT / "experiments/papers/laptop"
 NAMES = ("pairwise", "factorization", "gaussian", "sketching", "densities")
 HEAD = """# The five papers, result by result
@@ -29,13 +31,13 @@ paper's number or limit, ours with its standard error, and the verdict. The seco
 every figure, table, theorem and algorithm: its code, its test, and what the first table says of it.
 What differs from the paper is in [corrections](corrections.md).
 
-`python3 run.py paper NAME` (or `torchdp paper NAME` in a checkout; `pairwise`, `factorization`,
-`gaussian`, `sketching`, `densities`) runs every script that belongs to a paper and writes its page
-with the figures, `results/papers/NAME/index.html` and `index.md`; `--scale smoke`, `laptop` (the
-default) or `full`; `--device` as everywhere; `--data FOLDER` names real data that are not in the
-repository (each script says which). Killed, it resumes where it stopped. This page is made from the
-tables of such runs at `laptop`, which are in `experiments/papers/laptop/`, by `python
-docs/papers.py`. No verdict is typed: the functions in `experiments/papers/` compute them.
+`python3 run.py paper NAME` (`pairwise`, `factorization`, `gaussian`, `sketching`, `densities`) runs
+every script that belongs to a paper and writes its page with the figures,
+`results/papers/NAME/index.html` and `index.md`; `--scale smoke`, `laptop` (the default) or `full`;
+`--device` as everywhere; `--data FOLDER` names real data that are not in the repository (each
+script says which). Killed, it resumes where it stopped. This page is made from the tables of such
+runs at `laptop`, which are in `experiments/papers/laptop/`, by `python docs/papers.py`. No verdict
+is typed: the functions in `experiments/papers/` compute them.
 
 {legend}
 

@@ -1,9 +1,8 @@
 """Writes experiments/README.md from the scripts' docstrings: ``python experiments/readme.py``."""
 
+import ast
+import re
 from pathlib import Path
-
-from torchdp.cli.scripts import fields
-from torchdp.cli.scripts import scripts as below
 
 HERE = Path(__file__).resolve().parent
 HEAD = """# Experiments
@@ -24,7 +23,19 @@ was tried and did not win. This page is made by `python experiments/readme.py`.
 
 def scripts() -> list[Path]:
     """What can be run, speed last; other files are imported by these, or stand beside them with tests of their own."""
-    return sorted(below(HERE), key=lambda path: (path.parent.name == "bench", path))
+    ran = re.compile("^EXPERIMENT = |^def experiment", re.M)
+    found = [path for path in HERE.rglob("*.py") if ran.search(path.read_text())]
+    return sorted(found, key=lambda path: (path.parent.name == "bench", path))
+
+
+def fields(path: Path) -> dict[str, str]:
+    """The docstring's first line as "title", and what follows each word with a colon at the beginning of a line."""
+    title, _, rest = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n")
+    found = {"title": title}
+    for part in re.split(r"\n(?=[A-Z])", rest):
+        name, _, text = part.partition(":")
+        found[name.partition(",")[0].strip()] = " ".join(text.split())
+    return found
 
 
 def page() -> str:

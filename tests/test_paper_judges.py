@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+from papers_base import SIGMAS, load
 
-from torchdp.cli.paper import load
-from torchdp.simulate.paper import SIGMAS
 from torchdp.simulate.report import read_table
 
 ROOT = Path(__file__).resolve().parents[1]

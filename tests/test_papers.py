@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from torchdp.cli.paper import load
+from papers_base import load
 
 ROOT = Path(__file__).resolve().parent.parent
 spec = importlib.util.spec_from_file_location("pages_of_papers", ROOT / "docs/papers.py")

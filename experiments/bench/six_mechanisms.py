@@ -4,7 +4,7 @@ Command:  torchdp sweep experiments/bench/six_mechanisms.py --target-relative-ci
 Expected: measured over predicted squared error 1 +- 0.02 everywhere; the same digest by every road.
 Artifact: our own | speed of sweeps
 Status: predictions hold; times on a CPU
-Time: under 5 minutes on 2 CPU cores, through a cluster (--cluster local:2) too; --smoke in 10 to 20 CPU-seconds.
+Time: under 5 minutes on 2 CPU cores; --smoke in 10 to 20 CPU-seconds.
 """
 
 import sys

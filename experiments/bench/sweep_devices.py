@@ -4,11 +4,9 @@ Command:  OMP_NUM_THREADS=1 python experiments/bench/sweep_devices.py [--devices
 What: a part of the grid of experiments/pairwise/error_vs_n.py, in this process on the first device, then with one
     worker process for each device (default: cpu cpu), alternately; then blocks of one trivial trial each, whose time
     is the overhead: handing out, merging and fsync of the store. Start: what the first block waits for, the import of
-    torch above all. On every device the rows must be the same bits. Then one worker: a process, Dask's by --cluster
-    local:1, and Dask's as docs/cluster.md starts it, by --cluster tcp://...; blocks of some 15 ms, arrays of 2.4 MB.
+    torch above all. On every device the rows must be the same bits.
 Expected: wall near one over the number of devices, with as many idle cores and trials that outweigh the start;
-    a block costs a few milliseconds at most. On an idle machine Dask costs at most 1.2 times what processes do on the
-    cores, and some pages a block, where its setting of the allocator would cost thousands.
+    a block costs a few milliseconds at most, Dask's some more.
 Output: results/bench/sweep_devices/*.csv: the least and the largest of the repetitions, on the wall and (where others
     use the machine) on the cores.
 Artifact: - | speed of sweeps
@@ -29,7 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchdp.cli.sweep import QUIET, Script, cluster, load
+from torchdp.cli.sweep import Script, load
 from torchdp.simulate import Experiment, Report, Row, sweep
 from torchdp.simulate.blocks import Sampler
 
@@ -67,11 +65,11 @@ class Config:
     blocks: tuple[int, ...] = (100, 1_100)  # of which the second less the first are timed
     repeats: int = 3
     grid: Literal["full", "smoke"] = "full"  # of error_vs_n.py
-    dask: int = 200  # blocks of one worker; 0: none
+    dask: bool = True
 
 
 FULL = Config()
-SMOKE = Config(trials=200, block_size=100, blocks=(5, 25), repeats=1, grid="smoke", dask=0)
+SMOKE = Config(trials=200, block_size=100, blocks=(5, 25), repeats=1, grid="smoke", dask=False)
 
 
 def real_trials(config: Config, report: Report) -> None:
@@ -102,86 +100,45 @@ def span(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def overhead(config: Config, report: Report) -> None:
-    (few, many), devices = config.blocks, list(config.devices)
-    for name, where in (("this process", {"device": devices[0]}), ("one worker", {"devices": devices[:1]})):
-        blocks, starts = [], []
-        for _ in range(config.repeats):
-            short, long = (
-                timed(make_trial=idle, grid=[{}], trials=count, block_size=1, **where)[:2] for count in (few, many)
-            )
-            blocks.append([(b - a) / (many - few) * 1e3 for a, b in zip(short, long, strict=True)])
-            starts.append(short[0] - few * blocks[-1][0] / 1e3)
-        wall, cores = zip(*blocks, strict=True)
-        cells = {**span("ms_a_block", wall), **span("ms_on_the_cores", cores), **span("start_s", starts)}
-        report.row("overhead", where=name, **cells)
+    few, many = config.blocks
+    with places(config) as found:
+        for name, where in found.items():
+            cost_of_a_block(name, where, few, many, config.repeats, report)
 
 
-def arrays(config: dict[str, Any]) -> Sampler:
-    """Some 15 ms of arrays; beside them what it took of a core, and this process of cores and pages since it began."""
-
-    def sample(generator: torch.Generator, size: int) -> dict[str, Tensor]:
-        start = time.thread_time()
-        x = torch.rand(300_000, generator=generator, dtype=torch.float64)
-        for _ in range(8):
-            x = (x * 1.0001 + 0.1).sqrt()
-        pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        clocks = {"trial": time.thread_time() - start, "worker": time.process_time(), "pages": float(pages)}
-        return {"value": x[:size], **{name: torch.full((size,), each).double() for name, each in clocks.items()}}
-
-    return sample
+def cost_of_a_block(name: str, where: dict[str, Any], few: int, many: int, repeats: int, report: Report) -> None:
+    blocks = []
+    starts = []
+    for _ in range(repeats):
+        work: dict[str, Any] = {"make_trial": idle, "grid": [{}], "block_size": 1, **where}
+        short = timed(trials=few, **work)[:2]
+        long = timed(trials=many, **work)[:2]
+        blocks.append([(b - a) / (many - few) * 1e3 for a, b in zip(short, long, strict=True)])
+        starts.append(short[0] - few * blocks[-1][0] / 1e3)
+    wall, cores = zip(*blocks, strict=True)
+    cells = {**span("ms_a_block", wall), **span("ms_on_the_cores", cores), **span("start_s", starts)}
+    report.row("overhead", where=name, **cells)
 
 
 @contextmanager
-def worker(name: str) -> Iterator[dict[str, Any]]:
-    """One worker: where a sweep runs."""
-    if name == "process":
-        yield {"devices": ["cpu"]}
+def places(config: Config) -> Iterator[dict[str, dict[str, Any]]]:
+    """Where a sweep runs, by name: here, in one worker process, and in one worker of Dask, where that is installed."""
+    first = config.devices[0]
+    found: dict[str, dict[str, Any]] = {"this process": {"device": first}, "one worker": {"devices": [first]}}
+    if not config.dask or not find_spec("distributed"):
+        yield found
         return
-    import dask
     import distributed
 
-    if name == "local:1":
-        with cluster(name) as client:
-            yield {"executor": client}
-        return
     settings: dict[str, Any] = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None}
-    with (
-        dask.config.set(QUIET),
-        distributed.LocalCluster(**settings) as others,
-        cluster(others.scheduler_address) as client,
-    ):
-        client.wait_for_workers(1)
-        yield {"executor": client}
-
-
-def clusters(config: Config, report: Report) -> None:
-    """Of a block: its trial, the rest of the worker's process, and this process after a first sweep; pages."""
-    found: dict[str, list[list[float]]] = {name: [] for name in ("process", "local:1", "tcp")}
-    counts = config.blocks[0], config.blocks[0] + config.dask
-    for _ in range(config.repeats):
-        for name, each in found.items():
-            with worker(name) as where:
-                clock = [time.process_time()]
-                for count in counts:
-                    _, _, (row,) = timed(make_trial=arrays, grid=[{}], trials=count, block_size=1, **where)
-                    clock.append(time.process_time())
-            here = (clock[2] - clock[1]) - (clock[1] - clock[0])
-            spent, pages = (row.metrics[part].maximum - row.metrics[part].minimum for part in ("worker", "pages"))
-            trial, there = row.metrics["trial"].mean, spent / (counts[1] - 1)
-            each.append([1e3 * trial, 1e3 * (there - trial), 1e3 * here / config.dask, pages / (counts[1] - 1)])
-    least = {name: [min(column) for column in zip(*each, strict=True)] for name, each in found.items()}
-    for name, (*parts, pages) in least.items():
-        cells = dict(zip(("trial_ms", "worker_ms", "here_ms"), parts, strict=True))
-        report.row("clusters", where=name, **cells, pages=pages, over=sum(parts) / sum(least["process"][:3]))
+    with distributed.LocalCluster(**settings) as workers, distributed.Client(workers) as client:
+        yield {**found, "one worker of Dask": {"executor": client, "device": first}}
 
 
 def measure(config: Config, report: Report) -> None:
     real_trials(config, report)
     report.say()
     overhead(config, report)
-    if config.dask and find_spec("distributed"):
-        report.say()
-        clusters(config, report)
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE)

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterator
 
-from papers_base import theorems, where, worst
+from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
 
-from torchdp.simulate.paper import Finding, Paper, Part, Tables
 from torchdp.simulate.report import Rows
 
 
@@ -148,4 +147,4 @@ PAPER = Paper(
 
 
 if __name__ == "__main__":
-    raise SystemExit("torchdp paper reads this: run python run.py paper densities")
+    raise SystemExit("papers/run.py reads this: run python run.py paper densities")

@@ -3,9 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from papers_base import theorems, where, worst
-
-from torchdp.simulate.paper import Finding, Paper, Part, Tables
+from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
 
 PAPERS = "gamma_F, PrivUnitG"  # factorization, by the better randomizer
 
@@ -113,4 +111,4 @@ PAPER = Paper(
 
 
 if __name__ == "__main__":
-    raise SystemExit("torchdp paper reads this: run python run.py paper factorization")
+    raise SystemExit("papers/run.py reads this: run python run.py paper factorization")

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 
-from papers_base import theorems, where, worst
-
-from torchdp.simulate.paper import Finding, Paper, Part, Tables
+from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
 
 
 def errors(tables: Tables) -> Iterator[Finding]:
@@ -125,4 +123,4 @@ PAPER = Paper(
 
 
 if __name__ == "__main__":
-    raise SystemExit("torchdp paper reads this: run python run.py paper gaussian")
+    raise SystemExit("papers/run.py reads this: run python run.py paper gaussian")

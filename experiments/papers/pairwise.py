@@ -3,9 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from papers_base import theorems, where, worst
-
-from torchdp.simulate.paper import Finding, Paper, Part, Tables
+from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
 
 
 def large_domain(tables: Tables) -> Iterator[Finding]:
@@ -105,4 +103,4 @@ PAPER = Paper(
 
 
 if __name__ == "__main__":
-    raise SystemExit("torchdp paper reads this: run python run.py paper pairwise")
+    raise SystemExit("papers/run.py reads this: run python run.py paper pairwise")

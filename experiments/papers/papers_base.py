@@ -1,13 +1,168 @@
-"""What the papers' pages have in common: rows of a table, and the statements that the theorem checker tries."""
+"""A paper claim by claim: its scripts, what their tables say of each claim, and what the papers have in common."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+import runpy
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeVar
 
-from torchdp.simulate.paper import Finding, Part, Tables
-from torchdp.simulate.report import Rows
+from torchdp.simulate.report import Rows, read_table
 
 T = TypeVar("T")
+Scale = Literal["smoke", "laptop", "full"]
+Verdict = Literal["agrees", "corrected", "beaten", "behind", "differs", "broken", "compared", "not checkable"]
+Tables = Mapping[str, Rows]
+SIGMAS = 4.0  # standard errors within which two numbers agree
+SLACK = 1e-3  # relative: of an inequality or a comparison
+LEGEND: Mapping[Verdict, str] = {
+    "agrees": "the number equals the paper's, or the inequality holds, up to what is granted",
+    "corrected": "an inequality fails as the paper prints it, at an instance that docs/corrections.md names",
+    "beaten": "our error is smaller than that of the paper's method, run here at the same guarantee",
+    "behind": "our error is larger than that of the paper's method",
+    "differs": "the number is not the paper's: the command ends with 1",
+    "broken": "a promise of this package does not hold: the command ends with 1",
+    "compared": "two numbers of this package, neither of which the paper prints: no verdict on the paper",
+    "not checkable": "no number to compute, or not with the data at hand",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one claim. One of the static methods computes the verdict.
+
+    result: "Figure 2". claim: in the paper's terms. measure: which error, and the range in which it was looked at.
+    paper, ours: the two numbers, error: the standard error of ours; None where there is none. granted: how far apart
+    they may be, relative to the paper's; 4 standard errors are granted always.
+    """
+
+    result: str
+    claim: str
+    measure: str
+    paper: float | None
+    ours: float | None
+    error: float | None
+    verdict: Verdict
+    granted: float | None = None
+
+    @staticmethod
+    def equal(
+        result: str,
+        claim: str,
+        measure: str,
+        paper: float,
+        ours: float,
+        error: float | None = None,
+        within: float = 0.0,
+    ) -> "Finding":
+        """The paper's number: agrees within so much of it, or 4 standard errors; else differs."""
+        near = abs(ours - paper) <= _margin(paper, error, within)
+        return Finding(result, claim, measure, paper, ours, error, "agrees" if near else "differs", within)
+
+    @staticmethod
+    def at_most(
+        result: str, claim: str, measure: str, limit: float, ours: float, error: float | None = None
+    ) -> "Finding":
+        """A promise of this package: agrees where it holds up to a thousandth or 4 standard errors, else broken."""
+        holds = ours <= limit + _margin(limit, error)  # not for nan
+        return Finding(result, claim, measure, limit, ours, error, "agrees" if holds else "broken", SLACK)
+
+    @staticmethod
+    def as_printed(
+        result: str, claim: str, measure: str, limit: float, ours: float, error: float | None = None
+    ) -> "Finding":
+        """An inequality of the paper: agrees where it holds, else corrected, as docs/corrections.md explains."""
+        found = Finding.at_most(result, claim, measure, limit, ours, error)
+        fails: Verdict = "differs" if math.isnan(ours) else "corrected"
+        return found if found.verdict == "agrees" else replace(found, verdict=fails)
+
+    @staticmethod
+    def lower(
+        result: str, claim: str, measure: str, paper: float, ours: float, error: float | None = None
+    ) -> "Finding":
+        """Errors of two methods at one guarantee: beaten, behind, or within a thousandth or 4 standard errors."""
+        margin = _margin(paper, error)
+        verdict: Verdict = "differs" if math.isnan(ours) else "behind"
+        if ours <= paper + margin:
+            verdict = "beaten" if ours < paper - margin else "agrees"
+        return Finding(result, claim, measure, paper, ours, error, verdict, SLACK)
+
+    @staticmethod
+    def compared(
+        result: str, claim: str, measure: str, other: float, ours: float, error: float | None = None
+    ) -> "Finding":
+        """Two numbers of this package, the other one in the text: no verdict on the paper."""
+        verdict: Verdict = "differs" if math.isnan(ours) or math.isnan(other) else "compared"
+        return Finding(result, claim, f"{measure}; beside {other:.4g}", None, ours, error, verdict)
+
+    @staticmethod
+    def unchecked(result: str, claim: str, reason: str) -> "Finding":
+        """What no program can look at, or not with the data at hand."""
+        return Finding(result, claim, reason, None, None, None, "not checkable")
+
+
+def _margin(value: float, error: float | None, within: float = SLACK) -> float:
+    return max(within * abs(value), SIGMAS * (error or 0.0))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A script of a paper. judge(tables) yields findings; figures: captions by file name; arguments for each scale.
+
+    data: the script's option for a folder of real data, without which this part is not run; holds: what is in it.
+    folder: of its results below the paper's, the script's own where it is "".
+    """
+
+    script: str  # below the folder of experiments
+    judge: Callable[[Tables], Iterable[Finding]]
+    figures: Mapping[str, str] = field(default_factory=dict)
+    smoke: Sequence[str] = ("--smoke",)
+    laptop: Sequence[str] = ()
+    full: Sequence[str] = ()
+    data: str = ""
+    holds: str = ""
+    folder: str = ""
+
+    def command(self, experiments: Path, out: Path, options: "Options") -> list[str]:
+        """What is run: the script itself, or ``torchdp sweep`` where it is a grid."""
+        path = experiments / self.script
+        sweep = "def experiment(" in path.read_text(encoding="utf-8")
+        device = ["--device", options.device] if options.device else []
+        data = [self.data, str(options.data)] if self.data else []
+        start = [sys.executable, *(["-m", "torchdp", "sweep"] if sweep else []), str(path)]
+        return [*start, "--out", str(out), *device, *data, *getattr(self, options.scale)]
+
+    def at(self, out: Path) -> Path:
+        """Where its results are, below those of the paper."""
+        return out / (self.folder or Path(self.script).with_suffix(""))
+
+    def findings(self, out: Path) -> tuple[Finding, ...]:
+        """What its tables below ``out`` say. Raises LookupError, TypeError, ValueError, ArithmeticError."""
+        return tuple(self.judge({path.stem: read_table(path) for path in sorted(self.at(out).glob("*.csv"))}))
+
+    def lacking(self, reason: str) -> Finding:
+        """In the place of findings where it was not run."""
+        return Finding.unchecked(self.script, "real data" if self.data else "all of it", reason)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much is computed, on which device, and the folder of real data."""
+
+    scale: Scale = "laptop"
+    device: str | None = None
+    data: Path | None = None
+
+
+@dataclass(frozen=True)
+class Paper:
+    """name: of the command; title: author (year), subject. parts run in this order; rest: what no script looks at."""
+
+    name: str
+    title: str
+    parts: Sequence[Part]
+    rest: Sequence[Finding] = ()
 
 
 def where(table: Rows, /, **cells: object) -> Rows:
@@ -41,5 +196,20 @@ def theorems(author: str) -> Part:
     return Part("theorems.py", judge, smoke=("--smoke", *match), laptop=match, full=match)
 
 
+def load(folder: Path, name: str) -> Paper:
+    """PAPER of ``folder``/name.py. Raises ValueError, naming those there are."""
+    path = folder / f"{name}.py"
+    others = {"papers_base", "run"}
+    there = sorted(each.stem for each in folder.glob("*.py") if each.stem not in others)
+    if name not in there:
+        raise ValueError(
+            f"NAME must be a paper below {folder}: {', '.join(there) or 'none is there'}; not {name!r}"
+        )
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    paper: Paper = runpy.run_path(str(path))["PAPER"]
+    return paper
+
+
 if __name__ == "__main__":
-    raise SystemExit("the judges of papers import this: run python run.py paper pairwise")
+    raise SystemExit("the judges of papers import this: run python experiments/papers/run.py pairwise")

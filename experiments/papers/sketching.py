@@ -3,9 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from papers_base import theorems, where, worst
-
-from torchdp.simulate.paper import Finding, Paper, Part, Tables
+from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
 
 
 def noise(tables: Tables) -> Iterator[Finding]:
@@ -200,4 +198,4 @@ PAPER = Paper(
 
 
 if __name__ == "__main__":
-    raise SystemExit("torchdp paper reads this: run python run.py paper sketching")
+    raise SystemExit("papers/run.py reads this: run python run.py paper sketching")

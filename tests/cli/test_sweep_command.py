@@ -7,14 +7,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from torchdp import cli
-from torchdp.cli.sweep import GPUS, PROFILE, cluster, gpus, places, stopped_cleanly
+from torchdp.cli.sweep import places, stopped_cleanly
 from torchdp.simulate import write_page
 from torchdp.simulate.store import load
 
@@ -155,12 +154,9 @@ def test_bad_scripts(text, words, tmp_path, capsys):
 @pytest.mark.parametrize("words, message", [
     ("--trials 0", "--trials must be an integer >= 1"), ("--seed -1", "--seed must be an integer >= 0"),
     ("--target-relative-ci 0", "target_relative_ci"), ("--target-relative-ci nan", "target_relative_ci"),
-    ("--device abacus", "--device must be a device of this machine"), ("--time-limit 3", "devices="),
-    ("--retries -1", "retries must be an integer"), ("--shard 4/4", "--shard must be I/N"),
+    ("--device abacus", "--device must be a device of this machine"), ("--shard 4/4", "--shard must be I/N"),
     ("--shard 0/\uff14", "--shard must be I/N"), ("--shard env", "--shard env found none of SLURM_ARRAY_TASK_ID"),
-    ("--cluster local:\uff14", "needs a number of workers, such as local:4"),
-    ("--cluster local:0", "needs a number of workers, such as local:4"),
-    ("--cluster abacus://there", "--cluster must be local:N or"), ("--devices=", "devices must be"),
+    ("--cluster local:4", "--cluster must be a scheduler's address"), ("--devices=", "devices must be"),
     ("--devices abacus,cpu", "devices must be"), ("--devices cuda:0,cpu", "one kind"), ("--devices cuda:99", "here"),
     ("--out toy.py", "toy.py"),
 ])  # fmt: skip
@@ -241,54 +237,14 @@ def test_a_worker_writes_the_table_of_this_process(toy, tmp_path):
     assert untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_local_cluster_has_as_many_workers_as_it_is_told(count, monkeypatch):
+def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     """Threads here stand for its processes."""
     distributed = pytest.importorskip("distributed")
-    monkeypatch.setattr(distributed, "LocalCluster", partial(distributed.LocalCluster, processes=False))
-    with cluster(f"local:{count}") as client:
-        workers = client.scheduler_info()["workers"].values()
-        assert [worker["nthreads"] for worker in workers] == [1] * count
-
-
-def test_a_scheduler_whose_workers_watch_themselves_is_told_so(recwarn):
-    distributed = pytest.importorskip("distributed")
-    dask = pytest.importorskip("dask")
-    settings = {"n_workers": 1, "processes": False, "protocol": "tcp://", "dashboard_address": None}
-    with distributed.LocalCluster(**settings) as there:
-        for watched in (False, True):
-            with dask.config.set({PROFILE: watched}), cluster(there.scheduler_address):
-                assert any("PROFILE__ENABLED=False" in str(each.message) for each in recwarn) == watched
-
-
-@pytest.mark.parametrize(
-    ("visible", "expected"), [(None, ["0", "1"]), ("", ["0", "1"]), ("5, 3", ["5", "3"]), ("7", ["0", "1"])]
-)
-def test_gpus_are_called_as_the_environment_calls_them(visible, expected, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv(GPUS, raising=False)
-    if visible is not None:
-        monkeypatch.setenv(GPUS, visible)
-    assert gpus() == expected
-
-
-@pytest.mark.slow  # starts three processes
-def test_each_worker_of_a_local_cluster_sees_one_of_several_gpus(monkeypatch):
-    pytest.importorskip("distributed")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv(GPUS, "5,3")
-    with cluster("local:3") as client:
-        client.wait_for_workers(3)
-        assert sorted(client.run(os.getenv, GPUS).values()) == ["3", "5", "5"]
-        assert [each["nthreads"] for each in client.scheduler_info()["workers"].values()] == [1] * 3
-
-
-@pytest.mark.slow  # starts a cluster
-def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
-    pytest.importorskip("distributed")
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["sweep", "toy.py", "--smoke", "--out", "one"]) == 0
-    assert cli.main(["sweep", "toy.py", "--smoke", "--out", "two", "--cluster", "local:2"]) == 0
+    settings = {"n_workers": 2, "processes": False, "protocol": "tcp://", "dashboard_address": None}
+    run("toy.py", "--smoke", "--out", "one")
+    with distributed.LocalCluster(**settings) as there:
+        run("toy.py", "--smoke", "--out", "two", "--cluster", there.scheduler_address)
     assert untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
 
 
@@ -338,10 +294,10 @@ def test_signals_are_again_what_they_were():
 @pytest.mark.parametrize(
     ("count", "given", "expected"),
     [
-        (0, (None, None, None), {"device": torch.device("cpu"), "devices": None}),
+        (0, (None, None, None), {"device": torch.device("cpu")}),
         (3, (None, None, None), {"devices": ["cuda:0", "cuda:1", "cuda:2"]}),
-        (3, ("cpu", None, None), {"device": torch.device("cpu"), "devices": None}),
-        (3, (None, "cuda:1,cuda:2", None), {"device": torch.device("cpu"), "devices": ["cuda:1", "cuda:2"]}),
+        (3, ("cpu", None, None), {"device": torch.device("cpu")}),
+        (3, (None, "cuda:1,cuda:2", None), {"devices": ["cuda:1", "cuda:2"]}),
     ],
 )
 def test_every_visible_gpu_has_a_worker_where_no_place_is_named(count, given, expected, monkeypatch):

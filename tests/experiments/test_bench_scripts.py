@@ -4,7 +4,7 @@ import pytest
 from scripts import FOLDER, loaded
 
 from torchdp import cli
-from torchdp.simulate import status
+from torchdp.simulate import read
 
 
 def test_sketching(smoke):
@@ -37,7 +37,7 @@ def test_sweep_devices(command, tmp_path):
 def test_six_mechanisms(tmp_path):
     """Its predictions hold."""
     assert cli.main(["sweep", str(FOLDER / "bench/six_mechanisms.py"), "--smoke", "--out", str(tmp_path)]) == 0
-    rows = [each.row for each in status(tmp_path / "results.jsonl").progress]
+    rows = read(tmp_path / "results.jsonl")
     assert len(rows) == 12
     assert all(abs(each.moments.z_score(each.facts["predicted_mse"])) < 5 for each in rows)
 

@@ -10,8 +10,8 @@ import worker_trials as trials
 from worker_trials import GRID, SETTINGS, results
 
 from torchdp.simulate import OnError, Trial, merge, read, run, sweep, write_page
+from torchdp.simulate.page import digest_of
 from torchdp.simulate.plots import write_csv
-from torchdp.simulate.progress import digest_of
 from torchdp.simulate.store import load
 
 NAMES = ["squared error", "squared error_q0.5", "coverage", "bias", "bias_q0.5"]

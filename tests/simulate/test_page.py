@@ -1,9 +1,7 @@
-"""What people read of a store: where it stands, and its page, from the store alone."""
+"""What people read of a store: its page, from the store alone."""
 
 import re
 import sys
-import threading
-import time
 import xml.etree.ElementTree as xml
 
 import pytest
@@ -12,9 +10,8 @@ import worker_trials as trials
 from worker_trials import GRID, SETTINGS
 
 from torchdp import cli
-from torchdp.simulate import OnError, Trial, status, sweep, write_page
-from torchdp.simulate.page import Page
-from torchdp.simulate.progress import digest_of
+from torchdp.simulate import OnError, Trial, sweep, write_page
+from torchdp.simulate.page import Page, digest_of
 from torchdp.simulate.store import Start, append, load
 
 
@@ -23,53 +20,6 @@ def store(tmp_path):
     path = tmp_path / "runs" / "results.jsonl"
     sweep(trials.failing, GRID, store=path, on_error=OnError.GO_ON, **SETTINGS)
     return path
-
-
-def test_status_of_a_sweep_that_failed_in_part(store):
-    stand = status(store)
-    assert [each.state for each in stand.progress] == ["done", "done", "done", "failed"]
-    assert [each.row.moments.count for each in stand.progress] == [250, 250, 250, 200]
-    assert stand.progress[3].row.error == "ZeroDivisionError: a planted error"
-    assert stand.running == 0 and stand.seconds_left is None and len(stand.starts) == 1
-
-
-def test_status_of_a_sweep_that_was_killed_and_of_one_that_runs(tmp_path):
-    store, reached, go_on = tmp_path / "results.jsonl", threading.Event(), threading.Event()
-
-    def make_trial(config):
-        def sample(generator, size):
-            time.sleep(0.02)
-            if config == GRID[2]:
-                reached.set()
-                assert go_on.wait(600)
-            return trials.make_trial(config).sample(generator, size)
-
-        return sample
-
-    running = threading.Thread(target=sweep, args=(make_trial, GRID), kwargs={"store": store, **SETTINGS})
-    running.start()
-    assert reached.wait(600)
-    try:
-        stand = status(store)
-        assert [each.state for each in stand.progress] == ["done", "done", "open", "open"]
-        left = [each.seconds_left for each in stand.progress]
-        assert left == [0, 0, None, None]
-    finally:
-        go_on.set()
-        running.join()
-    assert status(store).count("done") == 4
-
-
-def test_the_time_left_is_work_left_over_pace(tmp_path, monkeypatch):
-    """Half of one configuration is left, done by a process that others see at work."""
-    store = tmp_path / "results.jsonl"
-    sweep(trials.make_trial, GRID[:1], store=store, trials=200, seed=7, block_size=100)
-    sweep(trials.make_trial, GRID[:1], store=store, shard=(9, 10), trials=400, seed=7, block_size=100)
-    monkeypatch.setattr("torchdp.simulate.progress._taken", lambda claims, name: False)
-    stand = status(store)
-    assert stand.running == 2 and stand.progress[0].state == "open"
-    assert stand.progress[0].seconds_left == pytest.approx(stand.progress[0].row.seconds)
-    assert stand.seconds_left > 0
 
 
 def test_the_digest_is_of_results_and_not_of_how_they_came(tmp_path):
@@ -134,16 +84,22 @@ def test_a_page_without_matplotlib(store, tmp_path, monkeypatch, capsys):
 
 def test_the_commands(store, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    assert cli.main(["status", str(store.parent)]) == 0
-    said = capsys.readouterr().out
-    assert "failed" in said and "ZeroDivisionError" in said and "3 of 4 done, 1 failed, nothing running" in said
     assert cli.main(["report", str(store.parent)]) == 0
     assert capsys.readouterr().out.split() == [str(store.with_name(f"report.{kind}")) for kind in ("html", "md")]
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    for command in ("status", "report"):
-        assert cli.main([command, str(empty)]) == 2 and "does not say which sweep" in capsys.readouterr().err
-        assert cli.main([command, str(tmp_path / "absent.jsonl")]) == 2 and "absent" in capsys.readouterr().err
+    assert cli.main(["report", str(empty)]) == 2 and "does not say which sweep" in capsys.readouterr().err
+    assert cli.main(["report", str(tmp_path / "absent.jsonl")]) == 2 and "absent" in capsys.readouterr().err
+
+
+def test_a_page_tells_what_is_done_from_what_is_open(tmp_path):
+    pytest.importorskip("matplotlib")
+    store = tmp_path / "s.jsonl"
+    sweep(trials.make_trial, GRID[:2], store=store, trials=200, seed=7, block_size=100)
+    sweep(trials.make_trial, GRID, store=store, trials=200, seed=7, block_size=100, shard=(0, 2))  # a half of it
+    text = write_page(store, tmp_path / "out.html")[1].read_text()
+    assert "2 of 4 configurations done, 0 failed" in text
+    assert [text.count(f"| {state} |") for state in ("done", "open", "failed")] == [2, 2, 0]
 
 
 @pytest.mark.parametrize(("grid", "scale"), [

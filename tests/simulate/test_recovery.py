@@ -15,7 +15,7 @@ from test_shared_stores import SWEEP, other_process
 from worker_trials import GRID, SETTINGS, block_lines, wait_until
 
 from torchdp.simulate import merge, sweep
-from torchdp.simulate.progress import digest_of
+from torchdp.simulate.page import digest_of
 from torchdp.simulate.store import load
 
 pytestmark = pytest.mark.slow

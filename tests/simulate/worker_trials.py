@@ -83,10 +83,6 @@ def block_lines(store: Path) -> list[bytes]:
     return [line for line in lines if b'"kind":"block"' in line]
 
 
-def hanging(config: dict[str, Any]) -> Trial:
-    return before_block(config, 1, lambda: time.sleep(60)) if config == GRID[1] else make_trial(config)
-
-
 PATIENCE = 600  # seconds for what must come, on a machine that does other things too
 
 
@@ -116,7 +112,7 @@ def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Tri
     return Trial(sample, trial.facts, trial.quantiles)
 
 
-for same in (dying, failing, hanging, late_first_block, never, slow):
+for same in (dying, failing, late_first_block, never, slow):
     same.__wrapped__ = make_trial  # their numbers are its own
 
 

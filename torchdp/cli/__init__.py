@@ -30,7 +30,7 @@ STATISTICS = {
     "quantiles": "one number",
     "spearman": "two numbers",
 }
-MODULES = {"list": "scripts", "merge": "store", "new": "scripts", "report": "store", "status": "store"}
+MODULES = {"merge": "store", "report": "store"}
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 
 
@@ -42,7 +42,6 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
     _sweep(commands)
-    _experiments(commands)
     _stores(commands)
     add_secure(commands)
     _doctor(commands)
@@ -143,15 +142,13 @@ def _sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )  # fmt: skip
     sweep.add_argument(
         "--cluster", metavar="ADDRESS",
-        help="Dask workers at the scheduler's address (tcp://...), or local:N for N here; --device is theirs",
+        help="the workers of Dask's scheduler at this address (tcp://host:8786); --device is theirs",
     )  # fmt: skip
     sweep.add_argument(
         "--shard", metavar="I/N",
         help="measure every N-th block, from block I on (0/4 ... 3/4), into this folder's store; or env: as the "
         "array of SLURM, or torchrun's rank, says. Then: torchdp merge. Sweeps on one folder need no shards",
     )  # fmt: skip
-    sweep.add_argument("--retries", type=integer, default=2, help="of a block whose worker died (default: 2)")
-    sweep.add_argument("--time-limit", type=number, metavar="SECONDS", help="for a block; needs worker processes")
     sweep.add_argument("--smoke", action="store_true", help="a small grid, in seconds")
     sweep.add_argument(
         "--other-code", choices=("refuse", "keep", "again"), default="refuse",
@@ -172,12 +169,6 @@ def _stores(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     )
     merge.add_argument("into", metavar="INTO.jsonl")
     merge.add_argument("stores", nargs="+", metavar="STORE.jsonl")
-    status = commands.add_parser(
-        "status",
-        help="where a sweep stands: done, running, failed, and when it will end",
-        description="Reads a store alone; the sweep may be running.",
-    )
-    status.add_argument("store", metavar="STORE", help="results.jsonl, or its folder")
     report = commands.add_parser(
         "report",
         help="a page of a sweep's results: figures, tables, failures, how it was made",
@@ -202,30 +193,6 @@ def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _experiments(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    new = commands.add_parser("new", help="a script of your own: mechanism, trial, grid, sweep, in twenty lines")
-    new.add_argument("kind", choices=("experiment",))
-    new.add_argument("name", metavar="NAME", help="of the file, NAME.py; it must not be there")
-    found = commands.add_parser("list", help="the experiments there are, and what each reproduces")
-    found.add_argument("folder", nargs="?", default="experiments", help="default: %(default)s")
-    paper = commands.add_parser(
-        "paper",
-        help="a paper's figures, tables and theorems, claim by claim, on one page",
-        description="Runs every script that belongs to the paper, judges their tables, writes index.html and index.md. "
-        "Killed, it resumes where it stopped; --scale smoke takes a minute or two, laptop at most half an hour.",
-    )
-    paper.add_argument("name", metavar="NAME", help="pairwise, factorization, gaussian, sketching or densities")
-    paper.add_argument(
-        "--scale", choices=("smoke", "laptop", "full"), default="laptop", help="default: %(default)s"
-    )
-    paper.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
-    paper.add_argument(
-        "--data", metavar="FOLDER", help="of real data: scripts that need them are left out without it"
-    )
-    paper.add_argument("--out", metavar="FOLDER", help="default: results/papers/NAME")
-    paper.add_argument("--experiments", default="experiments", metavar="FOLDER", help="default: %(default)s")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     command = "torchdp"
@@ -236,8 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options = parser().parse_args(arguments)
             command = f"torchdp {options.command}"
             module = import_module(f"torchdp.cli.{MODULES.get(options.command, options.command)}")
-            run = module.list_scripts if options.command == "list" else getattr(module, options.command)
-            return int(run(options))
+            return int(getattr(module, options.command)(options))
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
         say(f"{command}: {' '.join(str(error).split())}", error=True)
         return 2

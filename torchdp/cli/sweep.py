@@ -5,16 +5,13 @@ import importlib.util
 import os
 import signal
 import threading
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from itertools import cycle, islice
 from pathlib import Path
 from traceback import extract_tb
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,23 +22,15 @@ from torchdp.simulate.blocks import Sampler
 from torchdp.simulate.code import code_of
 from torchdp.simulate.page import write_page
 from torchdp.simulate.plots import write_csv
-from torchdp.simulate.pools import STOPS
 from torchdp.simulate.streams import canonical
 from torchdp.simulate.sweep import MakeTrial
+from torchdp.simulate.workers import STOPS
 from torchdp.text import integer, say
 
 RANKS = (  # the number of this process among its kin, their count, their first number
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
     ("RANK", "WORLD_SIZE", ""),
     ("SLURM_PROCID", "SLURM_NTASKS", ""),
-)
-
-GPUS = "CUDA_VISIBLE_DEVICES"
-PROFILE = "distributed.worker.profile.enabled"
-QUIET = {PROFILE: False, "distributed.admin.tick.interval": "1s"}  # else Dask watches itself, some ms a block
-LOUD = (
-    "the cluster's workers watch themselves, some ms a block; start scheduler and workers with "
-    "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED=False DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL=1s"
 )
 
 
@@ -84,11 +73,12 @@ def sweep(options: argparse.Namespace) -> int:
 
 def places(device: str | None, devices: str | None, cluster: str | None) -> dict[str, Any]:
     """Where trials run: as named, or by a worker process for each CUDA device, or on the CPU. Raises ValueError."""
-    every = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    if len(every) > 1 and device is devices is cluster is None:
-        return {"devices": every}
-    there = checks.device_or_best("--device", "cpu" if device is None and devices is not None else device)
-    return {"device": there, "devices": None if devices is None else devices.split(",")}
+    if devices is not None:
+        return {"devices": devices.split(",")}
+    count = torch.cuda.device_count()
+    if count > 1 and device is None and cluster is None:
+        return {"devices": [f"cuda:{index}" for index in range(count)]}
+    return {"device": checks.device_or_best("--device", device)}
 
 
 def _measured(
@@ -106,8 +96,6 @@ def _measured(
             **places(options.device, options.devices, options.cluster),
             executor=client,
             shard=shard(options.shard),
-            retries=options.retries,
-            time_limit=options.time_limit,
             other_code=OtherCode(options.other_code),
             on_error=OnError.RAISE if options.stop_on_error else OnError.GO_ON,
         )
@@ -150,50 +138,16 @@ def shard(text: str | None) -> tuple[int, int] | None:
     return index - begin, count
 
 
-@contextmanager
-def cluster(address: str | None) -> Iterator[Any]:
-    """A Dask client of the scheduler at ``address``, or of ``local:N`` workers; None for None. Closed at the end."""
+def cluster(address: str | None) -> AbstractContextManager[Any]:
+    """A Dask client of the scheduler at ``address``, None for None. Closed at the end."""
     if address is None:
-        yield None
-        return
+        return nullcontext()
     with checks.needing("--cluster", "distributed"):
-        import dask
         import distributed
-
-    kind, _, count = address.partition(":")
-    if kind == "local":
-        if not count.isdecimal() or not count.isascii() or not int(count):
-            raise ValueError(f"--cluster local:N needs a number of workers, such as local:4, not {address!r}")
-        with dask.config.set(QUIET):
-            there: Any = _local(distributed, int(count))
-    elif kind in distributed.comm.registry.backends:
-        there = nullcontext(address)
-    else:
-        raise ValueError(
-            f"--cluster must be local:N or a scheduler's address such as tcp://host:8786, not {address!r}"
-        )
-    with there as scheduler, distributed.Client(scheduler) as client:
-        if kind != "local" and any(client.run(dask.config.get, PROFILE).values()):
-            warnings.warn(LOUD, RuntimeWarning, stacklevel=2)
-        yield client
-
-
-def _local(distributed: ModuleType, count: int) -> Any:
-    """So many workers of one thread; where there are several GPUs each worker sees one, in turn."""
-    if torch.cuda.device_count() < 2:
-        return distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
-    each = [{"nthreads": 1, "env": {GPUS: name}} for name in islice(cycle(gpus()), count)]
-    return distributed.SpecCluster(
-        workers={number: {"cls": distributed.Nanny, "options": options} for number, options in enumerate(each)},
-        scheduler={"cls": distributed.Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard": False}},
-    )
-
-
-def gpus() -> list[str]:
-    """What ``CUDA_VISIBLE_DEVICES`` calls each of the GPUs that this process sees."""
-    count = torch.cuda.device_count()
-    named = [name.strip() for name in os.environ.get(GPUS, "").split(",")]
-    return named[:count] if len(named) >= count else [str(index) for index in range(count)]
+    if "://" not in address:
+        raise ValueError(f"--cluster must be a scheduler's address such as tcp://host:8786, not {address!r}")
+    client: AbstractContextManager[Any] = distributed.Client(address)
+    return client
 
 
 def _stored(store: Path, experiment: Sweep, seed: int, code: str) -> list[Row]:

@@ -13,7 +13,7 @@
 | the mean of one trial, with its error | :func:`run`, :class:`Moments` |
 | the same over a grid, killed and begun again, stored | :func:`sweep`, :class:`Trial`, :class:`Row` |
 | the rows of a store; several stores in one | :func:`read`, :func:`merge` |
-| where a sweep stands; its results as a page | :func:`status`, :func:`write_page` |
+| its results as a page | :func:`write_page` |
 | what ``torchdp sweep`` runs; a script with tables and figures | :class:`Sweep`; :class:`Experiment`, :class:`Report` |
 
 It is independent of any mechanism: a trial is ``trial(generator, size) -> (size,)`` independent samples, most often
@@ -32,7 +32,6 @@ from torchdp.simulate.experiment import Experiment, Sweep
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.page import write_page
 from torchdp.simulate.plots import error_curves, subplots
-from torchdp.simulate.progress import status
 from torchdp.simulate.report import Report, columns
 from torchdp.simulate.store import merge
 from torchdp.simulate.sweep import Trial, read, sweep
@@ -51,7 +50,6 @@ __all__ = [
     "merge",
     "read",
     "run",
-    "status",
     "subplots",
     "sweep",
     "write_page",

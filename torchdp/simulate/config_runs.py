@@ -170,7 +170,6 @@ class Work(Jobs[Job]):
             return
         append(self._store, self._begun)  # before an hour of work, not after it
         self._claims = Claims(self._store)
-        self._claims.take(self._begun.start)
         total = None if trials is None else trials * len(self._runs)
         with progress_bar(total, progress) as bar, closing(self._claims), closing(records):
             self._bar = bar
@@ -200,9 +199,6 @@ class Work(Jobs[Job]):
         self._look()
         return True
 
-    def wanted(self, job: Job) -> bool:
-        return not self._runs[job.run].blocks.finished
-
     def failed(self, job: Job, error: Exception) -> bool:
         run, text = self._runs[job.run], f"{type(error).__name__}: {error}"
         self._claims.free(self._name(job))
@@ -223,7 +219,7 @@ class Work(Jobs[Job]):
 
     def _claimed(self, job: Job) -> bool:
         """Whether a block is ours to run: nobody has it in hand, and nobody has done it."""
-        if not self.wanted(job):
+        if self._runs[job.run].blocks.finished:
             return False
         if not self._claims.take(self._name(job)):
             self._elsewhere.append(job)

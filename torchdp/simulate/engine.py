@@ -64,13 +64,14 @@ def run(
         device: where the generators live, in this process; for None torch's default device.
         devices: instead of ``device``: a worker process for each, such as ``["cuda:0", "cuda:1"]``, all of one kind.
             A script calls this under ``if __name__ == "__main__":``.
-        executor: instead of ``devices``: any ``concurrent.futures.Executor``, or a ``dask.distributed.Client``. Its
-            workers have torchdp and the modules of the trial; ``device`` is theirs (a GPU a worker: "cuda").
+        executor: instead of ``devices``: any ``concurrent.futures.Executor``, a ``dask.distributed.Client`` or its
+            ``get_executor()``. Its workers have torchdp and the modules of the trial; ``device`` is theirs (a GPU a
+            worker: "cuda"). It stays open, and what dies in it is its own to do again.
         progress: show a bar; None shows one on a terminal only.
 
     Raises:
         TypeError, ValueError: bad arguments, or samples of another shape, NaN or infinite, with their block.
-        RuntimeError: a trial in a worker raised something else. ChildProcessError: a worker was killed.
+        RuntimeError: a trial in a worker raised something else. ChildProcessError: two workers died in one block.
 
     Source: the stopping rule is that of Chow and Robbins 1965, for relative width Nadas 1969, looked at on
     block boundaries; its coverage tends to 95 % as the target tends to 0.
@@ -85,9 +86,6 @@ def run(
         def next(self, previous: Block | None) -> Block | None:
             key = blocks.hand_out()
             return None if key is None else Block(asked.seed, given, *key)
-
-        def wanted(self, job: Block) -> bool:
-            return not blocks.finished
 
     parts = answers("trial", partial(run_block, trial), Blocks(), Where(device, devices, executor))
     with progress_bar(trials, progress) as bar, closing(parts):

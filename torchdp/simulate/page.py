@@ -1,22 +1,27 @@
 """One page that a person reads: of a store, self-contained HTML and Markdown, from the store alone."""
 
 import base64
+import hashlib
 import html
 import io
+import json
 import math
 import os
 import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchdp import checks
-from torchdp.simulate.config_runs import Row
+from torchdp.simulate.blocks import Asked
+from torchdp.simulate.config_runs import ConfigRun, Row
+from torchdp.simulate.moments import Moments
 from torchdp.simulate.plots import error_curves, means, measured, others, ratio_strip
-from torchdp.simulate.progress import Progress, Status, digest_of, status
+from torchdp.simulate.store import Reader, Start, load
 from torchdp.simulate.streams import canonical
 from torchdp.text import shown
 
@@ -99,18 +104,63 @@ def write_page(store: str | os.PathLike[str], path: str | os.PathLike[str], titl
     figures. Raises OSError, ValueError where the store says nothing.
     """
     checks.path("path", path), checks.instance("title", title, str)
-    stand = status(store)
+    reader = load(store)
+    starts = list(reader.starts.values())
+    if not starts:
+        raise ValueError(f"{os.fspath(store)} does not say which sweep it is of; run torchdp sweep on it")
+    last = max(starts, key=lambda start: start.facts["at"])
+    states = _states(reader, last)
     page = Page(title or f"Sweep {Path(store).parent.name or Path(store).name}")
-    _summary(page, stand)
+    _summary(page, states)
     if find_spec("matplotlib") is None:
         lacking = "no figures: these need matplotlib (pip install matplotlib); then run torchdp report again"
         page.say(f"There are {lacking}.")
         warnings.warn(lacking, RuntimeWarning, stacklevel=2)
     else:
-        _figures(page, [each.row for each in stand.progress if each.row.moments.count > 1])
-    _table(page, stand.progress)
-    _made(page, stand)
+        _figures(page, [row for row, _ in states if row.moments.count > 1])
+    _table(page, states)
+    _made(page, last, starts)
     return page.write(path)
+
+
+def _states(reader: Reader, last: Start) -> list[tuple[Row, str]]:
+    """Each configuration of the sweep that started last, "done", "failed" in it, or "open"."""
+    asked = Asked(*(last.facts[name] for name in ("trials", "seed", "block_size", "target")))
+    grids = [start.facts.get("grid") for start in reader.starts.values() if _same_grid(start, last)]
+    found = []
+    for config in next(filter(None, grids), []):
+        run = ConfigRun.known(config, asked, last.facts["code"], reader.runs)
+        errors = [each.error for each in reader.failures if (each.key, each.start) == (list(run.key), last.start)]
+        if run.blocks.finished:
+            found.append((run.row(), "done"))
+        elif errors:
+            found.append((replace(run.row(), error=errors[-1]), "failed"))
+        else:
+            found.append((run.row(), "open"))
+    return found
+
+
+def _same_grid(start: Start, last: Start) -> bool:
+    return start.facts.get("grid_digest") == last.facts["grid_digest"]
+
+
+def digest_of(rows: Sequence[Row]) -> str:
+    """Sixteen letters that tell results apart: SHA-256 of each row's configuration, seed, block size and metrics.
+
+    Rows in any order give the same; wall time, devices, hosts and code do not enter.
+    """
+    lines = sorted(
+        json.dumps([row.config, row.seed, row.block_size, _plain(row.metrics)], sort_keys=True)
+        for row in checks.each_of("rows", rows, Row)
+    )
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _plain(metrics: Mapping[str, Moments]) -> list[list[float | str]]:
+    return [
+        [name, *(value if math.isfinite(value) else str(value) for value in astuple(each))]
+        for name, each in metrics.items()
+    ]
 
 
 def word(name: str) -> str:
@@ -132,11 +182,13 @@ def _figures(page: Page, rows: Sequence[Row]) -> None:
         page.figure(ratio_strip(rows, ""), caption)
 
 
-def _summary(page: Page, stand: Status) -> None:
-    rows = [each.row for each in stand.progress if each.row.moments.count]
+def _summary(page: Page, states: Sequence[tuple[Row, str]]) -> None:
+    rows = [row for row, _ in states if row.moments.count]
+    failed = [row for row, state in states if state == "failed"]
+    done = [row for row, state in states if state == "done"]
     trials = sum(row.moments.count for row in rows)
     page.say(
-        f"{stand.count('done')} of {len(stand.progress)} configurations done, {stand.count('failed')} failed; "
+        f"{len(done)} of {len(states)} configurations done, {len(failed)} failed; "
         f"{trials:,} trials in {_seconds(sum(row.seconds for row in rows))} of work. "
         f"Digest of the results: {digest_of(rows)}."
     )
@@ -147,9 +199,8 @@ def _summary(page: Page, stand: Status) -> None:
             f"Measured against predicted squared error: the largest of {len(scores)} z-scores is {max(scores):.2f}.",
             bad=max(scores) > expected + 1.5,
         )
-    for each in stand.progress:
-        if each.state == "failed":
-            page.say(f"Failed: {canonical(each.row.config)}: {each.row.error}", bad=True)
+    for row in failed:
+        page.say(f"Failed: {canonical(row.config)}: {row.error}", bad=True)
 
 
 def _views(rows: Sequence[Row]) -> list[tuple[dict[str, Any], list[Row]]]:
@@ -178,20 +229,21 @@ def _positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _table(page: Page, progress: Sequence[Progress]) -> None:
+def _table(page: Page, states: Sequence[tuple[Row, str]]) -> None:
     page.heading("All configurations")
-    keys = list(dict.fromkeys(key for each in progress for key in each.row.config))
-    more = others([each.row for each in progress])
+    rows = [row for row, _ in states]
+    keys = list(dict.fromkeys(key for row in rows for key in row.config))
+    more = others(rows)
     columns = [*map(word, [*keys, "trials", "RMSE", "low", "high", "predicted", "ratio", "z", *more]), "state"]
-    page.table(columns, [_cells(each, keys, more) for each in progress])
+    page.table(columns, [[*_cells(row, keys, more), state] for row, state in states])
     page.say("RMSE: root of the mean of the samples; low, high: its 95 % interval; ratio: of squared errors.")
     if more:
         page.say("Other numbers: mean and 95 % interval, exact binomial where samples are true or false.")
 
 
-def _cells(each: Progress, keys: Sequence[str], more: Sequence[str]) -> list[object]:
-    known = [each.row.config.get(key, "") for key in keys]
-    found = {"mse_low": math.nan} | measured(each.row)
+def _cells(row: Row, keys: Sequence[str], more: Sequence[str]) -> list[object]:
+    known = [row.config.get(key, "") for key in keys]
+    found = {"mse_low": math.nan} | measured(row)
     found["mse_low"] = max(found["mse_low"], 0.0)
     squares = [found.get(name, math.nan) for name in ("mse", "mse_low", "mse_high", "predicted_mse")]
     roots = [math.sqrt(value) if value >= 0 else math.nan for value in squares]
@@ -199,18 +251,19 @@ def _cells(each: Progress, keys: Sequence[str], more: Sequence[str]) -> list[obj
     for name in more:
         parts = [found.get(each, math.nan) for each in (name, f"{name}_low", f"{name}_high")]
         beside.append("{:.4g} ({:.4g} to {:.4g})".format(*parts) if name in found else "")
-    return [*(v if isinstance(v, str | int | float) else str(v) for v in known), found["trials"], *roots, *beside,
-            each.state]  # fmt: skip
+    plain = [value if isinstance(value, str | int | float) else str(value) for value in known]
+    return [*plain, found["trials"], *roots, *beside]
 
 
-def _made(page: Page, stand: Status) -> None:
+def _made(page: Page, last: Start, starts: Sequence[Start]) -> None:
     page.heading("How it was made")
-    asked, names = stand.asked, ("package", "torch", "python", "git", "cpu")
+    asked = last.facts
+    names = ("package", "torch", "python", "git", "cpu")
     target = "" if asked["target"] is None else f", until the relative interval was {asked['target']:g}"
     page.say(f"Seed {asked['seed']}, blocks of {asked['block_size']}{target}. Code: {asked['code']}.")
     columns = ["started", "host", "command", *names]
-    rows = [[str(start.facts.get(name, "")) for name in columns] for start in stand.starts]
-    for start, row in zip(stand.starts, rows, strict=True):
+    rows = [[str(start.facts.get(name, "")) for name in columns] for start in starts]
+    for start, row in zip(starts, rows, strict=True):
         row[0] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(start.facts["at"]))
     for name, *seen in zip(columns[3:], *(row[3:] for row in rows), strict=True):
         if len(set(seen)) > 1:

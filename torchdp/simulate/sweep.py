@@ -54,8 +54,6 @@ def sweep(
     device: torch.device | str | None = None,
     devices: Sequence[torch.device | str] | None = None,
     executor: Any = None,
-    retries: int = 2,
-    time_limit: float | None = None,
     shard: tuple[int, int] | None = None,
     other_code: OtherCode = OtherCode.REFUSE,
     on_error: OnError = OnError.RAISE,
@@ -80,11 +78,9 @@ def sweep(
         target_relative_ci: where a configuration may stop.
         device: where the generators live, in this process; for None torch's default device.
         progress: show a bar; None shows one on a terminal only.
-        devices: a worker process for each; it is ``make_trial`` that is sent to the workers.
+        devices: a worker process for each; it is ``make_trial`` that is sent to the workers. One that dies is replaced,
+            and its block is run again, once.
         executor: instead of ``devices``, as in :func:`torchdp.simulate.run`.
-        retries: how often a block whose worker died is done again, by itself.
-        time_limit: seconds a block may take, None: any; a worker that takes longer is ended, and its configuration
-            fails. Needs ``devices`` or an executor of processes.
         store: path of the JSON lines file; made, with its folder, if it is missing.
         shard: (i, n): run every n-th block alone, from block i on, into a store of its own; ``merge`` makes one of n
             stores, and ``sweep`` without a shard its rows. Sweeps that reach one store need none: they share its work.
@@ -94,9 +90,8 @@ def sweep(
     Raises:
         TypeError, ValueError: two configurations alike, bad arguments or samples, facts that differ from
             those stored (numbers by more than rounding), blocks of other code, or a store that contradicts itself.
-        OSError: the store cannot be read or written. ChildProcessError: one block's workers died more often than
-            ``retries``. TimeoutError: a block took too long. MemoryError: one does not
-            fit, though tried twice.
+        OSError: the store cannot be read or written. ChildProcessError: two workers died in one block. MemoryError:
+            one does not fit, though tried twice.
         RuntimeError: a trial in a worker raised something else. Finished blocks are kept, whatever is raised.
     """
     checks.function("make_trial", make_trial)
@@ -108,8 +103,7 @@ def sweep(
     runs = runs_of(grid, asked, store, code, other_code, reader.runs)
     begun = start({**asked.facts(), **_grid(runs, reader), "code": code})
     work, runner = Work(runs, store, reader, begun, on_error), _Runner(make_trial, asked.block_size, code)
-    where = Where(device, devices, executor, retries, time_limit)
-    records = answers("make_trial", runner, work, where)
+    records = answers("make_trial", runner, work, Where(device, devices, executor))
     work.finish(records, trials, progress)
     if asked.shard is None:
         return [run.row() for run in runs]

@@ -1,22 +1,35 @@
-"""Jobs done in this process, in worker processes, or by any executor. It knows no block and no store."""
+"""Jobs done in this process, in a process for each device, or by any executor. It knows no block and no store."""
 
+import multiprocessing
+import os
+import pickle
+import platform
+import signal
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
 import torch
 
 from torchdp import checks
-from torchdp.simulate.pools import THREADS, Order, ProcessPool, WorkerPool
 
 J = TypeVar("J")
 A = TypeVar("A")
 Device = torch.device | str
-MOST = 256  # jobs in a task
+DEATHS = 2  # of workers in one job, after which it has failed
+STOPS = (signal.SIGTERM, signal.SIGUSR1)  # of a cluster to all processes: it is for the parent, as Ctrl-C is
+DIED = (
+    "the system kills what takes too much memory; and a script that uses devices= must be a file, and must do so "
+    "under if __name__ == '__main__':"
+)
+_held = threading.local()  # the order that this thread works on
 
 
 class Jobs(ABC, Generic[J]):
@@ -24,15 +37,11 @@ class Jobs(ABC, Generic[J]):
 
     @abstractmethod
     def next(self, previous: J | None) -> J | None:
-        """The next job, for whoever has just done ``previous`` (None: nothing yet); None when nothing is left."""
+        """The next job, for whoever has just had ``previous`` (None: nothing yet); None when nothing is left."""
 
     def wait(self) -> bool:
         """Asked when nothing is left and nothing is busy: True, after a pause, where there may be more."""
         return False
-
-    def wanted(self, job: J) -> bool:
-        """Whether a job that was handed out is still of use."""
-        return True
 
     def failed(self, job: J, error: Exception) -> bool:
         """Whether to go on without that job; else the error is raised."""
@@ -41,20 +50,16 @@ class Jobs(ABC, Generic[J]):
 
 @dataclass(frozen=True)
 class Where:
-    """Who works: this process on ``device``; a process for each of ``devices``; or an ``executor``.
-
-    retries: how often a job whose worker died is done again. time_limit: seconds a job may take, None: any.
-    """
+    """Who works: this process on ``device``; a process for each of ``devices``; or an ``executor``."""
 
     device: Device | None = None  # torch's default
     devices: Sequence[Device] | None = None
     executor: Any = None  # a concurrent.futures.Executor, or a dask.distributed.Client
-    retries: int = 2
-    time_limit: float | None = None
 
     @property
-    def place(self) -> Device:
-        return torch.get_default_device() if self.device is None else self.device
+    def place(self) -> torch.device:
+        named = torch.get_default_device() if self.device is None else self.device
+        return checks.device("device", named)
 
 
 def answers(
@@ -62,8 +67,8 @@ def answers(
 ) -> Generator[tuple[J, A], None, None]:
     """(job, work(job, device)) as the answers come, for every job.
 
-    Close it (``contextlib.closing``): that ends the workers, whatever happened. A task holds as many jobs as take
-    a quarter of a second; what dies or fails costs the jobs of its task that were not done, and they are done again.
+    Close it (``contextlib.closing``): that ends the processes of ``devices``, whatever happened. One that dies is
+    replaced, and its job is done again.
 
     Args:
         name: what the user calls that which must be sent to the workers.
@@ -72,28 +77,21 @@ def answers(
     Raises:
         TypeError, ValueError: at once, where the arguments contradict each other or the work cannot be sent.
         What the work raises; from a worker as TypeError, ValueError, OSError, MemoryError or RuntimeError that names
-            the job and the device, with the worker's traceback as a note.
-        ChildProcessError: a worker died in one job more often than ``retries``. TimeoutError: a job took too long.
+            the job and the device, with the worker's traceback as its cause; and what an executor raises.
+        ChildProcessError: a process died twice in one job.
     """
-    checks.integer("retries", where.retries, 0)
-    if where.time_limit is not None:
-        checks.positive("time_limit", where.time_limit)
     if where.devices is None and where.executor is None:
-        if where.time_limit is not None:
-            raise ValueError("time_limit ends worker processes: give devices=['cpu'] or an executor with it")
-        return _here(work, jobs, checks.device("device", where.place))
-    if where.devices is not None and where.executor is not None:
-        raise ValueError("devices and executor exclude each other; give the one or the other")
-    if where.devices is not None and where.device not in (None, "cpu", torch.device("cpu")):
-        raise ValueError("device and devices exclude each other; give the one or the other")
-    settings = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+        return _here(work, jobs, where.place)
+    if where.devices is not None and (where.executor is not None or where.device is not None):
+        raise ValueError("devices excludes device and executor; give one of them")
+    order = _Order(work, torch.get_default_dtype(), torch.get_float32_matmul_precision(), _here_and_now())
     try:
-        sent = cloudpickle.dumps(Order(work, *settings, where.time_limit))
+        sent = cloudpickle.dumps(order)
     except Exception as error:
         raise TypeError(f"{name} cannot be sent to workers ({error}); make it of functions and values") from error
     if where.devices is not None:
-        return _spread([ProcessPool(device, sent) for device in one_kind(where.devices)], jobs, where)
-    return _spread([WorkerPool(_executor(where), torch.device(where.place), sent)], jobs, where)
+        return _spread([_Process(device, sent) for device in one_kind(where.devices)], jobs)
+    return _spread([_Given(where.executor, where.place, sent)], jobs)
 
 
 def one_kind(devices: Sequence[Device]) -> list[torch.device]:
@@ -104,37 +102,29 @@ def one_kind(devices: Sequence[Device]) -> list[torch.device]:
         found = [torch.device(device) for device in devices]
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"devices must be of torch, such as 'cuda:0' or 'cpu', not {devices!r}") from error
-    if len({device.type for device in found}) > 1:
+    kinds = {device.type for device in found}
+    if len(kinds) > 1:
         raise ValueError(f"devices must be of one kind, not {devices!r}: a block's numbers depend on the kind")
-    if found[0].type == "meta":
+    if kinds == {"meta"}:
         raise ValueError("devices must hold data, not be 'meta'")
-    here = torch.cuda.device_count() if found[0].type == "cuda" else None  # makes no CUDA context
-    if here is not None:
+    if kinds == {"cuda"}:
+        here = torch.cuda.device_count()  # makes no CUDA context
         found = [torch.device("cuda", device.index or 0) for device in found]
         if max(device.index for device in found) >= here:
             raise ValueError(f"devices names {devices!r}, but {here} CUDA device(s) are available here")
     return found
 
 
-def _executor(where: Where) -> Any:
-    executor = where.executor
-    if not isinstance(executor, Executor) and not hasattr(executor, "get_executor"):
-        raise TypeError(
-            "executor must be a concurrent.futures.Executor or a dask.distributed.Client, "
-            f"not {type(executor).__name__}"
-        )
-    if where.time_limit is not None and isinstance(executor, ThreadPoolExecutor):
-        raise ValueError(THREADS)
-    return executor
-
-
 def _here(
     work: Callable[[J, torch.device], A], jobs: Jobs[J], device: torch.device
 ) -> Generator[tuple[J, A], None, None]:
     job = None
-    while (job := jobs.next(job)) is not None or jobs.wait():
+    while True:
+        job = jobs.next(job)
         if job is None:
-            continue
+            if jobs.wait():
+                continue
+            return
         try:
             answer = work(job, device)
         except Exception as error:
@@ -144,89 +134,182 @@ def _here(
             yield job, answer
 
 
+class _Process:
+    """A process of our own on a device, with one job at a time; another takes its place when it dies."""
+
+    def __init__(self, device: torch.device, sent: bytes) -> None:
+        self.device = device
+        self._sent = sent
+        self.replace()
+
+    def replace(self) -> None:
+        spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        theirs, self._lifeline = spawn.Pipe(duplex=False)
+        self._executor = ProcessPoolExecutor(1, spawn, _begin, (self._sent, theirs))
+
+    def width(self) -> int:
+        return 1
+
+    def submit(self, job: Any) -> Future[Any]:
+        try:
+            return self._executor.submit(do, b"", str(self.device), job)
+        except BrokenExecutor:  # it was killed between two jobs
+            self.replace()
+            return self._executor.submit(do, b"", str(self.device), job)
+
+    def close(self) -> None:
+        self._lifeline.close()  # ends the process
+        self._executor.shutdown(cancel_futures=True)
+
+
+class _Given:
+    """An executor of the user's, which stays open: twice as many jobs as it has workers, so that none waits."""
+
+    def __init__(self, executor: Any, device: torch.device, sent: bytes) -> None:
+        if hasattr(executor, "get_executor"):  # a client of Dask
+            executor = executor.get_executor(pure=False)
+        if not isinstance(executor, Executor):
+            raise TypeError(
+                "executor must be a concurrent.futures.Executor or a dask.distributed.Client, "
+                f"not {type(executor).__name__}"
+            )
+        self.device = device
+        self._executor: Any = executor
+        self._sent = sent
+
+    def replace(self) -> None:
+        raise ChildProcessError(
+            "the executor has lost its workers and takes no more jobs; finished blocks are kept"
+        )
+
+    def width(self) -> int:
+        client = getattr(self._executor, "_client", None)  # Dask's, whose workers come and go
+        if client is not None:
+            return 2 * max(1, sum(client.nthreads().values()))
+        return 2 * (getattr(self._executor, "_max_workers", None) or os.cpu_count() or 1)
+
+    def submit(self, job: Any) -> Future[Any]:
+        found: Future[Any] = self._executor.submit(do, self._sent, str(self.device), job)
+        return found
+
+    def close(self) -> None:
+        """It is not ours to close."""
+
+
 @dataclass
-class _Waiting(Generic[J]):
-    """A job, and how many workers died that had it alone."""
+class _Busy(Generic[J]):
+    """A job in hand; deaths: of the workers that had it before."""
 
+    place: _Process | _Given
     job: J
-    deaths: int = 0
+    deaths: int
 
 
-class _Tasks(Generic[J]):
-    """Jobs in tasks that grow until one takes ``SECONDS``; a job whose worker died comes back alone."""
-
-    def __init__(self, jobs: Jobs[J]) -> None:
-        self._jobs, self._size = jobs, 1
-        self._again: deque[list[_Waiting[J]]] = deque()
-        self._last: dict[WorkerPool, J] = {}  # what each was handed last
-
-    def next(self, pool: WorkerPool) -> list[_Waiting[J]]:
-        while self._again:
-            if task := [each for each in self._again.popleft() if self._jobs.wanted(each.job)]:
-                return task
-        task = []
-        while len(task) < self._size and (job := self._jobs.next(self._last.pop(pool, None))) is not None:
-            self._last[pool] = job
-            task.append(_Waiting(job))
-        return task
-
-    def back(self, task: list[_Waiting[J]], done: int) -> None:
-        """The first ``done`` of a task were done; the others wait."""
-        self._size = min(MOST, 2 * done) if done == len(task) else max(1, done)
-        self._again.appendleft(task[done:])
-
-    def died(self, task: list[_Waiting[J]]) -> None:
-        """A worker died in a task: of many jobs each is a suspect, and comes back alone."""
-        for each in task:
-            each.deaths += len(task) == 1
-            self._again.append([each])
-
-
-def _spread(pools: Sequence[WorkerPool], jobs: Jobs[J], where: Where) -> Generator[tuple[J, Any], None, None]:
-    tasks, busy = _Tasks(jobs), dict[Future, tuple[WorkerPool, list[_Waiting[J]]]]()
+def _spread(places: Sequence[_Process | _Given], jobs: Jobs[J]) -> Generator[tuple[J, Any], None, None]:
+    busy: dict[Future[Any], _Busy[J]] = {}
+    again: deque[_Busy[J]] = deque()
+    last: dict[_Process | _Given, J] = {}
     try:
         while True:
-            for pool in pools:
-                while pool.room() and (task := tasks.next(pool)):
-                    busy[pool.submit([each.job for each in task])] = pool, task
+            for place in places:
+                under_way = sum(each.place is place for each in busy.values())
+                for _ in range(place.width() - under_way):
+                    if again:
+                        waiting = again.popleft()
+                        found = _Busy(place, waiting.job, waiting.deaths)
+                    else:
+                        job = jobs.next(last.get(place))
+                        if job is None:
+                            break
+                        found = _Busy(place, job, 0)
+                    last[place] = found.job
+                    busy[place.submit(found.job)] = found
             if not busy:
                 if jobs.wait():
                     continue
                 return
-            bad: list[tuple[J, Exception]] = []
             ended = wait(busy, return_when=FIRST_COMPLETED).done
             for future in [each for each in busy if each in ended]:  # as they were submitted
-                pool, task = busy.pop(future)
-                if (death := pool.ended(future)) is not None:
-                    if len(task) == 1 and (isinstance(death, TimeoutError) or task[0].deaths >= where.retries):
-                        bad.append((task[0].job, _lost(task[0].job, death, where)))
-                    else:
-                        tasks.died(task)
+                task = busy.pop(future)
+                try:
+                    answer = future.result()
+                except BrokenExecutor:
+                    task.place.replace()
+                    task.deaths += 1
+                    if task.deaths < DEATHS:
+                        again.append(task)
+                        continue
+                    error: Exception = ChildProcessError(
+                        f"the worker process on {task.place.device} died in {task.job}, {DEATHS} times; {DIED}"
+                    )
+                except Exception as raised:
+                    error = raised
+                else:
+                    yield task.job, answer
                     continue
-                told = future.result()
-                tasks.back(task, len(told))
-                for each, (failure, answer) in zip(task, told, strict=False):
-                    if failure is None:
-                        yield each.job, answer
-                    else:
-                        bad.append((each.job, _raised(each.job, *failure)))
-            for job, error in bad:
-                if not jobs.failed(job, error):
+                if not jobs.failed(task.job, error):
                     raise error
     finally:
-        for pool in pools:
-            pool.close()
+        for future in busy:
+            future.cancel()
+        for place in places:
+            place.close()
 
 
-def _lost(job: Any, death: OSError, where: Where) -> Exception:
-    if isinstance(death, TimeoutError):
-        return TimeoutError(f"{job} took longer than time_limit = {where.time_limit:g} seconds")
-    how, *hint = death.args
-    return ChildProcessError("; ".join([f"{how} in {job}", *hint]))
+@dataclass(frozen=True)
+class _Order:
+    """What all jobs are done with, and the settings of the process that asks for it."""
+
+    work: Callable[..., Any]
+    dtype: torch.dtype
+    precision: str
+    process: tuple[str, int]
 
 
-def _raised(job: Any, kind: type[Exception], text: str, trace: str, device: str) -> Exception:
-    where = f"on {device}" if str(job) in text else f"{job}, on {device}"
-    error = kind(f"{text} ({where})")
-    error.add_note(f"In the worker process:\n{trace}")
-    return error
+def _here_and_now() -> tuple[str, int]:
+    """What tells this process from others."""
+    return platform.node(), os.getpid()
+
+
+def _begin(sent: bytes, lifeline: Connection) -> None:
+    """A process of our own begins: it keeps the order, and ends with its parent's end of the pipe."""
+    for each in (signal.SIGINT, *STOPS):
+        signal.signal(each, signal.SIG_IGN)
+    _held.given = sent
+    threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
+
+
+def _end_with_parent(lifeline: Connection) -> None:
+    with suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    os._exit(1)
+
+
+def do(sent: bytes, device_name: str, job: Any) -> Any:
+    """In a worker: the answer. Raises what went wrong, as an error of Python that names the job and the device."""
+    device = torch.device(device_name)
+    try:
+        return _opened(sent or _held.given, device).work(job, device)
+    except (Exception, SystemExit) as error:
+        known = (TypeError, ValueError, OSError, MemoryError)
+        kind = next((kind for kind in known if isinstance(error, kind)), RuntimeError)
+        text = str(error) if type(error) is kind else f"{type(error).__name__}: {error}"
+        where = f"on {device}" if str(job) in text else f"{job}, on {device}"
+        raise kind(f"{text} ({where})") from error
+
+
+def _opened(sent: bytes, device: torch.device) -> _Order:
+    """The order, opened once in each thread."""
+    if getattr(_held, "sent", None) != sent:
+        _held.order = None  # two at once might not fit into memory
+        order = pickle.loads(sent)
+        if order.process != _here_and_now():
+            torch.set_num_threads(1)  # or the last bits of some operations would depend on the number of workers
+            torch.set_default_dtype(order.dtype)
+            torch.set_float32_matmul_precision(order.precision)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        _held.order = order
+        _held.sent = sent
+    found: _Order = _held.order
+    return found

@@ -1,5 +1,6 @@
-"""``torchdp paper``: scripts run once, tables judged, one page; what fails is said and what is killed goes on."""
+"""The command of a paper: scripts run once, tables judged, one page; what fails is said and what is killed goes on."""
 
+import importlib.util
 import json
 import math
 import subprocess
@@ -8,13 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-
-from torchdp import cli
-from torchdp.cli.paper import load
-from torchdp.simulate.paper import Finding
+from papers_base import Finding, load
 
 ROOT = Path(__file__).parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "experiments/papers").glob("*.py") if path.stem != "papers_base")
+PAPERS = ROOT / "experiments/papers"
+NAMES = ("pairwise", "factorization", "gaussian", "sketching", "densities")
+spec = importlib.util.spec_from_file_location("run_of_papers", PAPERS / "run.py")
+command = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(command)
 SCRIPT = '''"""A mean, by a script that needs no torch."""
 import argparse
 import json
@@ -38,7 +40,7 @@ if given.value < 0:
 END = """with open(given.out / "runs.txt", "a") as file:
     file.write(".")
 """
-PAPER = """from torchdp.simulate.paper import Finding, Paper, Part
+PAPER = """from papers_base import Finding, Paper, Part
 
 def judge(tables):
     row = tables["found"][0]
@@ -61,8 +63,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def paper(*words):
+    return command.main(["toy", "--device", "cpu", "--experiments", "experiments", *words])
+
+
 def test_a_page_is_written_once_and_goes_on_after_a_kill(folder, capsys):
-    assert cli.main(["paper", "toy", "--device", "cpu"]) == 0
+    assert paper() == 0
     out = folder / "results/papers/toy"
     text = (out / "index.md").read_text()
     assert (
@@ -72,14 +78,14 @@ def test_a_page_is_written_once_and_goes_on_after_a_kill(folder, capsys):
     )
     assert "data:image/png;base64," in (out / "index.html").read_text()
     (out / "two/finished.json").unlink()  # as a kill leaves it
-    assert cli.main(["paper", "toy", "--device", "cpu"]) == 0
+    assert paper() == 0
     assert [(out / name / "runs.txt").read_text() for name in ("one", "two")] == ["x", "xx"]
     assert json.loads((out / "one/finished.json").read_text())["device"] == "cpu"
     capsys.readouterr()
 
 
 def test_real_data_are_read_where_their_folder_is_named(folder):
-    assert cli.main(["paper", "toy", "--device", "cpu", "--data", str(folder)]) == 0
+    assert paper("--data", str(folder)) == 0
     text = (folder / "results/papers/toy/index.md").read_text()
     assert "3 claims; 3 agrees" in text and (folder / "results/papers/toy/real/found.csv").exists()
 
@@ -89,19 +95,19 @@ def test_a_killed_commands_script_is_waited_for(folder):
     script = folder / "experiments/one.py"
     script.write_text(SCRIPT.replace("import sys", "import sys\nimport time") + "time.sleep(0.5)\n" + END)
     out = folder / "results/papers/toy/one"
-    command = [sys.executable, "-m", "torchdp", "paper", "toy", "--device", "cpu"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
+    words = [sys.executable, PAPERS / "run.py", "toy", "--device", "cpu", "--experiments", "experiments"]
+    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as first:
         while not (out / "runs.txt").exists():
             assert first.poll() is None
             time.sleep(0.01)
         first.kill()
     assert not (out / "finished.json").exists()
-    assert cli.main(["paper", "toy", "--device", "cpu"]) == 0
+    assert paper() == 0
     assert (out / "runs.txt").read_text() == "x.x."  # never "xx"
 
 
 def test_what_differs_and_what_fails_end_with_one_and_say_so(folder, capsys):
-    assert cli.main(["paper", "toy", "--device", "cpu", "--scale", "full"]) == 1
+    assert paper("--scale", "full") == 1
     said = capsys.readouterr()
     assert "two.py failed: value must not be negative" in said.err and "1 differs" in said.out
     assert "two.py failed: value must not be negative" in (folder / "results/papers/toy/index.md").read_text()
@@ -111,7 +117,7 @@ def test_a_broken_promise_of_ours_ends_with_one_and_a_misprint_of_the_paper_does
     path = folder / "experiments/papers/toy.py"
     for judge, code, verdict in (("at_most", 1, "broken"), ("as_printed", 0, "corrected")):
         path.write_text(PAPER.replace("Finding.equal", f"Finding.{judge}").replace(", 1.0, row", ", 0.5, row"))
-        assert cli.main(["paper", "toy", "--device", "cpu"]) == code
+        assert paper() == code
         assert f"2 {verdict}" in capsys.readouterr().out
         assert f"{verdict}: " in (folder / "results/papers/toy/index.md").read_text()  # the legend
 
@@ -143,22 +149,26 @@ def test_a_verdict_is_computed(finding, verdict):
     assert finding.verdict == verdict
 
 
-def test_bad_names(folder, capsys):
-    assert cli.main(["paper", "other"]) == 2 and "toy" in capsys.readouterr().err
-    assert cli.main(["paper", "toy", "--device", "mars"]) == 2 and "--device" in capsys.readouterr().err
-    assert cli.main(["paper", "toy", "--data", "nowhere"]) == 2 and "--data" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["other"], "toy"), (["toy", "--device", "mars"], "--device"), (["toy", "--data", "nowhere"], "--data")],
+)
+def test_bad_words(folder, capsys, words, said):
+    with pytest.raises(SystemExit) as ended:
+        command.main([*words, "--experiments", "experiments"])
+    assert ended.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_paper_at_smoke_differs_nowhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert cli.main(["paper", name, "--scale", "smoke", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert command.main([name, "--scale", "smoke", "--device", "cpu", "--out", str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_five_papers_name_scripts_that_are_there(name):
-    paper = load(ROOT / "experiments/papers", name)
+    paper = load(PAPERS, name)
     assert paper.name == name and len({part.at(ROOT) for part in paper.parts}) == len(paper.parts)
     for part in paper.parts:
         text = (ROOT / "experiments" / part.script).read_text()

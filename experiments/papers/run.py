@@ -1,0 +1,165 @@
+"""A paper, claim by claim: its scripts are run, their tables are judged, and one page says what came of it.
+
+Command: python experiments/papers/run.py NAME, or python3 run.py paper NAME; NAME: pairwise, factorization, gaussian,
+    sketching or densities. --scale smoke takes a minute or two, laptop at most half an hour. Killed, it resumes where
+    it stopped. It ends with 1 where a script failed, a number differs or a promise of this package is broken.
+"""
+
+import argparse
+import fcntl
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from papers_base import LEGEND, Finding, Options, Paper, Part, Scale, Verdict, load
+from tqdm import tqdm
+
+from torchdp import checks
+from torchdp.simulate.code import package
+from torchdp.simulate.page import Page
+from torchdp.text import say
+
+EXPERIMENTS = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a part: its findings, or why there are none; seconds: of CPU time."""
+
+    part: Part
+    folder: Path
+    seconds: float
+    device: str
+    findings: Sequence[Finding]
+    failure: str = ""
+
+
+def run_paper(paper: Paper, experiments: Path, out: Path, options: Options) -> list[Outcome]:
+    """Runs what has not yet been run with these arguments and this code; then writes ``out``/index.html and index.md.
+
+    A script that fails is a line of the page. Killed, it goes on where it stopped. Raises OSError, ValueError.
+    """
+    with tqdm(paper.parts, unit="script", file=sys.stderr) as bar:
+        outcomes = []
+        for part in bar:
+            bar.set_description(part.script)
+            outcomes.append(_outcome(part, experiments, out, options))
+    _write(paper, outcomes, out, options.scale)
+    return outcomes
+
+
+def _outcome(part: Part, experiments: Path, out: Path, options: Options) -> Outcome:
+    if part.data and options.data is None:
+        lacking = part.lacking(f"without --data FOLDER, which holds {part.holds}")
+        return Outcome(part, part.at(out), 0.0, "", (lacking,))
+    folder = part.at(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    command, mark = part.command(experiments, folder, options), folder / "finished.json"
+    beside = sorted((experiments / part.script).parent.glob("*.py"))  # scripts import what lies there
+    source = hashlib.sha256(b"".join(path.read_bytes() for path in beside)).hexdigest()
+    made = {"arguments": command[1:], "script": source, "package": package()}
+    known = json.loads(mark.read_text()) if mark.exists() else {}
+    if {name: known.get(name) for name in made} != made:
+        code, spent = _run(command, folder)
+        if code:
+            lines = (folder / "output.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            failure = (lines or [f"exit code {code}"])[-1]
+            return Outcome(part, folder, spent, options.device or "", (), failure)
+        known = {**made, "seconds": spent, "device": _device(folder)}
+        mark.with_suffix(".part").write_text(json.dumps(known))
+        mark.with_suffix(".part").replace(mark)
+    try:
+        findings = part.findings(out)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # a table that lacks what is judged
+        return Outcome(part, folder, known["seconds"], known["device"], (), f"{type(error).__name__}: {error}")
+    return Outcome(part, folder, known["seconds"], known["device"], findings)
+
+
+def _run(command: Sequence[str], folder: Path) -> tuple[int, float]:
+    """Exit code and CPU-seconds. Waits for a process of an earlier, killed run that still writes to this folder."""
+    with open(folder / "lock", "w") as lock, open(folder / "output.log", "a", encoding="utf-8") as log:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the script inherits it, and keeps it if this process is killed
+        log.truncate(0)
+        before = os.times()
+        code = subprocess.call(command, stdout=log, stderr=subprocess.STDOUT, pass_fds=[lock.fileno()])
+        after = os.times()
+    return code, sum(after[2:4]) - sum(before[2:4])  # of children: user, system
+
+
+def _device(folder: Path) -> str:
+    """Where the last run was, as its report says."""
+    runs = folder / "runs.jsonl"
+    last = json.loads(runs.read_text(encoding="utf-8").strip().splitlines()[-1]) if runs.exists() else {}
+    return last.get("device_name") or last.get("device") or "cpu"
+
+
+def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path, scale: Scale) -> None:
+    page = Page(paper.title)
+    findings = [found for outcome in outcomes for found in outcome.findings] + list(paper.rest)
+    counts = Counter(found.verdict for found in findings)
+    page.say(
+        f"Scale {scale}: {len(findings)} claims; "
+        + ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict) if counts[verdict])
+        + f"; {sum(outcome.seconds for outcome in outcomes):.0f} CPU-seconds in all."
+    )
+    for verdict, meaning in LEGEND.items():
+        if counts[verdict]:
+            page.say(f"{verdict}: {meaning}.")
+    for outcome in outcomes:
+        if outcome.failure:
+            page.say(f"{outcome.part.script} failed: {outcome.failure}", bad=True)
+    page.heading("Claim by claim")
+    head = ["result", "claim", "measured as", "paper", "ours", "standard error", "verdict"]
+    found = ((f, [math.nan if v is None else float(v) for v in (f.paper, f.ours, f.error)]) for f in findings)
+    page.table(head, [[f.result, f.claim, f.measure, *numbers, f.verdict] for f, numbers in found])
+    for outcome in outcomes:
+        for name, caption in outcome.part.figures.items():
+            if (outcome.folder / name).exists():
+                page.picture(outcome.folder / name, caption, out)
+    page.heading("How it was made")
+    rows = [[o.part.script, " ".join(getattr(o.part, scale)), o.device, round(o.seconds, 1)] for o in outcomes]
+    page.table(["script", "arguments", "device", "CPU-seconds"], rows)
+    out.mkdir(parents=True, exist_ok=True)
+    page.write(out / "index.html")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--scale", choices=get_args(Scale), default="laptop", help="default: %(default)s")
+    parser.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="of real data: scripts that need them")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="default: results/papers/NAME")
+    parser.add_argument("--experiments", type=Path, default=EXPERIMENTS, help="default: %(default)s")
+    given = parser.parse_args(arguments)
+    try:
+        paper = load(given.experiments / "papers", given.name)
+        if given.device is not None:
+            checks.device("--device", given.device)
+        if given.data is not None and not given.data.is_dir():
+            raise ValueError(f"--data must be a folder with real data; there is none at {given.data}")
+    except ValueError as error:
+        parser.error(str(error))
+    out = given.out or Path("results/papers", given.name)
+    outcomes = run_paper(paper, given.experiments, out, Options(given.scale, given.device, given.data))
+    counts = Counter(each.verdict for outcome in outcomes for each in outcome.findings)
+    say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()), out / "index.html", out / "index.md")
+    failed = [outcome for outcome in outcomes if outcome.failure]
+    for outcome in failed:
+        log = outcome.folder / "output.log"
+        say(f"{outcome.part.script} failed: {outcome.failure}; see {log}", error=True)
+    return int(bool(failed) or counts["differs"] > 0 or counts["broken"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
