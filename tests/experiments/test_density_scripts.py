@@ -117,13 +117,6 @@ def test_noise_of_shuffled_sums_beside_the_worst_pattern_found(smoke):
 
 
 @pytest.mark.slow
-def test_kernels(smoke):
-    rows = {row["way"]: row for row in smoke("density/kernels.py").tables["kernels"]}
-    assert rows["before"]["error"] > 2 * rows["now"]["error"] > 2 * rows["curator"]["error"] > 0
-    assert rows["now"]["accuracy"] > 0.8
-
-
-@pytest.mark.slow
 def test_messages(smoke):
     (row,) = smoke("density/messages.py").tables["messages"]
     assert 0.99 <= row["error"] <= 1.5 and row["messages"] <= row["messages_least"]

@@ -51,11 +51,6 @@ def test_growth(smoke):
     assert found.drew("growth.png")
 
 
-def test_sizes(smoke):
-    rows = smoke("factorization/sizes.py").tables["sizes"]
-    assert len(rows) == 3 and all(row["gap"] <= 1e-3 for row in rows)
-
-
 def test_structured(smoke):
     tables = smoke("factorization/structured.py").tables
     rows = tables["prefix_sums"]

@@ -87,12 +87,6 @@ def test_groups(smoke):
     assert len(rows) == 5 * 3 and all(0.91 < row["covered"] < 0.985 for row in rows)
 
 
-@pytest.mark.slow
-def test_choose(smoke):
-    (summary,) = smoke("pairwise/choose.py").tables["summary"]
-    assert summary["off"] < 4.5 and summary["beaten"] < 4
-
-
 def test_tables(smoke):
     rows = smoke("pairwise/tables.py").tables["tables"]
     off = [abs(row["ratio"] - 1) for row in rows if row["ratio"] is not None and row["protocol"] != "hierarchical"]

@@ -3,25 +3,12 @@
 import pytest
 
 
-def test_choose(smoke):
-    found = smoke("queries/choose.py")
-    (row,) = found.tables["choose"]
-    assert row["worst_z"] < 4 and "standard errors" in found.printed
-    assert abs(row["measured_ratio"] - 1) < 5 * row["standard_error"]
-
-
 def test_error_vs_types(smoke):
     found = smoke("queries/error_vs_types.py")
     rows = found.tables["error_vs_types"]
     z = [(row["measured"] - row["predicted"]) / row["standard_error"] for row in rows]
     assert len(rows) == 14 and max(map(abs, z)) < 5
     assert found.drew("error_vs_types.png")
-
-
-def test_frequent(smoke):
-    rows = smoke("queries/frequent.py").tables["frequent"]
-    assert len(rows) == 3
-    assert all(0.89 < row["coverage"] < 0.99 and abs(row["squared_ratio"] - 1) < 0.1 for row in rows)
 
 
 def test_fitted(smoke):
@@ -60,9 +47,3 @@ def test_learner(smoke):
     rows = found.tables["learner"]
     assert len(rows) == 4 and all(row["least"] <= row["loss"] < 0.6 for row in rows)
     assert "300 stumps" in found.printed and found.drew("learner.png")
-
-
-def test_regions(smoke):
-    found = smoke("queries/regions.py")
-    assert all(abs(row["z"]) < 5 and row["regions"] == 50 for row in found.tables["regions"])
-    assert len(found.tables["bootstrap"]) == 4 and all(row["samples"] == 30 for row in found.tables["bootstrap"])

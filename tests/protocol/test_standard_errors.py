@@ -134,7 +134,6 @@ CELLS = {  # types, epsilon, users, share
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_intervals_of_a_frequent_type_cover(cell):
-    """experiments/queries/frequent.py has more cells."""
     k, epsilon, users, share = CELLS[cell]
     counts = torch.full((k,), int(users * (1 - share) / (k - 1)), dtype=torch.int64)
     counts[0] = 0
