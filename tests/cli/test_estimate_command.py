@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from torchdp import cli, pairwise
+from torchdp.cli import questions
 from torchdp.cli.table import Bins
 from torchdp.randomness import keyed_generator
 
@@ -135,6 +136,17 @@ def test_text_says_the_same_as_json(users, estimate):
     assert f"{data['estimate']:.6g}" in text and f"[{data['interval'][0]:.6g}, {data['interval'][1]:.6g}]" in text
     assert "3000 users" in text and data["guarantee"] in text and "95 % interval" in text
     assert captured.err == "torchdp estimate: noise from a stated seed can be removed: for trying out only\n"
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"), [(2.0, "exactly epsilon = 2 (neigh"), (2.5, ", epsilon = 2.5 (spent: 2) (neigh")]
+)
+def test_a_protocol_that_spends_less_than_was_stated_says_both(users, monkeypatch, estimate, stated, said):
+    response = questions.PROTOCOLS["randomized-response"]
+    monkeypatch.setitem(questions.PROTOCOLS, "randomized-response", lambda each, epsilon: response(each, 2.0))
+    words = ("--csv", users[0], "--statistic auc", QUESTIONS["auc"], f"--epsilon {stated}")
+    words += ("--protocol randomized-response",)
+    assert said in estimate(*words).out and estimate(*words, "--json")["epsilon"] == 2
 
 
 def test_level_of_the_interval(users, ask):

@@ -55,7 +55,7 @@ def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         description="Randomizes every row as its user would; prints what the analyst can say from the messages. "
         "Or, with --plan, how many users it takes.",
     )
-    estimate.add_argument("--csv", metavar="FILE", help="a table with a header; a row is a user")
+    estimate.add_argument("--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin")
     estimate.add_argument(
         "--statistic", required=True, choices=STATISTICS, metavar="NAME", help=", ".join(STATISTICS)
     )
@@ -205,7 +205,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module = import_module(f"torchdp.cli.{MODULES.get(options.command, options.command)}")
             return int(getattr(module, options.command)(options))
     except (ValueError, TypeError, OSError, ImportError, MemoryError) as error:
-        say(f"{command}: {' '.join(str(error).split())}", error=True)
+        said = str(error)
+        if isinstance(error, OSError) and error.filename is not None:
+            said = f"{error.filename}: {error.strerror}"  # without its number
+        say(f"{command}: {' '.join(said.split())}", error=True)
         return 2
     except KeyboardInterrupt as stop:
         number = stop.args[0] if stop.args and isinstance(stop.args[0], signal.Signals) else signal.SIGINT

@@ -62,10 +62,7 @@ def estimate(options: argparse.Namespace) -> int:
         "discretisation": question.words,
         "level": options.level,
         "error_of": "privacy noise and sampling from a population" if options.population else "privacy noise",
-        "protocol": name,
-        "bits_per_user": protocol.bits_per_user,
-        "epsilon": protocol.guarantee.epsilon,
-        "guarantee": f"{protocol.guarantee} (neighbours: {protocol.guarantee.neighbours.value})",
+        **_asked(name, protocol, epsilon),
         "source": protocol.guarantee.source,
     }
     say(*([json.dumps(_record(result, heard))] if options.json else _table(result, heard, question.unit)))
@@ -149,12 +146,31 @@ def _table(result: dict[str, Any], heard: list[Heard], unit: str) -> list[str]:
             lines += [(f"{shown(each.group)}: {each.users} users", "")] if each.group else []
             lines += [("  " + one.name, _line(one)) for one in each.answers]
             lines += [("  lower bound", _bound(each, result))]
-    lines += [
+    return aligned([*lines, *_protocol(result), ("source", result["source"])])
+
+
+def _asked(name: str, protocol: Asked, epsilon: float) -> dict[str, Any]:
+    """What each user sends, and what it costs: an optimised protocol may spend less than was stated."""
+    guarantee = protocol.guarantee
+    said = str(guarantee)
+    spent = f"epsilon = {guarantee.epsilon:g}"
+    stated = f"epsilon = {epsilon:g}"
+    if spent != stated:
+        before, _, after = said.partition(spent)
+        said = f"{before.removesuffix('exactly ')}{stated} (spent: {guarantee.epsilon:g}){after}"
+    return {
+        "protocol": name,
+        "bits_per_user": protocol.bits_per_user,
+        "epsilon": guarantee.epsilon,
+        "guarantee": f"{said} (neighbours: {guarantee.neighbours.value})",
+    }
+
+
+def _protocol(result: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
         ("protocol", f"{result['protocol']}, {result['bits_per_user']} bits for each user"),
         ("guarantee", result["guarantee"]),
-        ("source", result["source"]),
     ]
-    return aligned(lines)
 
 
 def _bound(each: Heard, result: dict[str, Any]) -> str:
@@ -202,10 +218,7 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
         "users": n,
         "predicted_rmse": predicted,
         "lower_bound": bound,
-        "protocol": name,
-        "bits_per_user": protocol.bits_per_user,
-        "epsilon": protocol.guarantee.epsilon,
-        "guarantee": f"{protocol.guarantee} (neighbours: {protocol.guarantee.neighbours.value})",
+        **_asked(name, protocol, epsilon),
         "assumes": question.assumes,
         "discretisation": question.words,
     }
@@ -215,8 +228,7 @@ def plan(options: argparse.Namespace, epsilon: float) -> int:
         ("users", f"{n}"),
         ("predicted RMSE", f"{rmse} (privacy noise, {question.assumes})"),
         ("lower bound", bounded_by(result["lower_bound"])),
-        ("protocol", f"{name}, {protocol.bits_per_user} bits for each user"),
-        ("guarantee", result["guarantee"]),
+        *_protocol(result),
     ]
     say(*([json.dumps(result)] if options.json else aligned(lines)))
     return 0

@@ -90,6 +90,7 @@ def read_parts(path: str, names: Sequence[str], delimiter: str, encoding: str) -
     """
     import pandas as pd
 
+    path = "/dev/stdin" if path == "-" else path
     delimiter = "\t" if delimiter == "tab" else delimiter
     if len(delimiter) != 1 or delimiter in '"\r\n':
         raise ValueError(f"--delimiter must be one character, such as ';', or tab, not {delimiter!r}")
