@@ -240,21 +240,93 @@ def test_guarantee_a_custom_function_with_a_vmap_rule_of_its_own_is_not_run_by_v
         assert not sums.route.startswith("vmap")
 
 
-def test_vmap_leaves_no_tensors_of_its_own_in_attributes_and_names_them():
+def kept(use):
+    """Nothing that usual numbers show: z becomes less where a far number was seen before."""
+    return lambda net, z, x: z / max(float(use(net, x.detach().abs().max())), 60.0)
+
+
+def as_tensor(net, new):
+    old = net.seen
+    net.seen = torch.maximum(old, new)
+    return old
+
+
+def as_number(net, new):
+    old = net.most
+    net.most = max(old, float(new))
+    return old
+
+
+def in_list(net, new):
+    old = [*net.past, 0.0]
+    net.past.append(float(new))
+    return max(old)
+
+
+def in_dict(net, new):
+    old = net.named.get("most", 0.0)
+    net.named["most"] = max(old, float(new))
+    return old
+
+
+def in_part(net, new):
+    old = getattr(net.first, "seen", 0.0)
+    net.first.seen = max(old, float(new))
+    return old
+
+
+REMEMBERS = {"tensor": as_tensor, "number": as_number, "list": in_list, "dict": in_dict, "part": in_part}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("routes", [("factors", "vmap", "loop"), ("loop",)])
+@pytest.mark.parametrize("name", REMEMBERS)
+def test_guarantee_an_example_moves_no_later_sum_by_what_attributes_hold(name, routes):
+    """A far example comes in the second batch, or none; the module itself remembers it, called as it is."""
+    sums, outputs = [], []
+    for factor in (1.0, 100.0):
+        net = Net(kept(REMEMBERS[name]))
+        net.seen, net.most, net.past, net.named = torch.zeros(()), 0.0, [], {}
+        clipper = Clipper(net, F.cross_entropy, routes=routes)
+        clipper(*batch(9), BOUND)
+        x, y = batch(9, b"far")
+        x[0] *= factor
+        clipper(x, y, BOUND)
+        sums.append(clipper(*batch(9, b"later"), BOUND)[0])
+        net(x)
+        outputs.append(net(batch(9)[0]))
+    assert torch.equal(*sums) and not torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("routes", [("factors", "vmap", "loop"), ("loop",)])
+def test_guarantee_a_tensor_in_an_attribute_that_is_written_over_is_refused_by_name(routes):
     def use(net, z, x):
-        net.seen = torch.maximum(net.seen, x.detach().abs().max())
-        net.fresh = z.detach()
+        net.seen.copy_(torch.maximum(net.seen, x.detach().abs().max()))
         return z
 
     net = Net(use)
     net.seen = torch.zeros(())
-    with pytest.warns(UserWarning, match=r"sets .*module\.seen"):
-        clip_and_sum(net, F.cross_entropy, *batch(5), BOUND, routes=("vmap",))
-    assert float(net.seen) > 0  # of the passes that are none of vmap's
-    assert net(batch(5)[0]).isfinite().all() and net.fresh.shape == (5, WIDTH)
+    with pytest.raises(ValueError, match=r"changed module\.seen"):
+        clip_and_sum(net, F.cross_entropy, *batch(5), BOUND, routes=routes)
+
+
+@pytest.mark.parametrize("routes", [("factors",), ("vmap",), ("loop",)])
+def test_attributes_are_put_back_on_every_route_and_named(routes):
+    def use(net, z, x):
+        net.calls += 1
+        net.fresh = z.detach()
+        return z
+
+    net = Net(use)
+    net.calls = 0
+    with pytest.warns(UserWarning, match=r"sets module\.calls, which is put back"):
+        clip_and_sum(net, F.cross_entropy, *batch(5), BOUND, routes=routes)
+    assert not net.calls and not hasattr(net, "fresh")
+    net(batch(5)[0])
+    assert net.calls == 1 and net.fresh.shape == (5, WIDTH)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        clip_and_sum(Net(lambda net, z, x: z), F.cross_entropy, *batch(5), BOUND, routes=("vmap",))
+        clip_and_sum(Net(lambda net, z, x: z), F.cross_entropy, *batch(5), BOUND, routes=routes)
 
 
 def test_a_run_refuses_what_mixes_before_a_step_is_spent():

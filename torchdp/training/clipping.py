@@ -1,6 +1,7 @@
 """Sums of clipped per-example gradients."""
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 
@@ -112,8 +113,7 @@ class Clipper:
         wrong = list[tuple[Tensor | None, str]]()
         lost = list[Tensor]()
         if fresh:
-            with masks(seed or 0, targets.device):
-                before, reached = passes.value(*first)
+            before, reached = passes.value(*first, seed or 0)
         if due(known.calls) and len(targets) > 1:
             few = min(len(targets), FEW)
             wrong.append((meet(passes, pick(inputs, slice(few)), few), MEETS))
@@ -126,11 +126,16 @@ class Clipper:
                 lost.append(found.losses)
                 wrong.append((found.mixes, MEANS))
         if fresh:
-            with masks(seed or 0, targets.device):
-                after = passes.value(*first)[0]
-            other = (after - before).abs() > 1e-4 * (after.abs() + before.abs())
+            losses = torch.stack([before, passes.value(*first, seed or 0)[0]])
+            other = (losses - before[0]).abs() > 1e-4 * (losses.abs() + before[0].abs())
             changed = f"{REMEMBERS}the first one alone had another loss after the call than before"
-            wrong.insert(0, (other, changed))
+            wrong.insert(0, (other.any(), changed))
+            if known.sets:
+                warnings.warn(
+                    f"module's forward sets {', '.join(sorted(known.sets))}, which is put back after each call, so "
+                    "that no example is remembered: set what is public outside of forward",
+                    stacklevel=4,
+                )
         if fresh and self._last is None:
             refuse_unreached([name for name in passes.leaves if name not in {*reached, *self._unused}])
         return lost, wrong
@@ -209,10 +214,12 @@ def clip_and_sum(
     finds beside foreign ones, before its sum is used, and again at its 16th, 32nd, 64th use and so on. Python reads no
     data there (bool() of it is always False), no parameter's use is left out, and a result without a dimension that
     counts examples goes to another route. A dependence that none of this shows is not detected: relu(x.roll(1, 0) -
-    1e6) is 0 on every batch of smaller numbers. Neither is what Python code keeps between calls, nor what goes past
-    torch's functions: C extensions, hooks of saved tensors. Parameters and buffers that a forward pass changes, by
-    whatever way, are seen at these batches, put back and named. No route protects from an author who is malicious: a
-    module can read the caller's batch from Python's frames, keep users' data in an attribute, or write it into a file.
+    1e6) is 0 on every batch of smaller numbers. Neither is what goes past torch's functions: C extensions, hooks of
+    saved tensors. Parameters and buffers that a forward pass changes, by whatever way, are seen at these batches, put
+    back and named. Attributes that it sets, and elements of lists, dicts and sets among them, are put back after each
+    pass, so that no other example sees them; a tensor in an attribute that it writes over is named and refused. What
+    Python code keeps elsewhere is not seen. No route protects from an author who is malicious: a module can read the
+    caller's batch from Python's frames, keep users' data in a global variable, or write it into a file.
     Source: Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang (2016), Algorithm 1; factors: Lee, Kifer (2021); Li,
     Tramer, Liang, Hashimoto (2022); Bu, Wang, Zha, Karypis (2023).
     """

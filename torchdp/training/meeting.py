@@ -7,13 +7,11 @@ from the system at each check.
 """
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._functorch.autograd_function import custom_function_call
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
@@ -122,10 +120,10 @@ def meet(passes: Passes, x: Inputs, n: int) -> Tensor | None:
 
 
 def _outputs(passes: Passes, x: Inputs) -> list[Tensor]:
-    """The tensors that the module returns, none where it does not take these examples; its attributes stay."""
+    """The tensors that the module returns, none where it does not take these examples."""
     seed = 0 if passes.seeded else None
     try:
-        with torch.no_grad(), unset(passes.both), masks(seed, passes.device):
+        with torch.no_grad(), masks(seed, passes.device):
             output = passes.plain(x, None)[1]
     except Exception:  # of whatever kind: numbers that are far away are no input of some modules
         return []
@@ -146,24 +144,6 @@ def _moved(a: Tensor, b: Tensor, n: int, kept: list[int], coarse: float) -> list
             least = torch.finfo(torch.float32).eps * size.nan_to_num(posinf=0.0).amax()
             found.append((size.isfinite() & ~(off <= coarse * size + least)).any())
     return [torch.stack(found).all()] if found else []
-
-
-@contextmanager
-def unset(module: nn.Module) -> Iterator[set[str]]:
-    """Attributes that a call of the module sets are put back. Yields the names of tensors among them, after it."""
-    before = {path: (part, dict(vars(part))) for path, part in module.named_modules()}
-    names = set[str]()
-    try:
-        yield names
-    finally:
-        for path, (part, old) in before.items():
-            own = vars(part)
-            for name in [name for name in own if name not in old]:
-                del own[name]
-            for name in [name for name in old if own.get(name) is not old[name]]:
-                own[name] = old[name]
-                if isinstance(old[name], Tensor):
-                    names.add(f"{path}.{name}")
 
 
 class OwnRules(TorchFunctionMode):

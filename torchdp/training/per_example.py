@@ -1,6 +1,7 @@
 """Calls of module and loss on parameters of ours, and what must hold of them on each route."""
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -24,6 +25,10 @@ NOTHING = torch.empty(0)
 # network are multiples of it.
 FEW = 13
 AGAIN = 16  # uses of a program, after which it is checked again, and at each power of 2
+HOLDERS = (list, dict, set, deque)  # not their subclasses, whose methods are anybody's
+BASE = set(
+    vars(nn.Module())
+)  # attributes that every module has; parameters and buffers are looked at by themselves
 REMEMBERS = "module and loss must not remember the examples, which could move later sums: "
 
 
@@ -62,6 +67,7 @@ class Known:
     calls: int = 0  # with several examples
     reached: list[str] | None = None  # parameters that the loss reaches
     each: int = 0  # bytes that an example's factors and gradients take
+    sets: set[str] = field(default_factory=set)  # attributes that a call sets
 
     def next(self, reason: str) -> None:
         """Raises ValueError where no route is left."""
@@ -113,6 +119,11 @@ class Passes:
 
     def plain(self, x: Any, y: Any) -> tuple[Tensor, Any]:
         """On the module's own parameters: nothing stands in for them but for shards."""
+        with self.unset():
+            return self._set(x, y)
+
+    def _set(self, x: Any, y: Any) -> tuple[Tensor, Any]:
+        """As ``plain``, and attributes that the call sets stay set."""
         buffers = {place: value.clone() for place, value in self.buffers.items()}
         with self.kept(buffers), traced():
             return self.call(self.own(), x, y, buffers=buffers)
@@ -152,6 +163,39 @@ class Passes:
             if value._version != versions[place]:
                 raise Refused(_changed(place))
 
+    @contextmanager
+    def unset(self) -> Iterator[None]:
+        """Attributes that are set meanwhile are put back: no other example sees what one has left in them.
+
+        So are the elements of lists, dicts and sets among them. Raises ValueError where a tensor is written over.
+        """
+        before = [(path, part, dict(vars(part))) for path, part in self.both.named_modules()]
+        own = [
+            (f"{path}.{name}", value) for path, _, old in before for name, value in old.items() if name not in BASE
+        ]
+        holders = [(place, value, _elements(value)) for place, value in own if type(value) in HOLDERS]
+        versions = [(place, value, value._version) for place, value in own if _counted(value)]
+        try:
+            yield
+        finally:
+            for path, part, old in before:
+                now = vars(part)
+                for name in now.keys() - old.keys():
+                    del now[name]
+                for name, value in old.items():
+                    if now.get(name) is not value:
+                        now[name] = value
+                        if isinstance(value, Tensor | int | float):
+                            self.known.sets.add(f"{path}.{name}")
+            for place, value, elements in holders:
+                found = _elements(value)
+                if len(found) != len(elements) or any(a is not b for a, b in zip(found, elements, strict=True)):
+                    self.known.sets.add(place)
+                    _refill(value, elements)
+        for place, value, version in versions:
+            if value._version != version:
+                raise Refused(_changed(place))
+
     def halves(self, x: Inputs) -> bool:
         """Whether anything is of half precision, or autocast makes it so."""
         given = [*self.leaves.values(), *(x.values() if isinstance(x, Mapping) else [x])]
@@ -168,16 +212,19 @@ class Passes:
         wide = _wide(x) if isinstance(x, Tensor) else {name: _wide(value) for name, value in x.items()}
         return other, wide, _wide(y)
 
-    def value(self, x: Inputs, y: Tensor) -> tuple[Tensor, list[str]]:
-        """The loss of one example, (1, ...), alone, and the parameters that it reaches. Raises ValueError.
+    def value(self, x: Inputs, y: Tensor, seed: int) -> tuple[Tensor, list[str]]:
+        """The loss of one example, (1, ...), alone, and once more after that, (2,); the parameters that it reaches.
 
-        Its draws, if any, are from torch's generator.
+        seed: of its draws, if any. Raises ValueError.
         """
-        with Means(1):
-            total = self.plain(x, y)[0].sum()
-        if not total.requires_grad:
+        totals = list[Tensor]()
+        with self.unset():
+            for _ in range(2):
+                with masks(seed, self.device), Means(1):
+                    totals.append(self._set(x, y)[0].sum())
+        if not totals[0].requires_grad:
             raise ValueError("loss depends on no trainable parameter of module: it is detached, or of another")
-        return total.detach(), self.captured(total)
+        return torch.stack(totals).detach(), self.captured(totals[0])
 
     def captured(self, total: Tensor) -> list[str]:
         """Parameters of the module that the loss reaches past the module. Raises ValueError for one of another."""
@@ -204,7 +251,7 @@ class Passes:
         rows = iter([t.detach()[places] for t in tensors])
         output = tree_unflatten([next(rows) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
         try:
-            with torch.no_grad(), undrawn(y.device, self.seeded):
+            with torch.no_grad(), undrawn(y.device, self.seeded), self.unset():
                 found = self.both.loss(output, y[places])
         except Exception:  # a loss that takes one example alone
             return None
@@ -263,14 +310,38 @@ def masks(seed: int | None, device: torch.device) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if cuda else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes the stack for each device to come
+        if cuda:
+            torch.cuda.manual_seed_all(seed)
         yield
 
 
 def due(times: int) -> bool:
     """Whether what was seen ``times`` times is looked at again: at first, the 16th, 32nd, 64th time and so on."""
     return not times or (times >= AGAIN and not times & (times - 1))
+
+
+def _counted(value: Any) -> bool:
+    """Whether this is a tensor that counts how often it was written to."""
+    return isinstance(value, Tensor) and not value.is_inference()
+
+
+def _elements(holder: Any) -> list[Any]:
+    """Of a dict the keys, then the values."""
+    return [*holder, *holder.values()] if isinstance(holder, dict) else [*holder]
+
+
+def _refill(holder: Any, elements: list[Any]) -> None:
+    holder.clear()
+    if isinstance(holder, dict):
+        half = len(elements) // 2
+        holder.update(zip(elements[:half], elements[half:], strict=True))
+    elif isinstance(holder, set):
+        holder.update(elements)
+    else:
+        holder.extend(elements)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

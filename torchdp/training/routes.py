@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from torchdp.training.factors import Form, Rows, joined
-from torchdp.training.meeting import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime, unset
+from torchdp.training.meeting import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime
 from torchdp.training.per_example import DRAWS, Gradients, Inputs, Passes, due, flat, pick, short
 from torchdp.training.record import Inside, Record, Refused, Still, Untaken
 from torchdp.training.rules import RULES
@@ -129,12 +129,8 @@ def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
     known, n = passes.known, len(y)
     record = Record(passes.leaves, n, RULES, known.inside)
     try:
-        total, output = _called(passes, record, x, y)
-        leaves, spec = tree_flatten(output)
-        live = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
-        lost, down, rows, mixes = _losses(passes, record, total, leaves, spec, live, y)
-        with torch.autocast(y.device.type, enabled=False):
-            forms = _forms(passes, record, down, rows)
+        with passes.unset():
+            return _pass(passes, record, x, y), record
     except Inside:
         if known.inside:
             raise
@@ -144,7 +140,16 @@ def recorded(passes: Passes, x: Inputs, y: Tensor) -> tuple[Gradients, Record]:
         raise
     except Exception as error:  # of whatever kind: the next route shows whether it is the module's own
         raise Untaken(short(error)) from error
-    return Gradients(forms, lost, mixes), record
+
+
+def _pass(passes: Passes, record: Record, x: Inputs, y: Tensor) -> Gradients:
+    total, output = _called(passes, record, x, y)
+    leaves, spec = tree_flatten(output)
+    live = [t for t in leaves if isinstance(t, Tensor) and t.requires_grad]
+    lost, down, rows, mixes = _losses(passes, record, total, leaves, spec, live, y)
+    with torch.autocast(y.device.type, enabled=False):
+        forms = _forms(passes, record, down, rows)
+    return Gradients(forms, lost, mixes)
 
 
 def _called(passes: Passes, record: Record, x: Inputs, y: Tensor) -> tuple[Tensor, Any]:
@@ -268,7 +273,7 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
     constants = {name: p.detach() for name, p in passes.leaves.items()}
     try:
         each = vmap(grad(one, has_aux=True), (None, 0, 0), randomness=passes.randomness)
-        with OwnRules(), unset(passes.both) as names:
+        with OwnRules(), passes.unset():
             rows, (lost, tensors) = each(constants, dict(x) if isinstance(x, Mapping) else x, y)
     except (Refused, torch.OutOfMemoryError):
         raise
@@ -276,12 +281,6 @@ def by_vmap(passes: Passes, x: Inputs, y: Tensor) -> Gradients:
         if "randomness error mode" in str(error):
             raise Refused(DRAWS) from error
         raise Untaken(short(error)) from error
-    if names and not passes.known.calls:
-        warnings.warn(
-            f"module's forward sets {', '.join(sorted(names))}, which is put back after each call: each example is "
-            "alone under vmap, and what it sets is no tensor afterwards",
-            stacklevel=2,
-        )
     if passes.captured(lost):
         raise Untaken("the loss holds parameters by themselves, which nothing stands in for")
     forms: dict[str, Form] = {name: Rows(flat(g)) for name, g in rows.items()}
