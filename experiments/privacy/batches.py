@@ -37,17 +37,14 @@ from torchdp.randomness import keyed_generator
 from torchdp.shuffle import RandomizedResponseSum, least_flip
 from torchdp.simulate import Experiment, Report
 from torchdp.sketching import entry_variance
-from torchdp.sketching.losses import Losses
 
 Ranges = dict[str, tuple[float, float]]
 EPSILON, DELTA = (1e-2, 20.0), (1e-12, 0.3)
-SPREAD = Losses(*torch.tensor([[0.1, 0.5, 2.0], [0.7, 0.2, 0.1]], dtype=torch.float64), convex=True, exact=False)
 CALLS: dict[str, tuple[Callable[..., torch.Tensor], Ranges]] = {
     "gaussian_sigma": (privacy.gaussian_sigma, {"epsilon": EPSILON, "delta": DELTA}),
     "gaussian_epsilon": (privacy.gaussian_epsilon, {"mu": (1e-3, 100.0), "delta": DELTA}),
     "gaussian_log_delta": (privacy.gaussian_log_delta, {"sigma": (1e-2, 100.0), "epsilon": EPSILON}),
     "entry_variance": (entry_variance, {"bound": (0.1, 10.0), "epsilon": EPSILON, "delta": DELTA}),
-    "Losses.factor": (SPREAD.factor, {"epsilon": EPSILON, "delta": DELTA}),
     "PrivUnit.unit_variance": (PrivUnit.unit_variance, {"dim": (1, 1e6), "epsilon": (1e-3, 50.0)}),
     "PrivUnitG.unit_variance": (PrivUnitG.unit_variance, {"epsilon": (1e-3, 50.0)}),
     "DuchiJordanWainwright.unit_variance": (
