@@ -14,12 +14,8 @@ from torchdp.regression import errors, low_rank, ridge
 from torchdp.regression.second_moment_noise import NoisyMoments, moment_vector
 from torchdp.shuffle import RandomizedResponseSum, least_flip
 from torchdp.sketching import entry_variance
-from torchdp.sketching.losses import Losses
 
 SIZE = 24
-SQUARES = torch.tensor([0.1, 0.5, 2.0], dtype=torch.float64)
-SHARES = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
-LOSSES = [Losses(SQUARES, SHARES, convex, exact=False) for convex in (False, True)]
 # The call, and between which numbers each argument lies; the logarithm is drawn.
 CALLS = {
     "gaussian_log_delta": (
@@ -30,10 +26,6 @@ CALLS = {
         privacy.gaussian_sigma,
         {"epsilon": (1e-9, 1e6), "delta": (1e-30, 0.9999), "sensitivity": (1e-3, 1e3)},
     ),
-    "Losses.factor": (LOSSES[0].factor, {"epsilon": (1e-3, 30), "delta": (1e-12, 0.5)}),
-    "Losses.factor, convex": (LOSSES[1].factor, {"epsilon": (1e-3, 30), "delta": (1e-12, 0.5)}),
-    "Losses.log_delta": (LOSSES[1].log_delta, {"epsilon": (1e-3, 30)}),
-    "Losses.epsilon": (LOSSES[0].epsilon, {"delta": (1e-12, 1e-3)}),
     "PrivUnit.unit_variance": (PrivUnit.unit_variance, {"dim": (1, 1e6), "epsilon": (1e-6, 50)}),
     "PrivUnitG.unit_variance": (PrivUnitG.unit_variance, {"epsilon": (1e-6, 50)}),
     "DuchiJordanWainwright.unit_variance": (
@@ -47,7 +39,7 @@ CALLS = {
 WHOLE = {"dim", "users"}
 NEAR = {"least_flip": 1e-4}  # of searches that end where all is safe: relative
 # One number of these is of floats, a batch of tensors: apart by roundings, and by the end of a search, 2^-38.
-OF_FLOATS = {name: 4e-12 for name in CALLS if name.startswith(("gaussian", "Losses", "entry_variance"))}
+OF_FLOATS = {name: 4e-12 for name in CALLS if name.startswith(("gaussian", "entry_variance"))}
 EACH = pytest.mark.parametrize("name", CALLS)
 
 

@@ -49,9 +49,6 @@ Poisson's formula again, so that beyond N = (200 w)^{1/2} lies 2 e^-100 of eithe
 
 import math
 
-import torch
-from torch import Tensor
-
 from torchdp import checks
 
 
@@ -66,58 +63,56 @@ def grid_sensitivity(step: float, bound: float, columns: int, sensitivity: float
     2 bound, and where the rows are known to differ by at most ``sensitivity`` also what ``moved`` says. Raises
     ValueError.
     """
-    step, bound = checks.positive("step", step), checks.squarable("bound", bound)
-    columns = checks.integer("columns", columns, 1)
+    bound = checks.squarable("bound", bound)
     if sensitivity is None:
         return 2 * bound
-    return min(2 * bound, moved(checks.positive("sensitivity", sensitivity), step, columns))
+    return min(2 * bound, moved(sensitivity, step, columns))
 
 
-def row_cost(honest: Tensor, step: float, columns: int, distance: float) -> Tensor:
+def row_cost(honest: int, step: float, columns: int, distance: float) -> float:
     """min over integers 1 <= k <= h of distance^2/k + d k step^2/4: what one copy in a row of h honest pairs adds to
-    mu^2 sigma_j^2; (m,) -> (m,), float64, infinite where h = 0. Raises ValueError, TypeError.
+    mu^2 sigma_j^2.
     """
-    step = checks.positive("step", step)
-    columns, distance = checks.integer("columns", columns, 1), checks.squarable("distance", distance)
-    honest = checks.floating("honest", honest)
-    if honest.ndim != 1 or bool((honest < 0).any()):
-        raise ValueError(f"honest must hold one number >= 0 for each row, not of shape {tuple(honest.shape)}")
-    best = max(1.0, float(math.floor(2 * distance / step / math.sqrt(columns))))
-    k = honest.double().clamp(max=best)
-    return torch.where(k > 0, distance**2 / k + columns * k * step**2 / 4, math.inf)
+    best = math.floor(2 * distance / step / math.sqrt(columns))
+    k = min(honest, max(1, best))
+    return distance**2 / k + columns * k * step**2 / 4
 
 
-def grid_variation(honest: Tensor, units: Tensor) -> Tensor:
-    """How far a sum of h rounded normals of deviation s is from a rounded normal and uniforms: (m,), (m,) -> (m,).
+def grid_variation(honest: int, units: float) -> float:
+    """How far a sum of h rounded normals of deviation s is from a rounded normal and uniforms.
 
     (N + 1/2) times what the series differ by, and 2 e^-100 (1 + 2.1 e^(-2 pi^2 s^2))^h; 0 for h = 1, where both are the
     same, 1 where s < 1/2. honest: h >= 1; units: s, in grid units.
 
     Guarantees: an upper bound on the total variation distance. Source: the proof above.
     """
-    h, square = checks.floating("honest", honest).double(), checks.floating("units", units).double().square()
+    if units < 0.5:
+        return 1.0
+    if honest == 1:
+        return 0.0
     pi2 = math.pi**2
-    near = -2 * pi2 * square * (h - 1) / h + 2.1 * h * (-pi2 * square).exp()
-    far = -square * pi2 / 2 - (h - 1) * (square * pi2 / 8 - math.log(3.1))
-    series = 2.1 * (h * torch.maximum(near, far).exp() + (-h * square * pi2 / 2).exp())
-    reached = (200 * h * (square + 1 / 12)).sqrt() + 0.5
-    tails = 2 * (2.1 * h * (-2 * pi2 * square).exp() - 100).exp()
-    found = torch.where(h > 1, reached * series + tails, 0.0)
-    return torch.where(square < 0.25, 1.0, found.nan_to_num(1.0)).clamp(max=1.0)
+    square = units**2
+    near = -2 * pi2 * square * (honest - 1) / honest + 2.1 * honest * math.exp(-pi2 * square)
+    far = -square * pi2 / 2 - (honest - 1) * (square * pi2 / 8 - math.log(3.1))
+    tails = 2.1 * honest * math.exp(-2 * pi2 * square) - 100
+    if max(near, far, tails) > 0:  # the bound is above 1
+        return 1.0
+    series = 2.1 * (honest * math.exp(max(near, far)) + math.exp(-honest * square * pi2 / 2))
+    reached = math.sqrt(200 * honest * (square + 1 / 12)) + 0.5
+    return min(1.0, reached * series + 2 * math.exp(tails))
 
 
-def grid_sigma(honest: Tensor, copies: int, columns: int, step: float, distance: float, mu: float) -> Tensor:
-    """Standard deviation of each client's noise before it is rounded, for each row: (m,) -> (m,), float64.
+def grid_sigma(honest: int, copies: int, columns: int, step: float, distance: float, mu: float) -> float:
+    """Standard deviation of each client's noise before it is rounded, in a row.
 
     sigma_j^2 = s cost_j / mu^2, cost_j = min over k <= h_j of D^2/k + d k step^2/4 (``row_cost``): each of the s copies
     takes 1/s of mu^2.
-    honest: (m,) honest pairs that row j holds at least; rows without one get infinity. copies: s. columns: d.
-    distance: D from ``grid_sensitivity``. mu: of Gaussian differential privacy; (epsilon, delta)-DP holds for
+    honest: h_j >= 1, the honest pairs that the row holds at least. copies: s. columns: d. distance: D from
+    ``grid_sensitivity``. mu: of Gaussian differential privacy; (epsilon, delta)-DP holds for
     1/mu = gaussian_sigma(epsilon, delta).
 
     Guarantees: mu-GDP of the integer sums against whoever knows all but the honest noise, where one client's integers
         are replaced by others at distance at most D; an upper bound, attained as the grid becomes fine.
     Source: the proof above; Dong, Roth, Su (2022), Theorem 2.7 and Proposition 2.8, for what is post-processed.
     """
-    copies, mu = checks.integer("copies", copies, 1), checks.positive("mu", mu)
-    return (copies * row_cost(honest, step, columns, distance)).sqrt() / mu
+    return math.sqrt(copies * row_cost(honest, step, columns, distance)) / mu

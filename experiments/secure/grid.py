@@ -77,9 +77,8 @@ def spread(protocol: SecureSketch) -> float:
     step = 1 / protocol.ring.scale
     distance = grid_sensitivity(step, protocol.bound, protocol.columns, protocol.sensitivity)
     mu = 1 / gaussian_sigma(protocol.epsilon, protocol.delta)
-    honest = protocol.honest[:1]
-    old = grid_sigma(honest, 1, protocol.columns, step, distance, mu)
-    return float(old / protocol.sigma[0]) ** 2 * protocol.grid_factor
+    old = grid_sigma(int(protocol.honest[0]), 1, protocol.columns, step, distance, mu)
+    return (old / float(protocol.sigma[0])) ** 2 * protocol.grid_factor
 
 
 def exact_delta(clients: int, units: float, shift: int, epsilon: float) -> float:

@@ -7,7 +7,6 @@ import math
 import mpmath
 import numpy as np
 import pytest
-import torch
 from laws import worst_pair
 
 from torchdp import factorization, queries, randomizers, regression, secure, sketching, workloads
@@ -149,12 +148,6 @@ def test_guarantee_event_means_the_same_to_dp_accounting(neighbours):
     assert epsilon([g.event() for g in parts]) == pytest.approx(mine, rel=2e-3)
     twice = [normal(0.8, neighbours=neighbours), *parts[1:]]
     assert epsilon([g.event() for g in twice]) > 1.2 * mine  # a factor of 2 is seen
-
-
-def test_no_mu_is_stated_where_delta_pays_for_a_coalition():
-    sketch = sketching.balanced_osnap(40, 8, 2, generator=torch.Generator().manual_seed(1))
-    static = secure.SecureSketch(sketch, 2, 1.0, 1.0, 1e-3, coalition=sketching.StaticCoalition(3))
-    assert static.coalition.slack(1e-3) > 0 and static.guarantee.mu is None
 
 
 def test_events_at_the_ends():

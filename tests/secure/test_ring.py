@@ -43,9 +43,9 @@ def test_entries_that_do_not_fit_are_refused(bad):
     assert ring.to_words(torch.tensor([2.0**21 - 1])) == 2**31 - 2**10
 
 
-def test_the_farthest_sum_is_of_the_fullest_row():
-    counts, sigma = torch.tensor([0, 4, 100]), torch.tensor([0.0, 50.0, 1.0], dtype=torch.float64)
-    assert farthest_sum(counts, 2.0, sigma, 0.5) == max(4 * 2.25 + 1000, 100 * 2.25 + 100)
+def test_the_farthest_sum_is_of_the_largest_entries_and_the_widest_noise():
+    assert farthest_sum(4, 2.0, 50.0, 0.5) == 4 * 2.25 + 1000
+    assert farthest_sum(100, 2.0, 1.0, 0.5) == 100 * 2.25 + 100
 
 
 @pytest.mark.parametrize("clients", [1, 100, 100_000])

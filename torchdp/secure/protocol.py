@@ -10,17 +10,17 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.grid import grid_sigma, grid_variation
+from torchdp.grid import grid_sensitivity, grid_sigma, grid_variation
 from torchdp.kernels import secure_sketch
 from torchdp.kernels.secure_sketch import SURE, VARIATION
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.secure.ring import Ring, farthest_sum
-from torchdp.secure.settings import LEFT
 from torchdp.secure.sums import SecureSums, Words
-from torchdp.sketching.gaussian_noise import GaussianNoise
 
+LEFT = 1 - 2.0**-42  # the share of delta that is not kept for the bits of noise
+LARGEST_EXPONENT = 700.0
 COARSEST = 64.0  # deviation of noise in grid units: from it on a rounded normal stands for a sum of such
 GAINED = 1e-6  # of sigma: for less than that mu is kept without a variation
 
@@ -61,11 +61,6 @@ class SecureSketch(SecureSums):
         super().__post_init__()
 
     @cached_property
-    def honest(self) -> Tensor:
-        """Honest pairs that each row holds at least: (m,), int64."""
-        return self.coalition.honest(self.sketch, self.delta)
-
-    @cached_property
     def sigma(self) -> Tensor:
         """Standard deviation of one client's noise in each row, in units of the data, before rounding: (m,), float64.
 
@@ -73,29 +68,26 @@ class SecureSketch(SecureSums):
         (``grid_variation``); else sigma_j^2 = s cost_j / mu*^2, cost_j = D^2/h_j + d h_j 4^-f/4 (``row_cost``: the
         second term is what rounding costs). 0 in rows that no client uses.
         """
-        return self._sigma(self.ring).to(self.sketch.device)
+        return self._of_rows(self._calibrated[0])
 
-    @cached_property
+    @property
     def variation(self) -> float:
         """Total variation distance of all noise that protects a client from a function of Gaussian noise; 0: none."""
-        return self._smooth(self.ring)[1]
+        return self._calibrated[1]
 
     @property
     def guarantee(self) -> Guarantee:
-        """(epsilon, delta), an upper bound because the grid costs a little; mu where delta pays for no coalition.
+        """(epsilon, delta), an upper bound because the grid costs a little, and mu.
 
         Of the words that are sent on a CPU, where noise is rounded without error; a GPU's floats decide it.
         """
-        mu = None
-        if not self.coalition.slack(self.delta):
-            mu = self._mu if self.variation == 0 else 1 / gaussian_sigma(self.epsilon, self.delta * ROUNDED)
         source = "Burkhardt et al. (2025), Theorem 4.4; Balle, Wang (2018), Theorem 8"
         if self.sensitivity is not None:
             source += f"; for rows of a client at most {self.sensitivity:g} apart"
         kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE, False, source
-        # of the noise from Gaussian noise; below, of what is drawn from the noise
-        own = self.variation if mu else 0.0
-        smooth = Guarantee(self.epsilon, self.delta * LEFT, *kind, mu=mu, variation=own)
+        # variation: of the noise from Gaussian noise; below, of what is drawn from the noise
+        mu = 1 / self._real if self.variation else self._mu
+        smooth = Guarantee(self.epsilon, self.delta * LEFT, *kind, mu=mu, variation=self.variation)
         if self.sketch.device.type != "cpu":
             return replace(smooth, delta=self.delta)
         return smooth.leaving(self.sketch.clients * self.sketch.copies * self.columns * VARIATION, self.delta)
@@ -105,63 +97,67 @@ class SecureSketch(SecureSums):
         """sigma_j^2 + 4^-f/12: rounding adds 1/12 square unit where sigma is not below one unit."""
         return self.sigma**2 + 1 / (12 * self.ring.scale**2)
 
-    @cached_property
+    @property
     def grid_factor(self) -> float:
-        """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
-        counts = self.sketch.counts()
-        used = counts > 0
-        least = counts[used] * (self._apart * self._real.to(counts.device)[used]) ** 2 / self.sketch.copies
-        return float((self.row_variance[used] / least).max())
+        rounding = 1 / (12 * self.ring.scale**2)
+        factors = []
+        for sigma, least in zip(self._calibrated[0], self._ideal(self._apart), strict=True):
+            factors.append((sigma**2 + rounding) / least**2)
+        return max(factors)
 
     @cached_property
     def _mu(self) -> float:
-        return 1 / gaussian_sigma(self.epsilon, self.delta * LEFT - self.coalition.slack(self.delta))
+        return 1 / gaussian_sigma(self.epsilon, self.delta * LEFT)
 
     @cached_property
-    def _real(self) -> Tensor:
-        """Of real numbers, for two rows at distance 1, 2^-40 of delta apart: (m,), on the CPU."""
-        delta, coalition = self.delta * ROUNDED, self.coalition
-        noise = GaussianNoise.calibrated(self.sketch, 0.5, epsilon=self.epsilon, delta=delta, coalition=coalition)
-        return torch.as_tensor(noise.sigma, dtype=torch.float64).cpu()
+    def _real(self) -> float:
+        """Noise for one of real numbers at distance 1, 2^-40 of delta apart."""
+        return gaussian_sigma(self.epsilon, self.delta * ROUNDED)
+
+    @property
+    def _honest(self) -> list[int]:
+        """Honest pairs of the rows of each number in ``_used``."""
+        return [number - self.coalition.missing for number in self._used]
+
+    def _ideal(self, distance: float) -> list[float]:
+        """A client's sigma in these rows, as of real numbers at this distance: s/h_j of the noise's variance."""
+        whole = distance * self._real
+        return [whole * math.sqrt(self.sketch.copies / honest) for honest in self._honest]
 
     @cached_property
-    def _surely(self) -> Tensor | None:
-        """Honest pairs of each row but with a chance that 2^-41 of delta pays for; None: there may be none."""
-        try:
-            return self.coalition.surely(self.sketch, self.delta).cpu()
-        except ValueError:
-            return None
+    def _calibrated(self) -> tuple[list[float], float]:
+        return self._noise(self.ring)
 
-    def _smooth(self, ring: Ring) -> tuple[Tensor | None, float]:
-        """The sigma of real numbers on this grid and the error in it, where that costs 2^-41 of delta at most and it
-        is less than ``grid_sigma``; else None and 0."""
-        honest, counts = self._surely, self._rows[1]
-        if honest is None:
-            return None, 0.0
-        distance = self._distance(ring)
-        used, sigma = counts > 0, self._real * distance
-        pairs = self.sketch.copies * self.columns
-        variation = pairs * float(grid_variation(honest[used].double(), sigma[used] * ring.scale).max())
-        if (1 + math.exp(min(self.epsilon, 700.0))) * variation > self.delta * (1 - ROUNDED) / 4:
-            return None, 0.0
-        coarse = self._on_any_grid(ring)
-        if bool((coarse[used] <= sigma[used] * (1 + GAINED)).all()):
-            return None, 0.0
-        return sigma, variation
+    def _noise(self, ring: Ring) -> tuple[list[float], float]:
+        """A client's sigma in these rows on this grid, and the error in it.
 
-    def _on_any_grid(self, ring: Ring) -> Tensor:
-        copies, step, distance = self.sketch.copies, 1 / ring.scale, self._distance(ring)
-        return grid_sigma(self._rows[0], copies, self.columns, step, distance, self._mu)
-
-    def _sigma(self, ring: Ring) -> Tensor:
-        smooth = self._smooth(ring)[0]
-        return torch.where(self._rows[1] > 0, self._on_any_grid(ring) if smooth is None else smooth, 0.0)
+        The sigma of real numbers, where its error costs 2^-41 of delta at most and it is less than ``grid_sigma``,
+        which has none.
+        """
+        step = 1 / ring.scale
+        distance = grid_sensitivity(step, self.bound, self.columns, self.sensitivity)
+        ideal = self._ideal(distance)
+        on_any_grid = []
+        variation = 0.0
+        for honest, sigma in zip(self._honest, ideal, strict=True):
+            on_any_grid.append(grid_sigma(honest, self.sketch.copies, self.columns, step, distance, self._mu))
+            variation = max(variation, grid_variation(honest, sigma * ring.scale))
+        variation *= self.sketch.copies * self.columns
+        cost = (1 + math.exp(min(self.epsilon, LARGEST_EXPONENT))) * variation
+        if cost > self.delta * (1 - ROUNDED) / 4:
+            return on_any_grid, 0.0
+        gains = any(sigma > least * (1 + GAINED) for sigma, least in zip(on_any_grid, ideal, strict=True))
+        return (ideal, variation) if gains else (on_any_grid, 0.0)
 
     def _farthest(self, ring: Ring) -> float:
-        sigma = self._sigma(ring)
-        if float(sigma.max()) * ring.scale > SURE:
+        sigmas = self._noise(ring)[0]
+        if max(sigmas) * ring.scale > SURE:
             return math.inf
-        return farthest_sum(self._rows[1], self._largest, sigma, 1 / ring.scale)
+        step = 1 / ring.scale
+        return max(
+            farthest_sum(number, self._largest, sigma, step)
+            for number, sigma in zip(self._used, sigmas, strict=True)
+        )
 
     def randomize_unchecked(self, x: Tensor, draws: Draws, first: int = 0) -> Words:
         return self.keyed(x, first, one_key(draws))

@@ -16,7 +16,6 @@ from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.secure.ring import Ring
 from torchdp.secure.sums import SLACK, SecureSums, Words
-from torchdp.sketching.coalition import AdaptiveCoalition
 
 EXPONENT = 52.7  # there is room for noise but for 2 e^-52.7 = 2.6e-23 of the mass
 MOST_EPSILON = 700.0
@@ -31,9 +30,9 @@ class PureSecureSketch(SecureSums):
     (1 + a) a^|z|. h: the fewest honest pairs in any used row; rows with more have more noise. Sums are modulo 2^bits.
 
     bound: B_1, the largest l_1 norm of a row; D is then 2 floor(B_1 2^f). sensitivity: the largest l_1 distance of two
-    rows that clients may hold, 2 B_1 where None; truncation adds less than a unit in each column. coalition: an
-    ``AdaptiveCoalition``. sketch, columns, servers, bits, fraction_bits, entry: as in ``SecureSketch``. One copy is
-    best: noise grows with s. Raises ValueError, TypeError before anything is drawn.
+    rows that clients may hold, 2 B_1 where None; truncation adds less than a unit in each column. sketch, columns,
+    servers, coalition, bits, fraction_bits, entry: as in ``SecureSketch``. One copy is best: noise grows with s. Raises
+    ValueError, TypeError before anything is drawn.
 
     Guarantees: epsilon-DP, one client's row replaced by any other within the bounds, against the same coalitions as
         ``SecureSketch``; its delta is what the tables' 128 bits cost, ``Guarantee.pure``. With one honest client of a
@@ -48,14 +47,8 @@ class PureSecureSketch(SecureSums):
     NORM: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        checks.instance("coalition", self.coalition, AdaptiveCoalition)
         checks.within("epsilon", self.epsilon, 0, MOST_EPSILON, ": nothing would be hidden")
         super().__post_init__()
-
-    @cached_property
-    def honest(self) -> Tensor:
-        """Honest pairs that each row holds at least: (m,), int64."""
-        return self.coalition.honest(self.sketch, 0.0)
 
     @property
     def rate(self) -> float:
@@ -65,8 +58,7 @@ class PureSecureSketch(SecureSums):
     @cached_property
     def part(self) -> float:
         """1/h, the part of a discrete Laplace variable in each word; rounded up."""
-        honest, counts = self._rows
-        return math.nextafter(1 / int(honest[counts > 0].min()), 1.0)
+        return math.nextafter(1 / (self._used[0] - self.coalition.missing), 1.0)
 
     def distance(self, ring: Ring) -> int:
         """D, the largest l_1 distance of two rows that ``rows`` lets pass, in units of this ring; at least 1."""
@@ -130,8 +122,9 @@ class PureSecureSketch(SecureSums):
         return math.nextafter(float(Fraction(self.epsilon) / (self.sketch.copies * self.distance(ring))), 0.0)
 
     def _farthest(self, ring: Ring) -> float:
-        rate, counts = self._rate(ring), self._rows[1].double()
+        rate = self._rate(ring)
         if rate < laplace.LEAST_RATE:
             return math.inf
+        counts = torch.tensor(self._used, dtype=torch.float64)
         noise = laplace.tail(counts * self.part, rate, EXPONENT) / ring.scale
         return float((counts * self._largest + noise).max())

@@ -63,14 +63,13 @@ class Ring:
         return checks.typed(name, value, self.dtype, note=f" (the ring has {self.bits} bits)")
 
 
-def farthest_sum(counts: Tensor, entry: float, sigma: Tensor, unit: float = 0.0) -> float:
-    """How far from 0 a sum gets: max_j c_j (entry + unit/2) + 10 sqrt(c_j) sigma_j.
+def farthest_sum(count: int, entry: float, sigma: float, unit: float = 0.0) -> float:
+    """How far from 0 a sum gets: c (entry + unit/2) + 10 sqrt(c) sigma.
 
-    counts: (m,) numbers added up in each sum. entry: the largest |number|. sigma: (m,) or (), standard deviation of
-    the Gaussian noise in each number. unit: the grid on which noise is rounded, 2^-f.
+    count: numbers added up. entry: the largest |number|. sigma: standard deviation of the Gaussian noise in each. unit:
+    the grid on which noise is rounded, 2^-f.
     """
-    counts = counts.double()
-    return float((counts * (entry + unit / 2) + TAIL * counts.sqrt() * sigma).max())
+    return count * (entry + unit / 2) + TAIL * math.sqrt(count) * sigma
 
 
 def share(words: Tensor, servers: int, *, noise: Noise | None = None) -> Tensor:

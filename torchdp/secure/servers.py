@@ -169,14 +169,10 @@ class Server:
 
 
 def check_members(protocol: SecureSums, members: Tensor) -> None:
-    """Refuses (FrameError) a set of clients, (n,) bool, of whom more are missing than ``coalition.absent``.
-
-    Where the coalition is a ``StaticCoalition``, who drops out, or is made to by somebody who holds frames back, must
-    not depend on the sketch either.
-    """
-    missing, there = int((~members).sum()), members.to(protocol.sketch.device)
+    """Refuses (FrameError) a set of clients, (n,) bool, of whom more are missing than ``coalition.absent``."""
+    missing = int((~members).sum())
     most = protocol.coalition.absent
-    if missing > most or (missing and bool((protocol.sketch.part(there).counts() < protocol.honest).any())):
+    if missing > most:
         raise FrameError(
             f"{missing} of {len(members)} clients did not reach every server, the noise lets "
             f"absent = {most} drop out: nothing is released; start a new session with those who "

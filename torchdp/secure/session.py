@@ -95,7 +95,7 @@ class Session(Brief):
     def exposed(self) -> str | None:
         """Why the guarantee does not hold against the largest organisation; None where the question counts it."""
         largest = max(party.clients for party in self.organisations)
-        counted = self.sums.coalition.corrupt
+        counted = self.sums.coalition.corrupt or 0
         if counted >= largest:
             return None
         return (

@@ -1,9 +1,16 @@
-"""Sums by secret sharing, whatever their noise: clients share out words, servers add, anyone adds up."""
+"""Sums by secret sharing, whatever their noise: clients share out words, servers add, anyone adds up.
 
+What the parties agree upon are the fields; the ring of the words follows from them.
+"""
+
+import hashlib
 import math
+import warnings
 from abc import abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -18,10 +25,17 @@ from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.users import beside, tensor_of
-from torchdp.secure.settings import WORDS_AT_ONCE, Settings
+from torchdp.secure.ring import Ring
+from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition
+from torchdp.sketching.sketch import Sketch
 
+WASTE = 1.1  # times the least variance: from here on a warning
 SLACK = 1e-12  # of a norm, for rounding in whoever clipped the rows; calibration leaves a hundred times as much
 FIRST_BYTES = 8  # of a client's number
+WORDS_AT_ONCE = 2**18  # of messages: their noise and shares stay in the cache
+# Between these bounds a grid of 64 bits holds the rows.
+LEAST_BOUND = 2.0**-62
+LARGEST_BOUND = 2.0**62
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,16 +47,182 @@ class Words(Brief):
 
 
 @dataclass(frozen=True, eq=False)
-class SecureSums(Settings, MessageProtocol[Tensor, Words]):
+class SecureSums(MessageProtocol[Tensor, Words]):
     """Y = s^-1/2 (S A + noise) for n clients who each hold one row of A, computed by servers that see only shares.
 
     x: A, a row for each client, in their order. A message is a client's words before it shares them out; a tally is
     their signed total modulo 2^bits, what the servers' sums add up to. Summaries are the exact sums of the truncated
-    rows, (m, d) integers. Shares, frames and servers are the channel: ``share``, ``servers``, ``roles``. What noise
-    clients add, and which servers, is the subclass's.
+    rows, (m, d) integers. Shares, frames and servers are the channel: ``share``, ``servers``, ``roles``. A subclass is
+    a noise: how clients draw it, how wide it is in a ring, how far the sums then get.
+
+    Raises TypeError, ValueError before anything is drawn.
     """
 
     NORM: ClassVar[int] = 2  # of a row, that ``bound`` and ``sensitivity`` are of
+
+    sketch: Sketch
+    columns: int
+    bound: float
+    epsilon: float
+    _: KW_ONLY
+    servers: int = 2
+    coalition: AdaptiveCoalition = EVERYBODY
+    bits: int = 64
+    fraction_bits: int | None = None
+    sensitivity: float | None = None
+    entry: float | None = None
+
+    def __post_init__(self) -> None:
+        checks.instance("sketch", self.sketch, Sketch)
+        checks.instance("coalition", self.coalition, AdaptiveCoalition)
+        given = [name for name in ("sensitivity", "entry") if getattr(self, name) is not None]
+        checks.keep(self, **dict.fromkeys(("bound", "epsilon", *given), checks.positive))  # 1 and 1.0: one session
+        bits = partial(checks.integer, least=32, most=64)
+        servers = partial(checks.integer, least=2, most=2**15 - 1)
+        checks.keep(self, bits=bits, columns=checks.count, servers=servers)
+        if self.entry is not None and self.entry > self.bound:
+            raise ValueError(f"entry must be at most bound = {self.bound}, not {self.entry}")
+        if not LEAST_BOUND <= self.bound <= LARGEST_BOUND:
+            raise ValueError(
+                f"bound must lie between 2^-62 and 2^62, not be {self.bound:g}: no grid of 64 bits holds such rows; "
+                "measure them in a unit in which bound is about 1"
+            )
+        self._check_grid()
+
+    def _check_grid(self) -> None:
+        """Refuses a grid on which the data are lost; warns of one that costs noise."""
+        step = 1 / self.ring.scale
+        for name in ("bound", "sensitivity", "entry"):
+            value = getattr(self, name)
+            if value is not None and value < step:
+                raise ValueError(
+                    f"{name} = {value:g} is below {step:.3g}, the step of {self.ring.fraction_bits} fraction bits: "
+                    f"rounding and its noise swallow the data; {self._finer}"
+                )
+        if self.grid_factor > WASTE:
+            warnings.warn(
+                f"a grid of {self.ring.fraction_bits} fraction bits in bits = {self.bits} makes the variance of the "
+                f"noise {self.grid_factor:.3g} times the least; {self._finer}",
+                stacklevel=5,
+            )
+
+    @property
+    def _finer(self) -> str:
+        """What makes the grid finer beside the noise."""
+        if self.fraction_bits is not None:
+            return "take more fraction_bits, or leave them out"
+        return f"{'take bits=64' if self.bits == 32 else 'measure in a smaller unit'}, or state a smaller entry"
+
+    @cached_property
+    def honest(self) -> Tensor:
+        """Honest pairs that each row holds at least: (m,), int64."""
+        return self.coalition.honest(self.sketch)
+
+    @cached_property
+    def _alike(self) -> tuple[list[int], Tensor]:
+        """Each number of pairs that a row holds, and which of them each row has: rows of one number are alike."""
+        numbers, places = torch.unique(self.sketch.counts().cpu(), return_inverse=True)
+        return numbers.tolist(), places
+
+    @cached_property
+    def _used(self) -> list[int]:
+        """The numbers of pairs of the rows that clients use. Raises ValueError where one may have nobody honest."""
+        checks.validated(self, "honest")
+        return [number for number in self._alike[0] if number > 0]
+
+    def _of_rows(self, values: list[float]) -> Tensor:
+        """What each row has, by its number of pairs, 0 where it has none: (m,), float64."""
+        numbers, places = self._alike
+        unused = [0.0] * (len(numbers) - len(values))
+        return torch.tensor([*unused, *values], dtype=torch.float64)[places].to(self.sketch.device)
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """Variance of the noise in each word that goes to a row: (m,), float64, in units of the data."""
+
+    @property
+    def row_variance(self) -> Tensor:
+        """Variance of the noise in an entry of each row, everybody there: c_j ``variance`` / s, (m,), float64."""
+        return self.sketch.counts() * self.variance / self.sketch.copies
+
+    @property
+    @abstractmethod
+    def grid_factor(self) -> float:
+        """What the grid costs: the noise's variance over that of real numbers, calibrated alike; the worst row's."""
+
+    @abstractmethod
+    def _farthest(self, ring: Ring) -> float:
+        """How far from 0 a sum gets, with its noise; inf where that can not be drawn on this ring."""
+
+    @property
+    def _largest(self) -> float:
+        """What no entry of a row exceeds in size."""
+        return self.bound if self.entry is None else self.entry
+
+    @property
+    def _apart(self) -> float:
+        """What the distance of two rows does not exceed, as real numbers."""
+        return 2 * self.bound if self.sensitivity is None else min(2 * self.bound, self.sensitivity)
+
+    def _fits(self, ring: Ring) -> bool:
+        """Whether no sum wraps around in this ring."""
+        return self._farthest(ring) * ring.scale < 2.0 ** (self.bits - 1)
+
+    @cached_property
+    def ring(self) -> Ring:
+        """The ring of the words: the finest in which no sum wraps around and noise is drawn without error, unless
+        fraction_bits says otherwise."""
+        # Each further bit makes all sums about twice as large, in words: those that fit come first.
+        fitting = bisect_left(range(self.bits - 1), True, key=lambda f: not self._fits(Ring(self.bits, f)))
+        finest = fitting - 1
+        if finest < 0:
+            more = "64, " if self.bits == 32 else ""
+            raise ValueError(
+                f"bits = {self.bits} hold no row's sum, with its noise, on any grid; take {more}a less extreme bound "
+                f"(now {self.bound:g}), epsilon or delta, or fewer clients"
+            )
+        if self.fraction_bits is None:
+            return Ring(self.bits, finest)
+        ring = Ring(self.bits, self.fraction_bits)
+        if ring.fraction_bits > finest:
+            raise ValueError(
+                f"fraction_bits must be at most {finest}, not {self.fraction_bits}: or sums may wrap around, "
+                "or noise be too wide to be rounded without error"
+            )
+        return ring
+
+    @property
+    def payload_bytes(self) -> int:
+        """S (s n d + m d) bits/8: shares to every server, and what each publishes; headers and tags come on top.
+
+        Source: Burkhardt, Keller, Orlandi, Schwiegelshohn (2025), section 6.1: every entry of Tables 3 to 5.
+        """
+        sent = self.sketch.copies * self.sketch.clients + self.sketch.height
+        return self.servers * sent * self.columns * self.bits // 8
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that name everything the parties must agree upon."""
+        public = [getattr(self, field.name) for field in fields(self) if field.name != "sketch"]
+        result = hashlib.sha256(repr((type(self).__name__, public, self.ring, self.sketch.height)).encode())
+        for array in (self.sketch.rows, self.sketch.signs):
+            result.update(array.cpu().contiguous().numpy().data)
+        return result.digest()
+
+    def session(self, nonce: bytes) -> bytes:
+        """16 bytes that name one run of this protocol: who has other parameters has another name for it.
+
+        nonce: 16 bytes or more, public, never used twice, such as os.urandom(32). Raises ValueError.
+        """
+        if not isinstance(nonce, bytes) or len(nonce) < 16:
+            raise ValueError("nonce must be at least 16 bytes, such as os.urandom(32)")
+        return hashlib.sha256(self.digest + nonce).digest()[:16]
+
+    @property
+    def at_once(self) -> int:
+        """Clients whose words stay in the cache."""
+        return max(1, WORDS_AT_ONCE // (self.sketch.copies * self.columns))
 
     @property
     def layout(self) -> Layout:

@@ -22,7 +22,7 @@ Theorems: the noise of the honest clients of each row, Burkhardt, Keller, Orland
 with exact counts; its delta, Balle, Wang (2018), Theorem 8. The paper's own constants: ``sketching.paper``.
 """
 
-from torchdp.sketching.coalition import AdaptiveCoalition, StaticCoalition
+from torchdp.sketching.coalition import AdaptiveCoalition
 from torchdp.sketching.constructions import (
     balanced_count_sketch,
     balanced_osnap,
@@ -40,7 +40,6 @@ __all__ = [
     "GaussianNoise",
     "LaplaceNoise",
     "Sketch",
-    "StaticCoalition",
     "balanced_count_sketch",
     "balanced_osnap",
     "count_sketch",

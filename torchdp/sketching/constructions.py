@@ -1,8 +1,4 @@
-"""Random sketches: OSNAP, CountSketch, dense Rademacher, the plain sum. None of them sees the data.
-
-Each has exchangeable columns: which client holds which column is uniformly random, so a coalition
-that was chosen before the sketch was drawn is a uniformly random set of columns (``StaticCoalition``).
-"""
+"""Random sketches: OSNAP, CountSketch, dense Rademacher, the plain sum. None of them sees the data."""
 
 import torch
 from torch import Tensor
@@ -23,7 +19,7 @@ def osnap(clients: int, height: int, copies: int, *, generator: torch.Generator)
         pick = torch.randint(last + 1, (n,), generator=generator, device=rows.device)
         rows[c] = torch.where((rows[:c] == pick).any(0), last, pick)
     order = torch.rand(s, n, generator=generator, device=rows.device).argsort(0)
-    return Sketch(rows.gather(0, order), _signs(s, n, generator), m, True)
+    return Sketch(rows.gather(0, order), _signs(s, n, generator), m)
 
 
 def osnap_blocks(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
@@ -34,7 +30,7 @@ def osnap_blocks(clients: int, height: int, copies: int, *, generator: torch.Gen
     n, m, s = _sizes(clients, height, copies)
     block = _block(m, s)
     rows = torch.randint(block, (s, n), generator=generator, device=checks.random_source(generator).device)
-    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m, True)
+    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m)
 
 
 def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
@@ -49,7 +45,7 @@ def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.G
     block = _block(m, s)
     device = checks.random_source(generator).device
     rows = torch.rand(s, n, generator=generator, dtype=torch.float64, device=device).argsort(1) % block
-    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m, True)
+    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m)
 
 
 def count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
@@ -76,14 +72,14 @@ def rademacher(clients: int, height: int, *, generator: torch.Generator) -> Sket
     checks.fits("the sketch", n, m)
     device = checks.random_source(generator).device
     rows = (torch.arange(n, device=device) + torch.arange(m, device=device)[:, None]) % m
-    return Sketch(rows, _signs(m, n, generator), m, True)
+    return Sketch(rows, _signs(m, n, generator), m)
 
 
 def ones(clients: int, *, device: torch.device | str | None = None) -> Sketch:
     """One row of +1: the plain sum of all clients. Raises ValueError."""
     n, device = checks.integer("clients", clients, 1), device and checks.device("device", device)
     one = torch.ones(1, 1, dtype=torch.int8, device=device).expand(1, n)
-    return Sketch(torch.zeros(1, 1, dtype=torch.int64, device=device).expand(1, n), one, 1, True)
+    return Sketch(torch.zeros(1, 1, dtype=torch.int64, device=device).expand(1, n), one, 1)
 
 
 def _sizes(clients: int, height: int, copies: int) -> tuple[int, int, int]:

@@ -1,6 +1,7 @@
 """Gaussian noise in parts: the least of all at given (epsilon, delta), and what it promises, exactly."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,9 +9,9 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.batch import Numbers, entrywise
 from torchdp.draws import Draws
-from torchdp.privacy import Guarantee, gaussian_sigma
-from torchdp.sketching.coalition import Coalition, known
-from torchdp.sketching.noise import EVERYBODY, DivisibleNoise
+from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition, honest_pairs
+from torchdp.sketching.noise import DivisibleNoise
 from torchdp.sketching.sketch import Sketch
 
 
@@ -60,26 +61,25 @@ class GaussianNoise(DivisibleNoise):
         *,
         epsilon: float,
         delta: float,
-        coalition: Coalition = EVERYBODY,
+        coalition: AdaptiveCoalition = EVERYBODY,
         rows: bool = True,
     ) -> "GaussianNoise":
         """The least noise for (epsilon, delta), with a sigma for each row or, without ``rows``, one for all.
 
         sigma_j^2 = s V/h_j, h_j the row's honest pairs: every entry of the release has variance V (``entry_variance``)
-        where all are honest. One for all: sigma^2 = V max_i sum_c 1/h_j, j = rows[c, i]. With a ``StaticCoalition``
-        proportional to 1/sqrt(c_j), or alike, at the least factor. Empty rows count as rows of one client.
-        bound: B, the largest l_2 norm of a client's row. Raises ValueError, TypeError.
+        where all are honest. One for all: sigma^2 = V max_i sum_c 1/h_j, j = rows[c, i]. Empty rows count as rows of
+        one client. bound: B, the largest l_2 norm of a client's row. Raises ValueError, TypeError.
 
         Guarantees: (epsilon, delta)-DP; exact where everybody is honest, and with one copy for each kind of coalition.
-        Source: mu_i^2 = 4 B^2 sum_c 1/(h_j sigma_j^2) = mu*^2 for every client; ``losses``.
+        Source: mu_i^2 = 4 B^2 sum_c 1/(h_j sigma_j^2) = mu*^2 for every client.
         """
-        known(sketch, coalition)
+        honest = honest_pairs(sketch, coalition)
         if checks.instance("rows", rows, bool):
-            shape = coalition.shares(sketch, delta).clamp_min(1).double().rsqrt()
+            shape = honest.clamp_min(1).double().rsqrt()
         else:
             shape = torch.ones(sketch.height, dtype=torch.float64, device=sketch.device)
-        factor = coalition.losses(sketch, shape, checks.fraction("delta", delta)).factor(epsilon, delta)
-        factor *= 2 * checks.squarable("bound", bound)
+        distance = 2 * checks.squarable("bound", bound) * _distance(sketch, honest, shape)
+        factor = gaussian_sigma(epsilon, delta, distance)
         return GaussianNoise(factor * shape if rows else factor)
 
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
@@ -90,13 +90,26 @@ class GaussianNoise(DivisibleNoise):
         return sketch.counts() * self._rows(sketch) ** 2 / sketch.copies
 
     def guarantee(
-        self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
+        self, sketch: Sketch, bound: float, *, delta: float, coalition: AdaptiveCoalition = EVERYBODY
     ) -> Guarantee:
-        ratio = self._rows(known(sketch, coalition)) / (2 * checks.squarable("bound", bound))
-        return coalition.losses(sketch, ratio, checks.fraction("delta", delta)).guarantee(delta)
+        """What S A plus this noise promises to each honest client. Raises TypeError, ValueError."""
+        honest = honest_pairs(sketch, coalition)
+        distance = 2 * checks.squarable("bound", bound) * _distance(sketch, honest, self._rows(sketch))
+        kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
+        found = gaussian_guarantee(1.0, delta, distance, *kind)
+        return replace(found, exact=found.exact and coalition.exact(sketch))
 
     def _rows(self, sketch: Sketch) -> Tensor:
         sigma = torch.as_tensor(self.sigma, dtype=torch.float64, device=sketch.device)
         if sigma.ndim and len(sigma) != sketch.height:
             raise ValueError(f"sigma has {len(sigma)} rows, the sketch {sketch.height}")
         return sigma.expand(sketch.height)
+
+
+def _distance(sketch: Sketch, honest: Tensor, sigma: Tensor) -> float:
+    """The largest distance, in deviations, of two releases whose rows are 1 apart: (max_i sum_c 1/(h_j sigma_j^2))^1/2.
+
+    honest, sigma: (m,). j = rows[c, i].
+    """
+    loss = torch.where(sketch.counts() > 0, 1 / (honest * sigma.square()), 0.0)
+    return math.sqrt(float(loss[sketch.kinds].sum(0).max()))

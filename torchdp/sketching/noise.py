@@ -14,11 +14,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.draws import Draws, Simulated
-from torchdp.privacy import Guarantee
-from torchdp.sketching.coalition import AdaptiveCoalition, Coalition
 from torchdp.sketching.sketch import Sketch
-
-EVERYBODY = AdaptiveCoalition(0)  # is honest
 
 
 class DivisibleNoise(Brief, ABC):
@@ -40,9 +36,3 @@ class DivisibleNoise(Brief, ABC):
     @abstractmethod
     def variance(self, sketch: Sketch) -> Tensor:
         """Variance of an entry of each row of the release, all clients adding noise: (m,), float64."""
-
-    @abstractmethod
-    def guarantee(
-        self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
-    ) -> Guarantee:
-        """What S A plus this noise promises to each honest client. Raises ValueError."""

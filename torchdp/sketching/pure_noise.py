@@ -7,8 +7,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours
-from torchdp.sketching.coalition import Coalition, known
-from torchdp.sketching.noise import EVERYBODY, DivisibleNoise
+from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition, honest_pairs
+from torchdp.sketching.noise import DivisibleNoise
 from torchdp.sketching.sketch import Sketch
 
 
@@ -34,18 +34,17 @@ class LaplaceNoise(DivisibleNoise):
 
     @staticmethod
     def calibrated(
-        sketch: Sketch, bound: float, *, epsilon: float, delta: float = 0.0, coalition: Coalition = EVERYBODY
+        sketch: Sketch, bound: float, *, epsilon: float, coalition: AdaptiveCoalition = EVERYBODY
     ) -> "LaplaceNoise":
         """Scale 2 s B_1/epsilon in each row; an entry of the release has variance 8 s B_1^2/epsilon^2.
 
-        bound: B_1, the largest l_1 norm of a client's row. delta: for a ``StaticCoalition`` alone. One copy is best.
-        Raises ValueError, TypeError.
+        bound: B_1, the largest l_1 norm of a client's row. One copy is best. Raises ValueError, TypeError.
 
-        Guarantees: pure epsilon, exactly; with a static coalition (epsilon, share delta).
+        Guarantees: pure epsilon, exactly.
         """
-        known(sketch, coalition)
+        honest = honest_pairs(sketch, coalition)
         scale = 2 * sketch.copies * checks.squarable("bound", bound) / checks.squarable("epsilon", epsilon)
-        return LaplaceNoise(scale, coalition.honest(sketch, delta).clamp_min(1))
+        return LaplaceNoise(scale, honest.clamp_min(1))
 
     def sums_of(self, sketch: Sketch, shape: tuple[int, ...], draws: Draws) -> Tensor:
         shares = sketch.counts() / _row_parts(self.parts, sketch)
@@ -56,22 +55,18 @@ class LaplaceNoise(DivisibleNoise):
         checks.instance("sketch", sketch, Sketch)
         return 2 * self.scale**2 * sketch.counts() / _row_parts(self.parts, sketch) / sketch.copies
 
-    def guarantee(
-        self, sketch: Sketch, bound: float, *, delta: float = 0.0, coalition: Coalition = EVERYBODY
-    ) -> Guarantee:
-        known(sketch, coalition)
-        return _pure(
-            2 * sketch.copies * checks.squarable("bound", bound) / self.scale, self.parts, sketch, delta, coalition
-        )
-
-
-def _pure(epsilon: float, parts: Tensor, sketch: Sketch, delta: float, coalition: Coalition) -> Guarantee:
-    parts, honest = _row_parts(parts, sketch), coalition.honest(sketch, delta)
-    if (parts > honest)[sketch.counts() > 0].any():
-        raise ValueError("some row may hold fewer honest clients than parts: its noise would be no whole Laplace")
-    model, source = Model.LINEAR_TRANSFORM, "Dwork, McSherry, Nissim, Smith (2006), Theorem 1"
-    exact = coalition.exact(sketch)
-    return Guarantee(epsilon, coalition.slack(delta), model, Neighbours.REPLACE_ONE, exact, source)
+    def guarantee(self, sketch: Sketch, bound: float, *, coalition: AdaptiveCoalition = EVERYBODY) -> Guarantee:
+        """What S A plus this noise promises to each honest client. Raises TypeError, ValueError."""
+        honest = honest_pairs(sketch, coalition)
+        epsilon = 2 * sketch.copies * checks.squarable("bound", bound) / self.scale
+        too_few = _row_parts(self.parts, sketch) > honest
+        if bool(too_few[sketch.counts() > 0].any()):
+            raise ValueError(
+                "some row may hold fewer honest clients than parts: its noise would be no whole Laplace"
+            )
+        kind = Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE
+        source = "Dwork, McSherry, Nissim, Smith (2006), Theorem 1"
+        return Guarantee(epsilon, 0.0, *kind, coalition.exact(sketch), source)
 
 
 def _parts(parts: Tensor) -> Tensor:

@@ -19,18 +19,15 @@ class Sketch(Brief):
 
     rows: (s, n) integers in [0, height), those of one client distinct over the copies; signs: (s, n), +1 or -1;
     height: m. A sketch is public: it is drawn without sight of the data (``osnap`` and the others), and every
-    calibration reads it. exchangeable: that which client holds which column was uniformly random when it was drawn; the
-    functions of this package say so of what they draw. Raises ValueError, TypeError.
+    calibration reads it. Raises ValueError, TypeError.
     """
 
     rows: Tensor
     signs: Tensor
     height: int
-    exchangeable: bool = False
 
     def __post_init__(self) -> None:
         checks.integer("height", self.height, 1)
-        checks.instance("exchangeable", self.exchangeable, bool)
         rows, signs = checks.integers("rows", self.rows), checks.dense("signs", self.signs)
         if rows.ndim != 2 or 0 in rows.shape:
             raise ValueError(f"rows must have shape (copies, clients), neither 0, not {tuple(rows.shape)}")
@@ -87,15 +84,14 @@ class Sketch(Brief):
         return self.rows[:, :1] if self.rows.stride(1) == 0 else self.rows
 
     def part(self, clients: Tensor | slice) -> "Sketch":
-        """The columns of these clients, in this order; exchangeable like these columns, if ``clients`` was chosen
-        without sight of them. clients: a slice, numbers or (n,) bool. Raises TypeError, ValueError."""
+        """The columns of these clients, in this order: a slice, numbers or (n,) bool. Raises TypeError, ValueError."""
         if not isinstance(clients, slice) and checks.dense("clients", clients).dtype != torch.bool:
             clients = checks.indices("clients", clients, self.clients)
         if isinstance(clients, Tensor) and (
             clients.ndim != 1 or (clients.dtype == torch.bool and len(clients) != self.clients)
         ):
             raise ValueError(f"clients must be numbers, or {self.clients} of bool, not {tuple(clients.shape)}")
-        return Sketch(self.rows[:, clients], self.signs[:, clients], self.height, self.exchangeable)
+        return Sketch(self.rows[:, clients], self.signs[:, clients], self.height)
 
     def apply(self, A: Tensor) -> Tensor:
         """S A: (*batch, n, d) -> (*batch, m, d), in the dtype of A. Raises TypeError, ValueError."""
