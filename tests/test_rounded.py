@@ -16,8 +16,6 @@ from torchdp.draws import Simulated
 from torchdp.kernels.inversion import discrete_normal, rounded_normal
 from torchdp.noise import Noise, SeededNoise
 from torchdp.privacy import gaussian_log_delta
-from torchdp.protocol import Crowd
-from torchdp.queries import IntegerSums
 from torchdp.rounded import RoundedNormal
 
 WHOLE, MASK = 2**128, 2**64 - 1
@@ -34,11 +32,11 @@ def thresholds(sigma, kind=rounded_normal):
 def drawn(sigma, numbers):
     """What a curator adds for these 128-bit numbers W: words of the first bits, of the others, of the lowest 64."""
     bits = 16 if len(thresholds(sigma)[0]) <= rounded.MANY else 32
-    curator = IntegerSums(1, 2**12, sigma, 1e-6)
-    zero = curator.validate_summary(Crowd.of(torch.zeros(1, 1, dtype=torch.int64)))
+    noise = RoundedNormal(sigma)
+    zero = torch.zeros(1, dtype=torch.int64)
     unused = 2**bits - 1 & 0x55555555
     words = [(n >> 128 - bits, (n >> 64 - bits & MASK << bits) & MASK | unused, n & MASK) for n in numbers]
-    return [int(curator.release(zero, Given(each), ())["sum"]) for each in words]
+    return [int(noise.added(zero, Given(each), ())) for each in words]
 
 
 def by_hand(sigma, number):

@@ -99,7 +99,6 @@ def of_vectors(x: Tensor) -> Iterator[Entry]:
 
 def of_numbers(x: Tensor) -> Iterator[Entry]:
     n = len(x)
-    yield queries.IntegerSums.calibrated(K, 4.0, epsilon=EPSILON, delta=DELTA), x
     bits, law = x > 0, {"users": n, "epsilon": EPSILON, "delta": DELTA, "instances": K}
     for kind in (shuffle.RandomizedResponseSum, shuffle.PoissonSum, shuffle.NegativeBinomialSum):
         yield shuffle.BitSums(kind.calibrated(**law), K, DELTA, EPSILON), bits

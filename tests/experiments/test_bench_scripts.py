@@ -145,7 +145,7 @@ def test_mechanisms(smoke):
         kind: {row["mechanism"] for row in rows if row["arithmetic"] == kind} for kind in ("INTEGER", "ROUNDED")
     }
     assert {"HadamardResponse", "ShiftStrategy"} <= kinds["INTEGER"]
-    curators = {"CentralFactorization", "IntegerSums"}
+    curators = {"CentralFactorization"}
     users = {
         "PrivUnit",
         "PrivUnitG",

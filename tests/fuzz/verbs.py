@@ -31,7 +31,6 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
         "queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)",
         "types",
     ),
-    "IntegerSums": ("queries.IntegerSums(2, 3.0, 4.0, 1e-5)", "labelled"),
     "PrivateLearner": ("queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)", "labelled"),
     "TwoMessage": ("pairwise.TwoMessage(pairwise.unequal(3), 1.0)", "types"),
     "OneMessage": ("pairwise.OneMessage(pairwise.unequal(3), 1.0)", "types"),
@@ -55,7 +54,7 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
     "LabelledGram": ("regression.GramRelease(5, 1, 1.0, 1.0, 1e-5, label_bound=1.0)", "rows"),
 }
 FAST = (
-    "randomizers.SubsetSelection", "randomizers.PrivUnit", "queries.IntegerSums", "queries.AdaptiveOracle",
+    "randomizers.SubsetSelection", "randomizers.PrivUnit", "queries.AdaptiveOracle",
     "pairwise.OneMessage", "pairwise.TwoRound", "mean.GaussianMean", "shuffle.Poisson", "density.Central",
     "secure.SecureSketch", "regression.GramRelease",
 )  # fmt: skip

@@ -75,7 +75,6 @@ LOCAL = {
 }
 OTHER = {
     "CentralFactorization": lambda e, d: queries.CentralFactorization(PLAIN, e, d),
-    "IntegerSums": lambda e, d: queries.IntegerSums.calibrated(2, 3.0, epsilon=e, delta=d),
     "GaussianMean": lambda e, d: mean.GaussianMean.tuned(BOX, 2.0, epsilon=e, delta=d),
     "SecureSketch": lambda e, d: secure.SecureSketch(ONES, 2, 1.0, e, d),
     "GramRelease": lambda e, d: regression.GramRelease(5, 2, 1.0, e, d),

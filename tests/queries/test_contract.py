@@ -8,7 +8,6 @@ from itertools import combinations
 from typing import ClassVar
 
 import numpy as np
-import pytest
 import torch
 from contract import Contract, MessageContract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
@@ -18,7 +17,6 @@ from scipy.stats import energy_distance, kendalltau
 
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize
-from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic
 from torchdp.protocol.rounded_sum import exact_sums
 from torchdp.queries import (
@@ -28,7 +26,6 @@ from torchdp.queries import (
     EnergyDistance,
     FactoredQueries,
     FittedOracle,
-    IntegerSums,
     KendallB,
     LocalFactorization,
     LocalFunction,
@@ -257,98 +254,12 @@ class TestOfTheGramNorm(TestCentralFactorization):
     protocol = CentralFactorization(FactoredQueries.of(W, factorize(W, 2.0, shift=True)), 0.5, 1e-9)
 
 
-def shifted(protocol, data_sets):
-    """How far apart two of these data sets' releases are under equal words, in deviations of the normals."""
-    parts = torch.stack([collected(protocol)(x, SeededNoise(1)).double() for x in data_sets])
-    return float(torch.cdist(parts, parts, compute_mode="donot_use_mm_for_euclid_dist").max()) / protocol.sigma
-
-
-class Rounded:
-    """Of whole numbers: the real mechanism's loss is the most that its integers' can be."""
-
-    def test_what_leaves_are_multiples_of_the_step(self):
-        normal = self.protocol.noise
-        one, two = (collected(self.protocol)(self.x, SeededNoise(seed)).double() for seed in (1, 2))
-        steps = (one - two) / normal.step
-        assert bool((steps == steps.round()).all()) and bool((steps != 0).any())
-        assert self.protocol.guarantee.arithmetic is Arithmetic.ROUNDED and not self.protocol.guarantee.exact
-        assert self.protocol.guarantee.variation == steps.numel() * normal.variation > 0
-        assert self.protocol.guarantee.mu * self.protocol.sigma > 0
-
-
 class TestCentralTree(TestCentralFactorization):
     protocol = CentralFactorization(FactoredQueries.tree(W), 3.0, 1e-6)
 
 
 class TestCentralAnswers(TestCentralFactorization):
     protocol = CentralFactorization(FactoredQueries.plain(W), 0.02, 1e-6)
-
-
-class TestIntegerSums(Rounded, Unbiased, Contract):
-    stacked = False
-    protocol = IntegerSums.calibrated(2, 5.0, epsilon=1.0, delta=1e-6)
-    x = torch.tensor([[5, 0], [3, -4], [-3, 4], [0, 0], [1, 2]]).repeat(6, 1)
-    extremes = torch.tensor([[5, 0], [-5, 0], [0, 5], [3, 4], [-3, -4], [0, 0]])
-    bad: ClassVar = [
-        torch.tensor([[6, 0]]),
-        torch.tensor([[4, 4]]),
-        torch.tensor([[1, 2, 3]]),
-        torch.tensor([1, 2]),
-        torch.tensor([[0.5, 1.0]]),
-        torch.tensor([[2**62, 2**62]]),
-    ]
-    weaker: ClassVar = {"sigma": 0.95}
-
-    def truth(self):
-        return torch.tensor([sum(row[j] for row in self.x.tolist()) for j in range(2)], dtype=torch.float64)
-
-    def loss(self, protocol):
-        return true_epsilon(shifted(protocol, neighbours(self.extremes)), protocol.delta)
-
-
-@pytest.mark.parametrize("dim", range(1, 65))
-def test_guarantee_rows_of_ones_are_on_the_bound_and_no_longer_row_is(dim):
-    """The root of dim as a float: its square may be below dim, and the noise is that of dim."""
-    sums = IntegerSums.calibrated(dim, dim**0.5, epsilon=1.0, delta=1e-6, signed=False)
-    ones = torch.ones(1, dim, dtype=torch.int64)
-    assert sums.validate(ones) is not None and Fraction(sums.bound) ** 2 >= dim
-    assert sums.bound <= math.nextafter(dim**0.5, math.inf)
-    below = IntegerSums.calibrated(dim, dim**0.5 * (1 - 2.0**-51), epsilon=1.0, delta=1e-6) if dim > 1 else None
-    if below is not None:
-        with pytest.raises(ValueError, match="l2 norm at most bound"):
-            below.validate(ones)
-
-
-class TestIntegerHistogram(TestIntegerSums):
-    protocol = IntegerSums.calibrated(4, 1, epsilon=0.5, delta=1e-9, signed=False, step=0.25)
-    x = torch.eye(4, dtype=torch.int64)[TYPES]
-    extremes = torch.eye(4, dtype=torch.int64)
-    bad: ClassVar = [torch.tensor([[0, 0, 1, 1]]), torch.tensor([[0, -1, 0, 0]]), torch.tensor([[2, 0, 0, 0]])]
-
-    def truth(self):
-        return torch.stack([(TYPES == j).sum() for j in range(4)]).double()
-
-
-class TestOneCount(TestIntegerSums):
-    protocol = IntegerSums.calibrated(1, 3, epsilon=2.0, delta=1e-6, signed=False)
-    x = torch.tensor([[0], [3], [2], [1]]).repeat(8, 1)
-    extremes = torch.tensor([[0], [3]])
-    bad: ClassVar = [torch.tensor([[4]]), torch.tensor([[-1]])]
-
-    def truth(self):
-        return torch.tensor([48.0], dtype=torch.float64)
-
-
-class TestWideSums(TestIntegerSums):  # of two pieces
-    protocol = IntegerSums.calibrated(2, 2000.0, epsilon=1.0, delta=1e-6)
-    extremes = torch.tensor([[2000, 0], [-2000, 0], [0, 2000], [1200, 1600], [-1200, -1600], [0, 0]])
-    bad: ClassVar = [torch.tensor([[2001, 0]])]
-
-
-def test_integer_sums_say_their_error():
-    assert TestIntegerSums.protocol.noise.variance == pytest.approx(TestIntegerSums.protocol.sigma**2 + 1 / 12)
-    assert TestIntegerSums.protocol.collect(TestIntegerSums.x)["sum"].dtype == torch.int64
-    assert TestIntegerHistogram.protocol.sensitivity == math.sqrt(2)
 
 
 def test_guarantee_is_of_real_numbers_where_delta_does_not_pay_for_tables():

@@ -12,8 +12,7 @@ from attacks import strongest
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
-from torchdp.protocol import Crowd
-from torchdp.queries import IntegerSums
+from torchdp.rounded import RoundedNormal
 
 TIMES, SIGMA, DELTA = 2**20, 4.0, 1e-6
 ONE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)  # of one coordinate
@@ -25,10 +24,8 @@ def planted(moved, seed):
 
 
 def released(moved, seed, step=1.0):
-    protocol = IntegerSums(TIMES, 2**12, SIGMA, DELTA, signed=False, step=step)
-    x = torch.full((1, TIMES), moved, dtype=torch.int64)
-    tally = protocol.release(protocol.validate_summary(Crowd.of(x)), SeededNoise(seed), ())
-    return (tally["sum"] / step).long()
+    counts = torch.full((TIMES,), moved)
+    return (RoundedNormal(SIGMA, step).added(counts, SeededNoise(seed), ()) / step).long()
 
 
 def best_set(one, two):

@@ -8,8 +8,8 @@
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
     torch.Size([8])
 
-``IntegerSums`` adds up vectors of integers and releases integers. ``LocalFunction`` answers any smooth function
-of the users' shares of types, such as ``Spearman`` or the ``EnergyDistance`` of two groups.
+``LocalFunction`` answers any smooth function of the users' shares of types, such as ``Spearman`` or the
+``EnergyDistance`` of two groups.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
@@ -31,7 +31,6 @@ from torchdp.queries.concepts import ConceptClass, conjunctions, parities, stump
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.fit import Fit, FittedOracle, fitted
 from torchdp.queries.function import LocalFunction, ShareFunction, choose_function, function_lower_bound
-from torchdp.queries.integer_sums import IntegerSums
 from torchdp.queries.learn import PrivateLearner
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import LocalOracle
@@ -49,7 +48,6 @@ __all__ = [
     "FactoredQueries",
     "Fit",
     "FittedOracle",
-    "IntegerSums",
     "KendallB",
     "LocalFactorization",
     "LocalFunction",
