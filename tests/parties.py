@@ -44,6 +44,7 @@ class Parties:
         (self.folder / "keys").mkdir(parents=True)
         secure.new_keys(self.folder / "keys", *names)
         self.session = self.opened(self.question)
+        self.question = self.session.question
         secure.open_session(self.at, self.session)
         for name in names:
             self.key(name).join(secure.read_session(self.at), self.session.fingerprint)

@@ -65,8 +65,7 @@ def gram(config: Config) -> tuple[Question, Tensor]:
     rows = torch.rand(config.clients, COLUMNS, dtype=torch.float64, generator=generator) * 2 - 1
     noise = 0.3 * torch.randn(config.clients, 1, dtype=torch.float64, generator=generator)
     labels = (rows.sum(1, keepdim=True) / 5 + noise).clamp(-1, 1)
-    asked, corrupt = (config.clients, COLUMNS, COLUMNS**0.5, EPSILON, DELTA), max(sizes(config).values())
-    question = regression.GramRelease(*asked, label_bound=1.0, corrupt=corrupt)
+    question = regression.GramRelease(config.clients, COLUMNS, COLUMNS**0.5, EPSILON, DELTA, label_bound=1.0)
     return question, torch.cat([rows, labels], 1)
 
 
@@ -167,7 +166,7 @@ def payload(folder: Path, session: Session) -> int:
 
 def loss(question: regression.GramRelease, found: Estimate, x: Tensor, report: Report) -> None:
     """Regression from the roles' release beside that from a curator's."""
-    moments, central = regression.SecondMoments.of(x), replace(question, corrupt=0, model=Model.CENTRAL)
+    moments, central = regression.SecondMoments.of(x), replace(question, model=Model.CENTRAL)
     curator = central.sample_estimate(moments, generator=keyed_generator(b"curator"))
     ratio = partial(regression.phi, moments, ridge=RIDGE)
     solve = partial(regression.adaptive_ridge, ridge=RIDGE)

@@ -12,7 +12,7 @@ from parties import Parties, rows
 
 from torchdp import secure
 from torchdp.secure import KeyFile, SecureSketch
-from torchdp.sketching import ones
+from torchdp.sketching import AdaptiveCoalition, ones
 
 FILES = {inspect.getsourcefile(part) for part in (secure.submit, secure.KeyFile)}
 
@@ -48,7 +48,9 @@ def attacked(folder, role, line):
     """Kills one role there, then lets all go on; returns whether it was killed."""
     sizes, servers = {"north": 2, "south": 1}, ("server-0", "server-1")
     x = rows(3, 2)
-    found = Parties(SecureSketch(ones(3), 2, 1.0, 1.0, 1e-5), x, folder, sizes, servers)
+    found = Parties(
+        SecureSketch(ones(3), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0)), x, folder, sizes, servers
+    )
     if role == "submit":
         play = lambda: found.submit("north", noise=False)  # noqa: E731
     else:
@@ -86,7 +88,13 @@ def test_the_control_sees_noise_that_is_drawn_again(tmp_path, monkeypatch):
     """Frames of two draws, one at each server: their sum is no sum of anything."""
     monkeypatch.setattr(KeyFile, "once", lambda self, what, make: make())
     sizes, servers = {"north": 2}, ("server-0", "server-1")
-    found = Parties(SecureSketch(ones(2), 2, 1.0, 1.0, 1e-5), rows(2, 2), tmp_path, sizes, servers)
+    found = Parties(
+        SecureSketch(ones(2), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0)),
+        rows(2, 2),
+        tmp_path,
+        sizes,
+        servers,
+    )
     found.submit(noise=False)
     first = (found.at / "north.server-0.frames").read_bytes()
     found.submit(noise=False)

@@ -23,10 +23,11 @@ from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram
 from torchdp.secure import FrameError, KeyFile, PureSecureSketch, SecureSketch
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap, ones
 
+EVERYBODY = AdaptiveCoalition(0)  # is honest: no row of the sketch holds more than the largest organisation
 SKETCH = balanced_osnap(20, 4, 2, generator=generator())
 QUESTIONS = {
-    "sketch": (SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-5), rows(20, 3)),
-    "pure": (PureSecureSketch(SKETCH, 2, 1.0, 1.0), rows(20, 2, 0.5)),
+    "sketch": (SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-5, coalition=EVERYBODY), rows(20, 3)),
+    "pure": (PureSecureSketch(SKETCH, 2, 1.0, 1.0, coalition=EVERYBODY), rows(20, 2, 0.5)),
     "gram": (GramRelease(20, 2, 1.0, 1.0, 1e-5, label_bound=1.0), rows(20, 3)),
     "moments": (FrequencyMoments(20, 2.0, (1.0, 2.0), 1.0, 1e-5), rows(20, 1)[:, 0]),
     "histogram": (SecureHistogram(20, 4, 1.0), torch.arange(20) % 4),
@@ -41,7 +42,7 @@ def parties(tmp_path):
     def parties(name="sketch", folder="one", absent=0):
         question, x = QUESTIONS[name]
         if absent:
-            question, x = SecureSketch(ones(20), 3, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(absent=absent)), x
+            question, x = SecureSketch(ones(20), 3, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0, absent)), x
         return Parties(question, x, tmp_path / folder)
 
     return parties
@@ -134,6 +135,33 @@ def test_guarantee_every_role_refuses_a_session_that_its_person_did_not_accept(p
         play()  # a control, and no swap bound the key to another session
     if name == "north":
         assert (found.at / "north.server-0.frames").exists()
+
+
+@pytest.mark.parametrize("name", ["gram", "moments", "histogram", "density", "sum", "pure sum"])
+def test_guarantee_a_session_counts_the_largest_organisation_where_the_question_says_nothing(parties, name):
+    """As the question with corrupt = 10 does, in its file too; what the other ten add is enough by itself."""
+    found = parties("histogram")
+    sums = {
+        "sum": SecureSketch(ones(20), 2, 1.0, 1.0, 1e-5),
+        "pure sum": PureSecureSketch(ones(20), 2, 1.0, 1.0),
+    }
+    asked = sums.get(name) or QUESTIONS[name][0]
+    session = found.opened(asked)
+    assert asked.secure_sum().coalition.corrupt is None and session.sums.coalition == AdaptiveCoalition(10)
+    assert secure.Session.from_bytes(session.to_bytes()).sums.coalition == AdaptiveCoalition(10)
+    assert session.exposed is None
+    everybody = float((session.sums.variance / asked.secure_sum(3).variance).min())
+    assert everybody == pytest.approx(2, rel=1e-3) or (name in ("histogram", "pure sum") and everybody > 1.9)
+
+
+def test_a_session_whose_largest_organisation_leaves_nobody_is_refused(parties):
+    found = parties("histogram")
+    with pytest.raises(
+        ValueError, match="10 clients of the largest organisation as corrupt, which leaves too few"
+    ):
+        found.opened(SecureSketch(SKETCH, 3, 1.0, 1.0, 1e-5))
+    with pytest.raises(ValueError, match="state corrupt, 0 where"):
+        found.opened(SecureHistogram(20, 4, 1.0, absent=10))
 
 
 @pytest.mark.parametrize("corrupt", [0, 9, 10])
@@ -387,7 +415,7 @@ def history(found, chance, steps):
 @pytest.mark.parametrize("runs", [2, pytest.param(100, marks=pytest.mark.slow)])
 def test_whatever_happens_one_sum_of_one_set_of_clients_leaves(tmp_path, runs):
     sizes, servers, released = {"north": 2, "south": 1, "east": 1}, ("server-0", "server-1"), 0
-    question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(absent=2))
+    question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0, 2))
     for run in range(runs):
         found = Parties(question, rows(4, 2), tmp_path / str(run), sizes, servers)
         left = history(found, random.Random(run), 25)

@@ -66,7 +66,7 @@ def _session(options: argparse.Namespace) -> roles.Session:
             organisations.append(_party(path, integer(clients)))
         except (FileNotFoundError, ValueError) as error:
             raise ValueError(f"--organisations {text!r} must read NAME.pub=CLIENTS: {error}") from None
-    question = _question(options, [party.clients for party in organisations])
+    question = _question(options, sum(party.clients for party in organisations))
     names = [*options.columns, *([] if options.label is None else [options.label])]
     names += options.categories.split(",") if options.question == "histogram" else []
     servers = [_party(path) for path in options.servers]
@@ -81,14 +81,10 @@ def _party(path: str, clients: int = 0) -> roles.Party:
         raise ValueError(f"{path} is no public key of torchdp secure keys: {error}") from None
 
 
-def _question(options: argparse.Namespace, clients: list[int]) -> SecureSums | roles.SharedSum[Any]:
-    """The protocol, of organisations with so many clients. Raises ValueError naming the option that is missing.
-
-    An organisation knows the noise of its own clients: the rest protects the others from it.
-    """
+def _question(options: argparse.Namespace, n: int) -> SecureSums | roles.SharedSum[Any]:
+    """The protocol, of n clients. Raises ValueError naming the option that is missing."""
     kind, columns, budget = options.question, options.columns, (options.epsilon, options.delta)
-    n, corrupt = sum(clients), max(clients) if options.corrupt is None else options.corrupt
-    gone = {"corrupt": corrupt, "absent": options.absent}
+    gone = {"corrupt": options.corrupt, "absent": options.absent}
     if kind != "histogram" and options.bound is None:
         raise ValueError(f"--bound is needed for {kind}: state it without looking at the data")
     if kind in ("moments", "histogram") and len(columns) != 1:

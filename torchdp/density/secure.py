@@ -31,7 +31,7 @@ class SecureKDE(SharedSum[Crowd], OfFeatures):
     clients: int
     epsilon: float
     delta: float = 0.0
-    corrupt: int = field(default=0, kw_only=True)
+    corrupt: int | None = field(default=None, kw_only=True)
     absent: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:

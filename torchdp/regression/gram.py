@@ -44,7 +44,7 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     epsilon: float
     delta: float
     label_bound: float | None = None
-    corrupt: int = 0
+    corrupt: int | None = None
     model: Model = Model.LINEAR_TRANSFORM
     absent: int = 0
 

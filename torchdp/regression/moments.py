@@ -36,7 +36,7 @@ class FrequencyMoments(SharedSum[Tally]):
     orders: tuple[float, ...]
     epsilon: float
     delta: float = 0.0
-    corrupt: int = field(default=0, kw_only=True)
+    corrupt: int | None = field(default=None, kw_only=True)
     absent: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class SecureHistogram(SharedSum[Tensor]):
     types: int
     epsilon: float
     delta: float = 0.0
-    corrupt: int = field(default=0, kw_only=True)
+    corrupt: int | None = field(default=None, kw_only=True)
     absent: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:

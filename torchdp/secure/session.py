@@ -48,8 +48,9 @@ class Party:
 class Session(Brief):
     """One release: the question, and who plays which role. Everything in it is public, and all parties hold it alike.
 
-    An organisation knows the noise of all its clients: where others are to be hidden from it, the question counts as
-    many ``corrupt`` clients as the largest has.
+    An organisation knows the noise of all its clients. So that the others are hidden from it, a question whose
+    ``corrupt`` is None counts as many corrupt clients as the largest has: the session holds the question with that
+    number. Another number is kept, and ``exposed`` says what it leaves open.
 
     Args:
         question: a ``SecureSums`` or a ``SharedSum`` (``GramRelease``, ``FrequencyMoments``, ``SecureHistogram``) of as
@@ -82,9 +83,18 @@ class Session(Brief):
             raise ValueError("nonce must be 64 hexadecimal digits, such as os.urandom(32).hex()")
         if any(party.clients < 1 for party in self.organisations):
             raise ValueError("every organisation must have 1 client or more")
-        clients, due = sum(party.clients for party in self.organisations), self.sums.sketch.clients
+        clients = sum(party.clients for party in self.organisations)
+        due = self.question.secure_sum(len(self.servers)).sketch.clients
         if clients != due:
             raise ValueError(f"organisations have {clients} clients together, the question is of {due}")
+        try:
+            question = self.question.against(self._largest)
+        except ValueError as error:
+            raise ValueError(
+                f"question counts the {self._largest} clients of the largest organisation as corrupt, which leaves too "
+                f"few; state corrupt, 0 where organisations may know more of each other: {error}"
+            ) from None
+        object.__setattr__(self, "question", question)
 
     @property
     def parties(self) -> tuple[Party, ...]:
@@ -92,15 +102,19 @@ class Session(Brief):
         return (*self.servers, *self.organisations, self.analyst)
 
     @property
+    def _largest(self) -> int:
+        """Clients of the largest organisation."""
+        return max(party.clients for party in self.organisations)
+
+    @property
     def exposed(self) -> str | None:
         """Why the guarantee does not hold against the largest organisation; None where the question counts it."""
-        largest = max(party.clients for party in self.organisations)
         counted = self.sums.coalition.corrupt or 0
-        if counted >= largest:
+        if counted >= self._largest:
             return None
         return (
-            f"an organisation knows the noise of its {largest} clients, corrupt = {counted}: the guarantee does not "
-            f"hold against it; make the question with corrupt={largest}"
+            f"an organisation knows the noise of its {self._largest} clients, corrupt = {counted}: the guarantee does "
+            "not hold against it; make the question without corrupt, which counts them"
         )
 
     @cached_property

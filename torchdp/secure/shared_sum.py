@@ -1,9 +1,9 @@
 """Sums of what clients show, each with a part of the noise, in integers: central accuracy without a curator."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -49,13 +49,14 @@ class SharedSum(Relay[S, Words, SecureSums]):
     which moves a sum of n by less than n units.
 
     Noise: (epsilon, delta) as for :class:`SecureSketch`; where delta is 0, :class:`PureSecureSketch`. corrupt: clients
-    who know their own noise and collude with the reader; absent: others, who may drop out.
+    who know their own noise and collude with the reader, None as in ``AdaptiveCoalition``; absent: others, who may drop
+    out.
     """
 
     clients: int
     epsilon: float
     delta: float
-    corrupt: int
+    corrupt: int | None
     absent: int
 
     @property
@@ -79,13 +80,14 @@ class SharedSum(Relay[S, Words, SecureSums]):
     @cached_property
     def client(self) -> SecureSums:  # type: ignore[override]
         """The sum of integers, by two servers. Raises ValueError where no noise or grid fits."""
-        gone = checks.integer("corrupt", self.corrupt, 0) + checks.integer("absent", self.absent, 0)
-        if gone >= checks.integer("clients", self.clients, 1):
+        coalition = AdaptiveCoalition(self.corrupt, self.absent)
+        if coalition.missing >= checks.integer("clients", self.clients, 1):
             raise ValueError(
-                f"corrupt + absent = {gone} must be less than the {self.clients} clients: somebody's noise has to count"
+                f"corrupt + absent = {coalition.missing} must be less than the {self.clients} clients: somebody's "
+                "noise has to count"
             )
         shown, sketch = self.shown, ones(self.clients)
-        given: dict[str, Any] = {"coalition": AdaptiveCoalition(self.corrupt, self.absent), "entry": shown.entry}
+        given: dict[str, Any] = {"coalition": coalition, "entry": shown.entry}
         if checks.non_negative("delta", self.delta) > 0:
             budget = self.epsilon, self.delta
             return SecureSketch(sketch, shown.words, shown.norm, *budget, sensitivity=shown.l2, **given)
@@ -101,6 +103,10 @@ class SharedSum(Relay[S, Words, SecureSums]):
     def level(self) -> float:
         """Standard deviation of the noise in each word of the sum, no client absent."""
         return float(self.client.row_variance.sqrt())
+
+    def against(self, corrupt: int) -> "SharedSum[S]":
+        """This protocol with so many corrupt clients, where it leaves open how many. Raises ValueError."""
+        return self if self.corrupt is not None else replace(cast(Any, self), corrupt=corrupt)
 
     def secure_sum(self, servers: int = 2) -> SecureSums:
         """``client`` by so many servers; its x is ``rows(x)`` of all clients. Raises TypeError, ValueError."""

@@ -318,6 +318,12 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         noise = self.noise_of(self.sketch.counts(), (*shape, *summary.shape), draws)
         return Tally(self.sketch.clients, {"words": (summary + noise).to(self.ring.dtype)})
 
+    def against(self, corrupt: int) -> "SecureSums":
+        """This protocol with so many corrupt clients, where it leaves open how many. Raises ValueError."""
+        if self.coalition.corrupt is not None:
+            return self
+        return replace(self, coalition=replace(self.coalition, corrupt=corrupt))
+
     def secure_sum(self, servers: int = 2) -> "SecureSums":
         """This protocol by so many servers. Raises TypeError, ValueError."""
         return replace(self, servers=servers) if checks.integer("servers", servers, 2) != self.servers else self
