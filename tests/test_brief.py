@@ -85,5 +85,15 @@ def test_one_number_is_shown_with_its_interval():
     assert '<circle cx="290"' in outside and 'x="170"' in outside and endless == ""
 
 
+def test_an_estimate_prints_its_numbers():
+    few = Estimate(torch.tensor([2.0, -3.0]), torch.tensor([1.0, 0.5]), 5)
+    assert (
+        str(few).split() == "value standard error low high 2 1 0.040036 3.95996 -3 0.5 -3.97998 -2.02002".split()
+    )
+    assert str(few).count("\n") == 2 and "float32(2,)" in repr(few)
+    many = Estimate(torch.arange(30.0), torch.tensor(1.0), 5)
+    assert str(many).splitlines()[-2:] == [f"{11:>15}{1:>15}", "and 18 more"] and "low" not in str(many)
+
+
 def test_a_table_escapes_what_others_wrote():
     assert html_table([("<b>", 0.12345678)]) == "<table><tr><td>&lt;b&gt;</td><td>0.123457</td></tr></table>"

@@ -1,6 +1,7 @@
 """Fitted histograms: the likelihood's maximum within the stated gap, the nearest ones, and a lower error."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -116,6 +117,18 @@ def test_the_log_likelihood_lacks_at_most_the_gap(case):
     assert best(Q, reports[0]) - float((reports * (h @ Q.mT).log()).sum()) <= float(gap) + 1e-5
     assert float(gap) <= 0.1
     assert float(h.sum()) == pytest.approx(1)
+
+
+def test_a_fit_that_was_stopped_warns(monkeypatch):
+    protocol = LocalOracle(PREFIX, ShiftStrategy.square_wave(K, 1.0))
+    tally = protocol.sample_tally(smooth(), generator=keyed_generator(b"stopped"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert float(fitted(protocol, tally).gap) < 10
+    monkeypatch.setattr("torchdp.queries.likelihood.PRODUCTS", 3)
+    monkeypatch.setattr("torchdp.queries.fit.OPEN", 0.2)
+    with pytest.warns(UserWarning, match=r"may be likelier by .* nats \(gap\); ask for fewer types"):
+        assert float(fitted(protocol, tally).gap) > 0.2
 
 
 @listed

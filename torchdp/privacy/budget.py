@@ -47,7 +47,12 @@ class Budget(Brief):
     _printed = ("limit", "left")
 
     def __init__(self, limit: Guarantee) -> None:
-        self.limit = checks.instance("limit", limit, Guarantee)
+        if not isinstance(limit, Guarantee):
+            raise TypeError(
+                f"limit must be a Guarantee, not {type(limit).__name__}: Guarantee(epsilon, delta, model, neighbours, "
+                "True, 'limit'), with the model and neighbours of the releases' guarantees"
+            )
+        self.limit = limit
         if limit.epsilon == math.inf:
             raise ValueError("limit must have a finite epsilon: an infinite one refuses nothing")
         if limit.mu is not None and self._curve(limit.mu, limit.variation) > limit.epsilon * (1 + 1e-9):

@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
@@ -56,15 +55,15 @@ def rows_of(x: Any, held: Held, name: str = "x") -> Tensor:
         raise TypeError(f"{name} must be a tensor, an array, a list or a pandas table, not {type(x).__name__}")
     shape = held
     if isinstance(held, int):
-        if rows.is_floating_point() and rows.numel():
+        if rows.dtype.kind == "f" and rows.size:
             raise TypeError(f"{name} must hold whole numbers, booleans or categories, not fractions; {NOT_WHOLE}")
-        rows = rows.to(torch.int64)
+        rows = rows.astype(np.int64)
         shape = ()
     if shape == (1,) and rows.ndim == 1:
-        return rows[:, None]
-    if shape == () and rows.ndim == 2 and rows.shape[1] == 1:
-        return rows[:, 0]
-    return rows
+        rows = rows[:, None]
+    elif shape == () and rows.ndim == 2 and rows.shape[1] == 1:
+        rows = rows[:, 0]
+    return torch.from_numpy(rows)
 
 
 def categories(x: Any) -> Any:
@@ -117,7 +116,7 @@ def _columns(x: Any, name: str) -> "dict[str, pd.Series]":
     return {f"column {place} ({label!r}) of {name}": x.iloc[:, place] for place, label in enumerate(x.columns)}
 
 
-def _types(x: Any, held: int, name: str) -> Tensor:
+def _types(x: Any, held: int, name: str) -> np.ndarray:
     """One column of numbers or booleans as it is; categories, of one column or several, as types."""
     columns = _columns(x, name)
     first = next(iter(columns))
@@ -132,39 +131,37 @@ def _types(x: Any, held: int, name: str) -> Tensor:
     if math.prod(sizes) != held:
         shown = " x ".join(map(str, sizes))
         raise ValueError(f"{name} must have categories for the {held} types that users may hold, not for {shown}")
-    types = torch.zeros(len(x), dtype=torch.int64)
+    types = np.zeros(len(x), np.int64)
     for (label, cells), size in zip(columns.items(), sizes, strict=True):
-        codes = cells if categories(cells) is None else _complete(cells, label).cat.codes
-        types = types * size + _column(codes, label)
+        _refuse_missing(cells, label)
+        codes = cells if categories(cells) is None else cells.cat.codes
+        types = types * size + codes.to_numpy(np.int64)
     return types
 
 
-def _numbers(x: Any, name: str) -> Tensor:
+def _numbers(x: Any, name: str) -> np.ndarray:
     """Columns share one kind: float64 where one of them holds fractions."""
     columns = _columns(x, name)
     found = [_column(cells, label) for label, cells in columns.items()]
-    if x.ndim == 1:
-        return found[0]
-    dtype = reduce(torch.promote_types, (column.dtype for column in found))
-    return torch.stack([column.to(dtype) for column in found], 1)
+    return found[0] if x.ndim == 1 else np.stack(found, 1)
 
 
-def _column(cells: "pd.Series", name: str) -> Tensor:
+def _column(cells: "pd.Series", name: str) -> np.ndarray:
     made = _made(cells.dtype, name)
-    return torch.from_numpy(_complete(cells, name).to_numpy(made, copy=True))
+    _refuse_missing(cells, name)
+    return cells.to_numpy(made, copy=True)
 
 
-def _complete(cells: "pd.Series", name: str) -> "pd.Series":
+def _refuse_missing(cells: "pd.Series", name: str) -> None:
     missing = int(cells.isna().sum())
     if missing:
         raise ValueError(
             f"{name} lacks {missing} of {len(cells)} values (of categories those that are not stated); leave these "
             "rows out by .dropna(), or give them a public category"
         )
-    return cells
 
 
-def _array(x: Any, name: str) -> Tensor:
+def _array(x: Any, name: str) -> np.ndarray:
     """An array or lists, copied."""
     try:
         found = np.asarray(x)
@@ -173,14 +170,18 @@ def _array(x: Any, name: str) -> Tensor:
     missing = found == None if found.dtype == object else np.ma.getmask(x)  # noqa: E711 (of each entry)
     if np.any(missing):
         raise ValueError(f"{name} lacks {np.sum(missing)} of {found.size} values; leave these rows out")
-    return torch.from_numpy(np.array(found, _made(found.dtype, name), order="C"))
+    return np.array(found, _made(found.dtype, name), order="C")
 
 
 def _made(dtype: Any, name: str) -> str:
     """What numbers of this numpy or pandas dtype become."""
-    if dtype.kind not in KINDS:
-        remedy = DATES if dtype.kind in "mM" else PLACES if str(dtype) == "category" else TEXT
-        raise TypeError(f"{name} must hold numbers, not {dtype}; {remedy}")
     if dtype.kind == "u" and dtype.itemsize == 8:  # int64 does not hold all of uint64
         return "float64"
-    return KINDS[dtype.kind]
+    if dtype.kind in KINDS:
+        return KINDS[dtype.kind]
+    remedy = TEXT
+    if dtype.kind in "mM":
+        remedy = DATES
+    elif dtype == "category":
+        remedy = PLACES
+    raise TypeError(f"{name} must hold numbers, not {dtype}; {remedy}")

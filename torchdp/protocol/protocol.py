@@ -174,7 +174,10 @@ class Protocol(Brief, ABC, Generic[S]):
     def estimate(
         self, x: Rows, *, groups: Rows | None = None, size: int | None = None, noise: Noise | None = None
     ) -> Estimate:
-        """``analyse(collect(x))``; no group may be empty."""
+        """``analyse(collect(x))``; no group may be empty. Each call is a release: two spend the guarantee twice.
+
+        ``privacy.Budget`` adds up what several spend.
+        """
         return self.analyse(self.collect(x, groups=groups, size=size, noise=noise))
 
     @final

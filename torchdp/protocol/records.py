@@ -322,15 +322,27 @@ class Estimate(Brief):
         columns = {"value": self.value, "standard_error": error, "low": low, "high": high}
         return framed(columns, names)
 
+    def __str__(self) -> str:
+        """The first numbers with their standard errors; few of them with 95 % intervals."""
+        names, rows, more = self._shown()
+        lines = ["".join(f"{cell:>15}" for cell in names)]
+        lines += ["".join(f"{number:>15.6g}" for number in row) for row in rows]
+        return "\n".join([*lines, f"and {more} more"] if more else lines)
+
     def _repr_html_(self) -> str:
-        """The first numbers with their standard errors; few of them with 95 % intervals, one with its picture."""
-        few = self.value.numel() <= SHOWN
-        each = (self.value, self.standard_error.expand(self.value.shape), *(self.interval() if few else ()))
-        rows = list(zip(*(x.detach().flatten()[:SHOWN].tolist() for x in each), strict=True))
-        table = html_table(rows, ("value", "standard error", "low", "high")[: len(each)])
+        """The same as a table, one number with its picture."""
+        names, rows, more = self._shown()
+        table = html_table(rows, names)
         if len(rows) == 1:
             return table + html_interval(rows[0][0], *rows[0][2:])
-        return table if few else f"{table}<p>and {self.value.numel() - SHOWN} more</p>"
+        return f"{table}<p>and {more} more</p>" if more else table
+
+    def _shown(self) -> tuple[tuple[str, ...], list[tuple[float, ...]], int]:
+        """Names of columns, rows of numbers, and how many numbers there are beyond."""
+        more = max(0, self.value.numel() - SHOWN)
+        each = (self.value, self.standard_error.expand(self.value.shape), *(() if more else self.interval()))
+        rows = list(zip(*(x.detach().flatten()[:SHOWN].tolist() for x in each), strict=True))
+        return ("value", "standard error", "low", "high")[: len(each)], rows, more
 
 
 class Objective(Enum):

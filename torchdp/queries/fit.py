@@ -1,5 +1,6 @@
 """Answers of a fitted histogram: the reports' own likelihood, smoothed as much as they ask for. Biased, lower error."""
 
+import warnings
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
@@ -16,6 +17,7 @@ from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomness import keyed_generator
 
 DRAWS = 32  # simulated tallies behind a predicted error
+OPEN = 10.0  # nats that a fit may lack before it warns: a histogram e^10 times as likely may be missed
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +65,23 @@ def fitted(protocol: QueryProtocol, tally: Tally, *, ordered: bool = True) -> Fi
         tally: of its messages, with any leading dimensions.
         ordered: whether neighbouring types are alike; if not, the fit without smoothing.
 
+    Warns where the fit without smoothing may lack more than 10 nats of the largest log likelihood (``gap``).
     Raises TypeError, ValueError.
 
     Guarantees: the protocol's: post-processing.
     Source: Silverman, Jones, Wilson, Nychka (1990); Akaike (1974); Li, Wang, Lopuhaa-Zwakenberg, Li, Skoric (2020).
     """
+    found = _fitted(protocol, tally, ordered)
+    lack = float(found.gap.max())
+    if lack > OPEN:
+        warnings.warn(
+            f"the fit was stopped: a histogram may be likelier by {lack:.3g} nats (gap); ask for fewer types",
+            stacklevel=2,
+        )
+    return found
+
+
+def _fitted(protocol: QueryProtocol, tally: Tally, ordered: bool) -> Fit:
     checks.instance("protocol", protocol, QueryProtocol)
     checks.instance("ordered", ordered, bool)
     unbiased = protocol.analyse(tally)
@@ -137,7 +151,8 @@ class FittedOracle(OracleQueries[FrequencyOracle]):
             for one in counts[alike]:
                 generator = keyed_generator(b"fits", counts.device)
                 drawn.append(self.sample_tally(one, generator=generator, sample_shape=(times,))["reports"])
-            value = self.analyse(Tally(int(total), {"reports": torch.stack(drawn)})).value  # (alike, times, m)
+            tally = Tally(int(total), {"reports": torch.stack(drawn)})
+            value = _fitted(self.unbiased, tally, self.ordered).value  # (alike, times, m)
             truth = (counts[alike] / total) @ self.workload.mT
             found[alike] = (value - truth[:, None]).square().mean(1)
         return found.view(*h.shape[:-1], -1)
