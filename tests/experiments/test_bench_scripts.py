@@ -1,10 +1,7 @@
 """The benches report every row that their docstrings promise; no time is judged."""
 
 import pytest
-from scripts import FOLDER, loaded
-
-from torchdp import cli
-from torchdp.simulate import read
+from scripts import loaded
 
 
 def test_sketching(smoke):
@@ -30,16 +27,7 @@ ROOMS = (
 def test_sweep_devices(command, tmp_path):
     printed = command("bench/sweep_devices.py", "--out", tmp_path)
     assert "the rows are the same bits" in printed
-    assert (tmp_path / "overhead.csv").read_text().count("\n") == 1 + 2
-
-
-@slow
-def test_six_mechanisms(tmp_path):
-    """Its predictions hold."""
-    assert cli.main(["sweep", str(FOLDER / "bench/six_mechanisms.py"), "--smoke", "--out", str(tmp_path)]) == 0
-    rows = read(tmp_path / "results.jsonl")
-    assert len(rows) == 12
-    assert all(abs(each.moments.z_score(each.facts["predicted_mse"])) < 5 for each in rows)
+    assert (tmp_path / "places.csv").read_text().count("\n") == 1 + 3
 
 
 @slow

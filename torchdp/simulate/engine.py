@@ -13,7 +13,7 @@ from torchdp.checks import function
 from torchdp.simulate.blocks import Asked, Block, Gathering, Part, Sampler, run_block
 from torchdp.simulate.moments import Measured, Moments
 from torchdp.simulate.streams import canonical
-from torchdp.simulate.workers import Jobs, Where, answers
+from torchdp.simulate.workers import Jobs, answers
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def run(
             key = blocks.hand_out()
             return None if key is None else Block(asked.seed, given, *key)
 
-    parts = answers("trial", partial(run_block, trial), Blocks(), Where(device, devices, executor))
+    parts = answers("trial", partial(run_block, trial), Blocks(), device, devices, executor)
     with progress_bar(trials, progress) as bar, closing(parts):
         for block, part in parts:
             blocks.take_back(block.index, block.size, part)

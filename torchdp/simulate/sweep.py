@@ -18,7 +18,7 @@ from torchdp.simulate.config_runs import ConfigRun, Job, OnError, OtherCode, Row
 from torchdp.simulate.moments import merge_all
 from torchdp.simulate.store import Reader, Record, Run, load
 from torchdp.simulate.streams import canonical, digest
-from torchdp.simulate.workers import Where, answers
+from torchdp.simulate.workers import answers
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def sweep(
     runs = runs_of(grid, asked, store, code, other_code, reader.runs)
     begun = start({**asked.facts(), **_grid(runs, reader), "code": code})
     work, runner = Work(runs, store, reader, begun, on_error), _Runner(make_trial, asked.block_size, code)
-    records = answers("make_trial", runner, work, Where(device, devices, executor))
+    records = answers("make_trial", runner, work, device, devices, executor)
     work.finish(records, trials, progress)
     if asked.shard is None:
         return [run.row() for run in runs]

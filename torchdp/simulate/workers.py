@@ -48,22 +48,13 @@ class Jobs(ABC, Generic[J]):
         return False
 
 
-@dataclass(frozen=True)
-class Where:
-    """Who works: this process on ``device``; a process for each of ``devices``; or an ``executor``."""
-
-    device: Device | None = None  # torch's default
-    devices: Sequence[Device] | None = None
-    executor: Any = None  # a concurrent.futures.Executor, or a dask.distributed.Client
-
-    @property
-    def place(self) -> torch.device:
-        named = torch.get_default_device() if self.device is None else self.device
-        return checks.device("device", named)
-
-
 def answers(
-    name: str, work: Callable[[J, torch.device], A], jobs: Jobs[J], where: Where
+    name: str,
+    work: Callable[[J, torch.device], A],
+    jobs: Jobs[J],
+    device: Device | None = None,
+    devices: Sequence[Device] | None = None,
+    executor: Any = None,
 ) -> Generator[tuple[J, A], None, None]:
     """(job, work(job, device)) as the answers come, for every job.
 
@@ -73,6 +64,9 @@ def answers(
     Args:
         name: what the user calls that which must be sent to the workers.
         work: run in this process, or in workers with one thread each.
+        device: of this process, or of an executor's workers; None: torch's default.
+        devices: a process for each.
+        executor: a ``concurrent.futures.Executor``, or a ``dask.distributed.Client``.
 
     Raises:
         TypeError, ValueError: at once, where the arguments contradict each other or the work cannot be sent.
@@ -80,18 +74,19 @@ def answers(
             the job and the device, with the worker's traceback as its cause; and what an executor raises.
         ChildProcessError: a process died twice in one job.
     """
-    if where.devices is None and where.executor is None:
-        return _here(work, jobs, where.place)
-    if where.devices is not None and (where.executor is not None or where.device is not None):
+    if devices is not None and (executor is not None or device is not None):
         raise ValueError("devices excludes device and executor; give one of them")
+    named = torch.get_default_device() if device is None else device
+    if devices is None and executor is None:
+        return _here(work, jobs, checks.device("device", named))
     order = _Order(work, torch.get_default_dtype(), torch.get_float32_matmul_precision(), _here_and_now())
     try:
         sent = cloudpickle.dumps(order)
     except Exception as error:
         raise TypeError(f"{name} cannot be sent to workers ({error}); make it of functions and values") from error
-    if where.devices is not None:
-        return _spread([_Process(device, sent) for device in one_kind(where.devices)], jobs)
-    return _spread([_Given(where.executor, where.place, sent)], jobs)
+    if devices is not None:
+        return _spread([_Process(each, sent) for each in one_kind(devices)], jobs)
+    return _spread([_Given(executor, torch.device(named), sent)], jobs)  # of the workers: it need not be here
 
 
 def one_kind(devices: Sequence[Device]) -> list[torch.device]:
