@@ -1,4 +1,4 @@
-"""Every operation that has a fused form; in a package the one that chooses its tiles comes first."""
+"""Every operation that has a fused form."""
 
 from torchdp.kernels import (
     chacha,
