@@ -4,7 +4,6 @@ from torchdp.kernels import (
     chacha,
     correlated_noise,
     guided_draws,
-    normals,
     privunit,
     privunitg,
     response_counts,
@@ -16,7 +15,6 @@ from torchdp.kernels.dispatch import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     chacha.KEYSTREAM,
-    normals.DRAWS,
     response_counts.COUNTS,
     unary_counts.TALLY,
     privunit.SUMS,

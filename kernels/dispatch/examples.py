@@ -37,11 +37,6 @@ def keystream(device: torch.device, blocks: int = 300) -> Call:
     return (words_key(device), 2**32 - 5, blocks, 2**32 - 7, 3), {}
 
 
-def normals(device: torch.device, rows: int = 2103) -> Call:
-    """Numbers of several programs, rows that end within one."""
-    return (KEY, FIRST, rows, 5, torch.float32, 3, device), {}
-
-
 def types(device: torch.device, users: int, k: int) -> Tensor:
     """In no order and a stride apart; some users hold none of the k types, on both sides."""
     return (torch.arange(2 * users, device=device) * 7919 % (k + 2) - 1)[::2]

@@ -24,7 +24,6 @@ ON_CPU = "fused kernels need a CUDA device; --interpret tries them in Triton's i
 # Blocks, rows or numbers of the kernels that memory limits; a CPU takes fewer.
 SIZES = {
     "chacha.keystream": 2**22,
-    "normals.draws": 2**24,
     "correlated_noise.add": 2**25,
     "guided_draws.fill": 2**25,
 }
