@@ -1,7 +1,5 @@
 """The same code on a CUDA device: values agree with the CPU's, laws with the predictions."""
 
-import json
-
 import pytest
 import torch
 
@@ -77,11 +75,6 @@ def test_pairwise_protocols(kind):
     assert protocol.estimate(types, noise=SeededNoise.of(keyed_generator(b"types", "cuda"))).value.is_cuda
 
 
-def test_the_doctor_finds_every_kernel_in_order(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cli.main(["doctor", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["collect"] is None and report["kept"].startswith(str(tmp_path))
-    assert {found["kernel"]: found["fault"] for found in report["kernels"]} == dict.fromkeys(
-        found["kernel"] for found in report["kernels"]
-    )
+def test_the_doctor_finds_every_kernel_in_order(capsys):
+    assert cli.main(["doctor"]) == 0
+    assert "reference [" not in capsys.readouterr().out

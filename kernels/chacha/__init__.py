@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp.kernels.chacha import reference
 from torchdp.kernels.chacha.reference import block
-from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.dispatch import Kernel, examples
 
 __all__ = ["Stream", "block", "key_of", "keystream", "system_key"]
 
@@ -51,7 +51,7 @@ def _keystream(key: Tensor, first: int, blocks: int, group: int = 0, stream: int
     return reference.keystream(key, first, blocks, group, stream)
 
 
-KEYSTREAM = Kernel(__name__, "keystream", _keystream, cases.KEYSTREAM)
+KEYSTREAM = Kernel(__name__, "keystream", _keystream, examples.keystream)
 
 
 class Stream:

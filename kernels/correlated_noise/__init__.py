@@ -5,7 +5,7 @@ from torch import Tensor
 from torchdp.kernels.correlated_noise import reference
 from torchdp.kernels.correlated_noise.reference import STEPS, normals
 from torchdp.kernels.correlated_noise.step import Step
-from torchdp.kernels.dispatch import Kernel, cases, contiguous
+from torchdp.kernels.dispatch import Kernel, contiguous, examples
 
 __all__ = ["STEPS", "Step", "add", "normals"]
 
@@ -24,4 +24,4 @@ def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, s
     ADD(total.device, changed, total, now, key, step, first)
 
 
-ADD = Kernel(__name__, "add", reference.add, cases.CORRELATED_NOISE)
+ADD = Kernel(__name__, "add", reference.add, examples.correlated_noise, tolerance=1e-6)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torchdp.kernels.chacha.fused import words64
 from torchdp.kernels.correlated_noise.reference import ANGLE, COARSE, FURTHER, MOST, RADIUS
 from torchdp.kernels.correlated_noise.step import Step
-from torchdp.kernels.dispatch.launches import launched, strides
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.normals.fused import circle
 from torchdp.kernels.normals.pieces import on
 
@@ -99,6 +99,6 @@ def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, s
     with on(total.device):
         add_kernel[(programs,)](
             out, state, total, now.gains, now.decays, now.numbers, now.lags, key, *now.slots, step, first,
-            len(now.lags), len(total), len(state), strides(state)[0], NUMBERS=NUMBERS, RUNNING=len(now.decays),
+            len(now.lags), len(total), len(state), state.stride(0), NUMBERS=NUMBERS, RUNNING=len(now.decays),
             RINGS=len(state) > len(now.decays), RECALLED=len(now.lags) > 1, num_warps=NUMBERS // 256,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which form of a kernel runs: Triton's where it imports, compiles and agrees with the reference; else the reference.
+"""Which form of a kernel runs: Triton's on CUDA where it agrees with the reference on a public call; else plain torch.
 
 ``TORCHDP_KERNELS``: auto (default), reference, or fused, which raises RuntimeError where the fused form can not run.
 Both forms take the same key and counter, so that a fall-back makes the same numbers, and no word is used twice.
@@ -7,24 +7,29 @@ Both forms take the same key and counter, so that a fall-back makes the same num
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-
-from torchdp.kernels.dispatch import verdicts
-from torchdp.kernels.dispatch.cases import Case
-from torchdp.kernels.dispatch.launches import Form, watched
-from torchdp.kernels.dispatch.trials import Call
+from torch import Tensor
 
 VARIABLE = "TORCHDP_KERNELS"
 MODES = ("auto", "fused", "reference")
-_changing = threading.RLock()  # modules that are loaded, their constants, and verdicts
-_loaded: dict[str, ModuleType] = {}
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_lock = threading.RLock()  # of verdicts: threads that come at once try a kernel once
+
+
+def _renew_lock() -> None:
+    """In a forked child, whose parent may have held it in a thread that the child does not have."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def mode() -> str:
@@ -40,240 +45,159 @@ def keyed(device: torch.device | str) -> bool:
     return torch.device(device).type == "cuda" or mode() == "fused"
 
 
-class LostDevice(RuntimeError):
-    """A kernel has killed the CUDA context: nothing on this device answers this process any more."""
-
-
-class Captured(RuntimeError):
-    """A CUDA graph is being captured, in which no form can be tried and no failure looked into."""
-
-    def __init__(self, name: str, what: str) -> None:
-        super().__init__(f"{name} {what}; make the same call once before the CUDA graph is captured")
-
-
-class Untried(Exception):
-    """Raised before a launch of a form that no trial has met."""
-
-
-class Refused(Exception):
-    """Raised before a launch of a form whose trial failed."""
-
-
 class Kernel:
     """An operation in two forms of the same arguments and result: ``plain``, and ``operation`` in ``package``.fused.
 
-    No launch meets anybody's data before one of its form (``launches.Launched``: all that chooses machine code) has met
-    public numbers that pass each of its branches (``trials``) and agreed with ``plain``: once for each process, device
-    and form, unless ``torchdp doctor`` has kept the verdict. ``plain`` does the work of a form that fails, with one
-    warning. If an operation works in place, its fused form must write in one launch, so that one which fails, or is
-    not made, has written nothing.
+    Before its first use on a device in a process the fused form meets ``example(device)``, a public call that passes
+    its branches, and must agree with ``plain``. ``plain`` does the work of a form that differs or fails, with one
+    warning. If an operation works in place, its fused form must write in its last launch, so that one which fails, or
+    is not made, has written nothing.
+
+    Args:
+        package: the full name of the kernel's package.
+        operation: the name of the fused form.
+        plain: the reference.
+        example: the public call on a device, of as many users, rows or numbers as are asked for.
+        tolerance: of real numbers, as a share of the largest.
+        slips: in all, of integers that rounding decides.
     """
 
-    def __init__(self, package: str, operation: str, plain: Callable[..., Any], case: Case) -> None:
-        self.package, self.operation, self.plain, self.case = package, operation, plain, case
+    def __init__(
+        self,
+        package: str,
+        operation: str,
+        plain: Callable[..., Any],
+        example: Callable[..., Call],
+        tolerance: float = 0.0,
+        slips: int = 0,
+    ) -> None:
+        self.package = package
+        self.operation = operation
+        self.plain = plain
+        self.example = example
+        self.tolerance = tolerance
+        self.slips = slips
         self.name = f"{package.rpartition('.')[2]}.{operation}"
-        self._faults: dict[tuple[torch.device, Form | None], str | None] = {}  # None: of every form
-        self._told: set[tuple[torch.device, str]] = set()
+        self._faults: dict[torch.device, str | None] = {}
+        self._told: set[torch.device] = set()
 
     def __call__(self, where: torch.device | str, /, *arguments: Any, **options: Any) -> Any:
-        device = _placed(where)
-        while self.runs(device):
-            form = None
-            try:
-                try:
-                    with watched(lambda form: self._meet(device, form)):
-                        return self.fused(device)(*arguments, **options)
-                except Untried as new:
-                    form = new.args[0]  # which alone has no trial if none can be made
-                    self._try(device, form, (arguments, options))
-            except Refused as refused:
-                if mode() == "fused":
-                    raise RuntimeError(self._refusal(device, str(refused))) from None
-                self._tell(device, str(refused))
-                break
-            except (torch.OutOfMemoryError, LostDevice, Captured):
-                raise  # nobody's fault, and the reference takes more memory; or beyond help
-            except Exception as error:
-                fault = self.failed(device, error)
-                if mode() == "fused":
-                    raise RuntimeError(self._refusal(device, fault)) from error
-                result = self.plain(*arguments, **options)  # a mistake of the caller's raises here and says so
-                self._faults[device, form] = fault
-                self._tell(device, fault)
-                return result
-        return self.plain(*arguments, **options)
+        device = _numbered(where)
+        if not self.runs(device):
+            return self.plain(*arguments, **options)
+        try:
+            return self.fused(*arguments, **options)
+        except torch.OutOfMemoryError:
+            raise  # the reference takes more memory
+        except Exception as error:
+            fault = self._failure(device, error)
+            if mode() == "fused":
+                raise RuntimeError(self._refusal(device, fault)) from error
+            result = self.plain(*arguments, **options)  # a mistake of the caller's raises here and says so
+            self._faults[device] = fault
+            self._tell(device, fault)
+            return result
+
+    @property
+    def fused(self) -> Callable[..., Any]:
+        """The fused form. Raises what its import does."""
+        return getattr(import_module(self.package + ".fused"), self.operation)
 
     def runs(self, device: torch.device) -> bool:
-        """Whether fused forms do any work on this device. Raises RuntimeError, ValueError."""
+        """Whether the fused form does the work on this device. Raises RuntimeError, ValueError."""
         chosen = mode()
         if not _wanted(chosen, device):
             return False
-        if (device, None) not in self._faults:
-            with _changing:
-                if (device, None) not in self._faults:
-                    self._faults[device, None] = self._kept(device).get("") or self.unfit(device)
-        fault = self._faults[device, None]
-        if fault is not None and chosen == "fused":
+        fault = self.fault(device)
+        if fault is None:
+            return True
+        if chosen == "fused":
             raise RuntimeError(self._refusal(device, fault))
-        if fault is not None:
-            self._tell(device, fault)
-        return fault is None
+        self._tell(device, fault)
+        return False
 
-    def unfit(self, device: torch.device) -> str | None:
-        """Why no fused form can run on this device; None: some may."""
-        if device.type != "cuda" and not _interpreted():
-            return "needs a CUDA device, or on a CPU TRITON_INTERPRET=1 from the start (Triton's interpreter)"
+    def fault(self, device: torch.device) -> str | None:
+        """Why the fused form is not used on this device; None: it is. Raises RuntimeError."""
+        if device not in self._faults:
+            with _lock:
+                if device not in self._faults:
+                    self._faults[device] = self._trial(device)
+        return self._faults[device]
+
+    def _trial(self, device: torch.device) -> str | None:
+        """What is wrong with the fused form on the example; None: it agrees."""
+        if _capturing(device):
+            raise RuntimeError(f"{self.name} has not been tried on {device}; {_CAPTURED}")
         try:
-            self.fused(device)
+            # A caller's autocast would round the reference; Triton's interpreter tells of infinite numbers.
+            with torch.autocast(device.type, enabled=False), np.errstate(all="ignore"):
+                wanted = self.result(self.plain, device)
+                # What is freed here is what the fused form's results may lie in: if it writes nothing, it must not
+                # find the reference's own numbers there.
+                overwritten = [torch.full_like(each, 77) for each in wanted]
+                del overwritten
+                found = self.result(self.fused, device)
+            agrees = all(self.agrees(*pair) for pair in zip(found, wanted, strict=True))
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
-            return f"does not import: {_said(error)}"
-        old = [int(part) for part in verdicts.version("triton").split(".")[:2]] < [3, 7]
-        if device.type != "cuda" and old and [int(part) for part in np.__version__.split(".")[:2]] >= [2, 4]:
-            return "needs Triton 3.7 or numpy below 2.4: older interpreters of Triton's fail on later versions of numpy"
-        return None
+            return self._failure(device, error)
+        return None if agrees else "does not agree with its reference"
 
-    def fused(self, device: torch.device) -> Callable[..., Any]:
-        """The fused form, with the tile sizes that were kept for the first device used. Raises what its import does."""
-        with _changing:
-            if self.package not in _loaded:
-                module = import_module(self.package + ".fused")
-                for name, size in verdicts.read(device).tiles.get(self.package, {}).items():
-                    if size in self.case.tiles.get(name, ()):
-                        setattr(module, name, size)
-                _loaded[self.package] = module
-        return getattr(_loaded[self.package], self.operation)
+    def result(self, form: Callable[..., Any], device: torch.device, *size: int) -> list[Tensor]:
+        """Every tensor that the example (of this size) passes, and may have changed, or returns."""
+        arguments, options = self.example(device, *size)
+        returned = form(*arguments, **options)
+        flat: list[Any] = []
+        for each in (*arguments, returned):
+            flat += each if isinstance(each, tuple) else [each]
+        return [each for each in flat if isinstance(each, Tensor)]
 
-    def tiles(self, device: torch.device) -> dict[str, int]:
-        """The sizes in force, of those that may be chosen."""
-        self.fused(device)
-        return {name: getattr(_loaded[self.package], name) for name in self.case.tiles}
+    def agrees(self, found: Tensor, wanted: Tensor) -> bool:
+        """Within the tolerance, everywhere; a number that is none does not."""
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            return False
+        apart = (found - wanted).double().abs()  # a sum of integers would wrap around
+        if not found.is_floating_point():
+            return float(apart.sum()) <= self.slips
+        scale = float(wanted.abs().max())
+        same = found == wanted  # infinite numbers too
+        return bool((same | (apart <= self.tolerance * scale)).all())
 
-    def set_tiles(self, device: torch.device, tiles: Mapping[str, int]) -> None:
-        """For the whole package, in this process; while nothing else launches its kernels."""
-        self.fused(device)
-        for name, size in tiles.items():
-            setattr(_loaded[self.package], name, size)
-
-    def verdicts(self, device: torch.device) -> dict[str, str | None]:
-        """What has been found in this process, by form; "": of every form."""
-        found = self._faults.items()
-        return {str(form) if form else "": fault for (where, form), fault in found if where == device}
-
-    def trial(self, device: torch.device, call: Call | None = None, form: Form | None = None) -> str | None:
-        """What is wrong with the fused form on public calls like this one, None: it agrees, in the form asked for.
-
-        call: the public one for None. All forms that are met have the verdict. Raises LostDevice.
-        """
-        fault = self.unfit(device)
-        if fault is not None:
-            return fault
-        met: set[Form] = set()
-        calls = zip(
-            self.public(device, call), self.public(device, call), strict=True
-        )  # may refuse a caller's mistake
-        with _changing, self._small_steps():
-            try:
-                for ours, theirs in calls:
-                    wanted = self.result(self.plain, device, theirs)
-                    _ = torch.full_like(
-                        wanted, 77
-                    )  # what is freed here is what the fused form's result may lie in
-                    del _
-                    with watched(met.add):
-                        found = self.result(self.fused(device), device, ours)
-                    if not self.case.agrees(found, wanted):
-                        fault = "does not agree with its reference"
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                fault = self.failed(device, error)
-        self._faults |= {(device, each): fault for each in met}
-        return fault if fault or form is None or form in met else f"has no trial of the form {form}"
-
-    def public(self, device: torch.device, call: Call | None = None) -> list[Call]:
-        """The calls of a trial."""
-        arguments, options = call or self.case.arguments(device, 100)
-        return self.case.like(*arguments, **options)
-
-    def result(self, form: Callable[..., Any], device: torch.device, call: Call | None = None) -> torch.Tensor:
-        """Of a call, the first public one for None; an operation in place changes its first argument, or two."""
-        arguments, options = call or self.public(device)[0]
-        with (
-            torch.autocast(device.type, enabled=False),
-            np.errstate(all="ignore"),
-        ):  # which would round the reference
-            returned = form(*arguments, **options)
-        if returned is None and isinstance(arguments[0], tuple):
-            return torch.cat([each.flatten() for each in arguments[0]])
-        if self.case.returns:
-            both = torch.cat([arguments[0], returned])
-            returned.fill_(77)  # a later form's result may lie in what is freed here
-            return both
-        return arguments[0] if returned is None else returned
-
-    def failed(self, device: torch.device, error: Exception) -> str:
-        """What failed, if the device lives on. Raises LostDevice, Captured."""
+    def _failure(self, device: torch.device, error: Exception) -> str:
+        """What failed, if the device lives on. Raises RuntimeError where it does not, or can not be asked."""
+        if _capturing(device):
+            raise RuntimeError(f"{self.name} failed: {_said(error)}; {_CAPTURED}") from error
         if device.type == "cuda":
             try:
-                capturing = torch.cuda.is_current_stream_capturing()
-                if not capturing:
-                    torch.cuda.synchronize(device)
+                torch.cuda.synchronize(device)
             except Exception as lost:
-                raise LostDevice(
+                raise RuntimeError(
                     f"{self.name} has killed the CUDA context of {device} ({_said(lost)}): no result of this process "
-                    f"on it can be had any more; start again with {VARIABLE}=reference, and run torchdp doctor"
+                    f"on it can be had any more; start again with {VARIABLE}=reference"
                 ) from error
-            if capturing:
-                raise Captured(self.name, f"failed: {_said(error)}") from error
         return f"does not run: {_said(error)}"
 
-    def _meet(self, device: torch.device, form: Form) -> None:
-        if (device, form) not in self._faults:
-            raise Untried(form)
-        fault = self._faults[device, form]
-        if fault is not None:
-            raise Refused(fault)
-
-    def _try(self, device: torch.device, form: Form, call: Call) -> None:
-        with _changing:
-            if (device, form) in self._faults:
-                return
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise Captured(self.name, "has not been tried in the form of this call")
-            kept = self._kept(device)
-            fault = kept[str(form)] if str(form) in kept else self.trial(device, call, form)
-            self._faults[device, form] = fault
-
-    def _kept(self, device: torch.device) -> dict[str, str | None]:
-        return verdicts.read(device).faults.get(self.name, {})
-
     def _tell(self, device: torch.device, fault: str) -> None:
-        """Once."""
-        with _changing:
-            if (device, fault) in self._told:
+        """Once for each device."""
+        with _lock:
+            if device in self._told:
                 return
-            self._told.add((device, fault))
+            self._told.add(device)
         message = f"the fused {self.name} {fault}; its reference is used on {device} (torchdp doctor says more)"
         warnings.warn(message, RuntimeWarning, stacklevel=4)
 
-    @contextmanager
-    def _small_steps(self) -> Iterator[None]:
-        """Constants of the package that no machine code depends on, such that few numbers pass every loop twice."""
-        module = _loaded[self.package]
-        before = {name: getattr(module, name) for name in self.case.few}
-        for name, size in self.case.few.items():
-            setattr(module, name, size)
-        try:
-            yield
-        finally:
-            for name, size in before.items():
-                setattr(module, name, size)
-
     def _refusal(self, device: torch.device, fault: str) -> str:
-        return f"{VARIABLE}=fused, but the fused {self.name} can not run on {device}: it {fault}"
+        return (
+            f"{VARIABLE}=fused, but the fused {self.name} can not run on {device}: it {fault} (on a CPU it needs "
+            f"TRITON_INTERPRET=1 from the start)"
+        )
 
 
-def contiguous(**tensors: torch.Tensor) -> None:
+_CAPTURED = "make the same call once before the CUDA graph is captured"
+
+
+def contiguous(**tensors: Tensor) -> None:
     """Refuses what a launch would read or write by its address alone. Raises ValueError."""
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
@@ -282,7 +206,7 @@ def contiguous(**tensors: torch.Tensor) -> None:
             )
 
 
-def _placed(device: torch.device | str) -> torch.device:
+def _numbered(device: torch.device | str) -> torch.device:
     """With the number of the current device where none is given."""
     device = torch.device(device)
     if device.type == "cuda" and device.index is None:
@@ -294,8 +218,9 @@ def _wanted(chosen: str, device: torch.device) -> bool:
     return chosen == "fused" or (chosen == "auto" and device.type == "cuda")
 
 
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET") == "1"
+def _capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, in which nothing can be tried and no failure looked into."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _said(error: BaseException) -> str:

@@ -1,10 +1,9 @@
-"""Every operation that has a fused form; in a package the one that chooses its tiles comes first."""
+"""Every operation that has a fused form."""
 
 from torchdp.kernels import (
     chacha,
     correlated_noise,
     guided_draws,
-    normals,
     privunit,
     privunitg,
     response_counts,
@@ -16,7 +15,6 @@ from torchdp.kernels.dispatch import Kernel
 
 KERNELS: tuple[Kernel, ...] = (
     chacha.KEYSTREAM,
-    normals.DRAWS,
     response_counts.COUNTS,
     unary_counts.TALLY,
     privunit.SUMS,

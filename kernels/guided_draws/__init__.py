@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from torchdp.kernels.dispatch import Kernel, cases, contiguous
+from torchdp.kernels.dispatch import Kernel, contiguous, examples
 from torchdp.kernels.guided_draws import reference
 from torchdp.kernels.guided_draws.reference import OPEN
 
 __all__ = ["OPEN", "fill"]
 
-FILL = Kernel(__name__, "fill", reference.fill, cases.GUIDED_DRAWS)
+FILL = Kernel(__name__, "fill", reference.fill, examples.guided_draws)
 
 
 def fill(out: Tensor, parts: Tensor, cells: Tensor, times: int = 0) -> Tensor:

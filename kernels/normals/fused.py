@@ -1,15 +1,9 @@
 """Normals inside Triton kernels, from the words and by the formulas of reference.py."""
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from torchdp.kernels.dispatch.launches import launched
-from torchdp.kernels.normals.pieces import on
-from torchdp.kernels.philox.fused import side_by_side, unit, words
-
-BLOCK = 256
+from torchdp.kernels.philox.fused import unit, words
 
 
 @triton.jit
@@ -64,36 +58,3 @@ def _turned(quarter, cosine, sine):
     odd = (quarter & 1) == 1
     sign = tl.where((quarter & 2) == 2, -1.0, 1.0)
     return sign * tl.where(odd, -sine, cosine), sign * tl.where(odd, cosine, sine)
-
-
-@launched("key", "first", "stream", "size")
-def draw_kernel(
-    out, key, first, stream, size, width, groups, BLOCK: tl.constexpr, DOUBLE: tl.constexpr, WHOLE: tl.constexpr
-):
-    """The normals of numbers first, ..., first + size - 1: out (size, width). WHOLE: width is a multiple of four."""
-    start, size = tl.program_id(0).to(tl.int64) * BLOCK, size.to(tl.int64)
-    row, before = start // groups, (start % groups).to(tl.int32)  # one long division for each program
-    group, place = before + tl.arange(0, BLOCK), 4 * before + tl.arange(0, 4 * BLOCK)
-    a, b, c, d = four(key, first + row + group // groups, group % groups, stream, DOUBLE)
-    normal = side_by_side(a, b, c, d)
-    if WHOLE:
-        tl.store(out + row * width + place, normal, mask=place < (size - row) * width)
-    else:
-        rows = group // groups
-        below = side_by_side(rows, rows, rows, rows)
-        column = place - below * (4 * groups)
-        tl.store(out + (row + below) * width + column, normal, mask=(row + below < size) & (column < width))
-
-
-def draws(
-    key: int, first: int, size: int, width: int, dtype: torch.dtype, stream: int, device: torch.device
-) -> Tensor:
-    """reference.normals for numbers first, ..., first + size - 1."""
-    out, groups = torch.empty((size, width), dtype=dtype, device=device), triton.cdiv(width, 4)
-    if out.numel():
-        with on(device):
-            grid = (triton.cdiv(size * groups, BLOCK),)
-            double = dtype == torch.float64
-            how = {"BLOCK": BLOCK, "DOUBLE": double, "WHOLE": width % 4 == 0}
-            draw_kernel[grid](out, key, first, stream, size, width, groups, **how)
-    return out

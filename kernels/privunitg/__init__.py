@@ -2,13 +2,13 @@
 
 from torch import Tensor
 
-from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.dispatch import Kernel, examples
 from torchdp.kernels.privunitg import reference
 from torchdp.kernels.privunitg.reference import message, messages, tilted_normal
 
 __all__ = ["message", "messages", "sums", "tilted_normal"]
 
-SUMS = Kernel(__name__, "sums", reference.sums, cases.PRIVUNITG)
+SUMS = Kernel(__name__, "sums", reference.sums, examples.privunitg, tolerance=1e-4)
 
 
 def sums(

@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.dispatch import Kernel, examples
 from torchdp.kernels.response_counts import reference
 
 __all__ = ["counts"]
 
-COUNTS = Kernel(__name__, "counts", reference.counts, cases.RESPONSE_COUNTS)
+COUNTS = Kernel(__name__, "counts", reference.counts, examples.response_counts)
 
 
 def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:

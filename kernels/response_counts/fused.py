@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdp.kernels.dispatch.launches import launched, strides
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.philox.fused import word64, words
 
 PAIRS = 512  # of users in one step of a program
@@ -66,6 +66,6 @@ def counts(x: Tensor, k: int, step: int, key: int, first: int = 0) -> Tensor:
     total = torch.zeros(copies, k, dtype=torch.int64, device=x.device)
     with torch.cuda.device_of(x):
         count_kernel[(programs,)](
-            x, total, n, *strides(x), k, step, (2**64 - 1) // step, key, first, copies, PAIRS=PAIRS, BINS=bins
+            x, total, n, *x.stride(), k, step, (2**64 - 1) // step, key, first, copies, PAIRS=PAIRS, BINS=bins
         )
     return total.sum(0)

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchdp.kernels.dispatch.launches import launched, strides
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.philox.fused import words
 
 LAST = tl.constexpr(1 - 2.0**-24)  # the float32 below 1
@@ -209,7 +209,7 @@ def _arguments(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, c
     if x.stride(1) != 1 or x.stride(0) > LONGEST:
         x = x.contiguous()
     rows = pad(frequencies.mT, (0, -len(frequencies) % BLOCK_D)).contiguous()  # in rows, as tf32 wants them
-    tensors, steps = (x, rows, phases.contiguous(), labels), (strides(x)[0], strides(rows)[0], *strides(labels))
+    tensors, steps = (x, rows, phases.contiguous(), labels), (x.stride(0), rows.stride(0), *labels.stride())
     return (*tensors, len(phases), *x.shape, phases.shape[1], classes, *steps)
 
 

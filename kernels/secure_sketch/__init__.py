@@ -2,14 +2,14 @@
 
 from torch import Tensor
 
-from torchdp.kernels.dispatch import Kernel, cases, contiguous
+from torchdp.kernels.dispatch import Kernel, contiguous, examples
 from torchdp.kernels.secure_sketch import reference
 from torchdp.kernels.secure_sketch.reference import SURE, VARIATION, rounded_normals, words
 from torchdp.kernels.secure_sketch.rows import add_rows
 
 __all__ = ["SURE", "VARIATION", "add", "add_rows", "rounded_normals", "words"]
 
-ADD = Kernel(__name__, "add", reference.add, cases.SECURE_SKETCH)
+ADD = Kernel(__name__, "add", reference.add, examples.secure_sketch)
 
 
 def add(

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from torchdp.kernels.chacha.fused import words, words64
-from torchdp.kernels.dispatch.launches import launched, strides
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.normals.fused import circle
 from torchdp.kernels.secure_sketch.reference import MASKS, NOISE
 
@@ -104,6 +104,6 @@ def add(
     with torch.cuda.device_of(values):
         add_kernel[(programs,)](
             sums, values, rows, signs, units, key, first, clients, copies, columns, height * columns,
-            *strides(values), *strides(rows), *strides(signs), float(scale),
+            *values.stride(), *rows.stride(), *signs.stride(), float(scale),
             SERVERS=servers, BITS=8 * sums.dtype.itemsize, ENTRIES=ENTRIES, num_warps=4,
         )  # fmt: skip

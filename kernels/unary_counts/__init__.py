@@ -2,12 +2,12 @@
 
 from torch import Tensor
 
-from torchdp.kernels.dispatch import Kernel, cases
+from torchdp.kernels.dispatch import Kernel, examples
 from torchdp.kernels.unary_counts import reference
 
 __all__ = ["tally"]
 
-TALLY = Kernel(__name__, "tally", reference.tally, cases.UNARY_COUNTS)
+TALLY = Kernel(__name__, "tally", reference.tally, examples.unary_counts)
 
 
 def tally(x: Tensor, k: int, lost: float, off: float, key: int, first: int = 0) -> Tensor:

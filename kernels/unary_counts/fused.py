@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdp.kernels.dispatch.launches import launched, strides
+from torchdp.kernels.dispatch.launches import launched
 from torchdp.kernels.philox import fused as philox
 from torchdp.kernels.unary_counts.reference import LANES, ratio
 
@@ -114,6 +114,6 @@ def tally(x: Tensor, k: int, lost: float, off: float, key: int, first: int = 0) 
             total, n, k, *ratio(off), key, first, GROUPS=groups, COLUMNS=columns, num_warps=1
         )
         own_kernel[(programs,)](
-            x, total, n, *strides(x), k, *ratio(lost), *ratio(off), key, first, copies, USERS=USERS, num_warps=1
+            x, total, n, *x.stride(), k, *ratio(lost), *ratio(off), key, first, copies, USERS=USERS, num_warps=1
         )
     return total.sum(0)

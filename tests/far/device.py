@@ -294,7 +294,6 @@ def register(fused):
 CIPHER = "chacha.keystream"
 KERNELS = {
     "chacha": ("keystream",),
-    "normals": ("draws",),
     "privunitg": ("sums",),
     "privunit": ("sums",),
     "response_counts": ("counts",),

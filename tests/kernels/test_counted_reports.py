@@ -69,7 +69,7 @@ def test_users_of_one_word_and_of_one_value_are_independent():
 def fused(monkeypatch, device):
     """The device of the fused path, which is taken wherever it is."""
     monkeypatch.setenv("TORCHDP_KERNELS", "fused")
-    monkeypatch.setattr("torchdp.kernels.dispatch.Kernel.trial", lambda *_: None)
+    monkeypatch.setattr("torchdp.kernels.dispatch.Kernel._trial", lambda *_: None)
     blocks = pytest.importorskip("torchdp.kernels.unary_counts.fused")
     monkeypatch.setattr(blocks, "WORDS", 1024)  # of the size that suits the interpreter
     monkeypatch.setattr(blocks, "USERS", 1024)

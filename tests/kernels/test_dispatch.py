@@ -1,43 +1,36 @@
 """Which form of a kernel runs, and what happens where the fused one can not: never another law, a word used twice,
-a crash that hides its cause."""
+a crash that hides its cause. Faults planted in fused kernels (experiments/bench/mutations.txt) are seen before data."""
 
+import importlib.util
+import os
+import sys
+import threading
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
 
-from torchdp.cli.examine import products
 from torchdp.kernels import dispatch, privunit, privunitg, response_counts, rounded_features, secure_sketch
-from torchdp.kernels.dispatch import Kernel, cases, launches
+from torchdp.kernels.dispatch import Kernel, examples
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import PrivUnitG, RandomizedResponse
 
 CPU = torch.device("cpu")
+GPU = torch.device("cuda:0")
+ROOT = Path(__file__).parents[2]
 X = torch.arange(3000) % 16
 CALL = (X, 16, 2**58 + 3, 7)
+counts = response_counts.reference.counts
 
 
-def kernel(fused, monkeypatch, plain=response_counts.reference.counts):
-    """A kernel of its own record whose fused form is ``fused``, and that thinks that it may be used here."""
-    made = Kernel("torchdp.kernels.response_counts", "counts", plain, cases.RESPONSE_COUNTS)
-    monkeypatch.setattr(made, "fused", lambda device: launching(fused))
-    monkeypatch.setitem(dispatch._loaded, made.package, SimpleNamespace(PROGRAMS=1))
-    monkeypatch.setattr(dispatch, "_interpreted", lambda: True)
-    return made
-
-
-def launching(fused, form=("a form",)):
-    """What launches a kernel of this form first, as a fused form does."""
-
-    def launched(*arguments, **options):
-        launches.about_to_launch(form)
-        return fused(*arguments, **options)
-
-    return launched
+def kernel(monkeypatch, fused):
+    """A kernel of its own record whose fused form is ``fused``."""
+    monkeypatch.setattr(Kernel, "fused", property(lambda self: fused))
+    return Kernel("torchdp.kernels.response_counts", "counts", counts, examples.response_counts)
 
 
 @pytest.fixture
@@ -50,36 +43,17 @@ def auto(monkeypatch):
 @pytest.mark.parametrize("each", KERNELS, ids=lambda each: each.name)
 def test_a_number_too_many_does_not_agree(each):
     """Negative control of the trial: one bit more than may slip, or a number off by a hundredth."""
-    wanted = each.result(each.plain, CPU)
-    assert each.case.agrees(wanted, wanted.clone())
-    assert not each.case.agrees(torch.full_like(wanted, 77), wanted)
+    wanted = each.result(each.plain, CPU)[-1]
+    assert each.agrees(wanted, wanted.clone())
+    assert not each.agrees(torch.full_like(wanted, 77), wanted)
     wrong = wanted.clone()
-    wrong.view(-1)[-1] += wanted.max() / 100 if wanted.is_floating_point() else each.case.slips + 1
-    assert not each.case.agrees(wrong, wanted)
+    wrong.view(-1)[-1] += wanted.max() / 100 if wanted.is_floating_point() else each.slips + 1
+    assert not each.agrees(wrong, wanted)
     if wanted.is_floating_point():
-        assert not each.case.agrees(torch.full_like(wanted, torch.nan), wanted)
-    elif wanted.dtype == torch.int64 and wanted.numel() > 1:
+        assert not each.agrees(torch.full_like(wanted, torch.nan), wanted)
+    elif wanted.dtype == torch.int64:
         wrong.view(-1)[:2] = wanted.view(-1)[:2] + 2**63 - 1  # a sum of such differences wraps around to -2
-        assert not each.case.agrees(wrong, wanted)
-
-
-@pytest.mark.parametrize("each", KERNELS, ids=lambda each: each.name)
-def test_tiles_are_constants_of_the_package_and_hold_what_it_is_written_with(device, each):
-    module = pytest.importorskip(each.package + ".fused")
-    for name, sizes in each.case.tiles.items():
-        assert getattr(module, name) in sizes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("each", KERNELS, ids=lambda each: each.name)
-def test_every_size_that_may_be_chosen_gives_the_same_result(device, each):
-    start = each.tiles(device)
-    try:
-        for tiles in products(each):
-            each.set_tiles(device, tiles)
-            assert each.trial(device) is None, tiles
-    finally:
-        each.set_tiles(device, start)
+        assert not each.agrees(wrong, wanted)
 
 
 def test_a_value_of_the_variable_that_is_none(monkeypatch):
@@ -89,15 +63,11 @@ def test_a_value_of_the_variable_that_is_none(monkeypatch):
 
 
 def test_the_reference_is_used_on_a_cpu_and_where_it_is_asked_for(monkeypatch):
-    def forbidden(*_):
-        raise AssertionError
-
-    made = kernel(forbidden, monkeypatch)
-    wanted = response_counts.reference.counts(*CALL)
-    assert torch.equal(made(CPU, *CALL), wanted)
+    monkeypatch.delenv("TORCHDP_KERNELS", raising=False)
+    made = kernel(monkeypatch, None)
+    assert torch.equal(made(CPU, *CALL), counts(*CALL))
     monkeypatch.setenv("TORCHDP_KERNELS", "reference")
-    monkeypatch.setattr(dispatch, "_placed", lambda device: torch.device("cuda:0"))
-    assert torch.equal(made("cuda", *CALL), wanted)
+    assert torch.equal(made(GPU, *CALL), counts(*CALL))
 
 
 def broken(*_, **__):
@@ -105,69 +75,59 @@ def broken(*_, **__):
 
 
 def off_by_one(*arguments):
-    counts = response_counts.reference.counts(*arguments)
-    counts[0] += 1
-    return counts
+    wrong = counts(*arguments)
+    wrong[0] += 1
+    return wrong
 
 
 def writes_nothing(x, k, *_):
     return torch.empty(k, dtype=torch.int64)
 
 
-@pytest.mark.parametrize(
-    ("fused", "fault"),
-    [
-        (broken, "does not run: ImportError: and no more"),
-        (off_by_one, "does not agree with its reference"),
-        (writes_nothing, "does not agree with its reference"),
-    ],
-)
+FAULTS = {
+    broken: "does not run: ImportError: and no more",
+    off_by_one: "does not agree with its reference",
+    writes_nothing: "does not agree with its reference",
+}
+
+
+@pytest.mark.parametrize(("fused", "fault"), FAULTS.items())
 def test_a_form_that_fails_its_trial_is_switched_off_with_one_warning(auto, monkeypatch, fused, fault):
-    made = kernel(fused, monkeypatch)
-    wanted = response_counts.reference.counts(*CALL)
-    with pytest.warns(
-        RuntimeWarning, match=f"response_counts.counts {fault}; its reference is used on cpu"
-    ) as seen:
-        assert torch.equal(made(CPU, *CALL), wanted)
+    made = kernel(monkeypatch, fused)
+    message = f"response_counts.counts {fault}; its reference is used on cpu"
+    with pytest.warns(RuntimeWarning, match=message) as seen:
+        assert torch.equal(made(CPU, *CALL), counts(*CALL))
     assert len(seen) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert torch.equal(made(CPU, *CALL), wanted)
+        assert torch.equal(made(CPU, *CALL), counts(*CALL))
     monkeypatch.setenv("TORCHDP_KERNELS", "fused")
-    with pytest.raises(RuntimeError, match=f"fused response_counts.counts can not run on cpu: it {fault}"):
+    with pytest.raises(
+        RuntimeError, match=f"fused response_counts.counts can not run on cpu: it {fault}.*INTERPRET"
+    ):
         made(CPU, *CALL)
 
 
-def test_a_module_that_does_not_import(auto, monkeypatch):
-    made = Kernel("torchdp.kernels.absent", "counts", response_counts.reference.counts, cases.RESPONSE_COUNTS)
-    monkeypatch.setattr(dispatch, "_interpreted", lambda: True)
-    with pytest.warns(RuntimeWarning, match="does not import: ModuleNotFoundError"):
-        assert torch.equal(made(CPU, *CALL), response_counts.reference.counts(*CALL))
-
-
-def test_fused_asked_for_on_a_cpu_without_the_interpreter(monkeypatch):
-    monkeypatch.setenv("TORCHDP_KERNELS", "fused")
-    made = kernel(broken, monkeypatch)
-    monkeypatch.setattr(dispatch, "_interpreted", lambda: False)
-    with pytest.raises(RuntimeError, match="can not run on cpu: it needs a CUDA device"):
-        made(CPU, *CALL)
+def test_a_module_that_does_not_import(auto):
+    made = Kernel("torchdp.kernels.absent", "counts", counts, examples.response_counts)
+    with pytest.warns(RuntimeWarning, match="does not run: ModuleNotFoundError"):
+        assert torch.equal(made(CPU, *CALL), counts(*CALL))
 
 
 def late(*arguments):
     """Passes the trial and fails on more users, when it has drawn and counted."""
-    counts = response_counts.reference.counts(*arguments)
+    found = counts(*arguments)
     if len(arguments[0]) > 3000:
         raise RuntimeError("out of resource: shared memory")
-    return counts
+    return found
 
 
 def test_a_fall_back_amid_a_call_uses_no_word_twice_and_gives_the_same_integers(auto, monkeypatch):
     """The reports that failed are forgotten; those that leave are made of the same words, under a key used once."""
-    module = "torchdp.randomizers.alphabet.randomized_response"
-    monkeypatch.setattr(f"{module}.keyed", lambda device: True)
+    monkeypatch.setattr("torchdp.randomizers.alphabet.randomized_response.keyed", lambda device: True)
     oracle, x, found = RandomizedResponse(16, 1.0), torch.arange(4000) % 16, []
-    for fused, faults in ((late, 1), (response_counts.reference.counts, 0)):
-        monkeypatch.setattr(response_counts, "COUNTS", kernel(fused, monkeypatch))
+    for fused, faults in ((late, 1), (counts, 0)):
+        monkeypatch.setattr(response_counts, "COUNTS", kernel(monkeypatch, fused))
         noise = SeededNoise(5)
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
@@ -175,6 +135,14 @@ def test_a_fall_back_amid_a_call_uses_no_word_twice_and_gives_the_same_integers(
         assert len(seen) == faults
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
     assert not torch.equal(found[0][0], found[0][1])  # the next call has a key of its own
+
+
+def test_fused_asked_for_does_not_fall_back_amid_a_call(monkeypatch):
+    monkeypatch.setenv("TORCHDP_KERNELS", "fused")
+    made = kernel(monkeypatch, late)
+    assert torch.equal(made(CPU, *CALL), counts(*CALL))
+    with pytest.raises(RuntimeError, match="it does not run: RuntimeError: out of resource: shared memory"):
+        made(CPU, X.repeat(2), *CALL[1:])
 
 
 def test_the_result_of_a_trial_lies_in_memory_that_held_something_else(auto, monkeypatch):
@@ -187,18 +155,10 @@ def test_the_result_of_a_trial_lies_in_memory_that_held_something_else(auto, mon
 
     def fused(*arguments):
         assert ((9,), 77) in seen
-        return response_counts.reference.counts(*arguments)
+        return counts(*arguments)
 
     monkeypatch.setattr(torch, "full_like", watched)
-    assert kernel(fused, monkeypatch).trial(CPU) is None
-
-
-def test_fused_asked_for_does_not_fall_back_amid_a_call(monkeypatch):
-    monkeypatch.setenv("TORCHDP_KERNELS", "fused")
-    made = kernel(late, monkeypatch)
-    assert torch.equal(made(CPU, *CALL), response_counts.reference.counts(*CALL))
-    with pytest.raises(RuntimeError, match="it does not run: RuntimeError: out of resource: shared memory"):
-        made(CPU, X.repeat(2), *CALL[1:])
+    assert kernel(monkeypatch, fused).fault(CPU) is None
 
 
 def test_sums_are_drawn_from_a_key_on_cuda_and_where_fused_is_asked_for(monkeypatch):
@@ -208,26 +168,53 @@ def test_sums_are_drawn_from_a_key_on_cuda_and_where_fused_is_asked_for(monkeypa
 
 
 def test_threads_that_come_at_once_try_a_kernel_once(auto, monkeypatch):
-    made, tried = kernel(response_counts.reference.counts, monkeypatch), []
+    made, tried = kernel(monkeypatch, counts), []
 
-    def trial(device, call, form):
-        tried.append(form)
+    def trial(device):
+        tried.append(device)
         time.sleep(0.05)
         return "does not agree with its reference"
 
-    monkeypatch.setattr(made, "trial", trial)
-    wanted = response_counts.reference.counts(*CALL)
+    monkeypatch.setattr(made, "_trial", trial)
     with warnings.catch_warnings(record=True) as seen, ThreadPoolExecutor(8) as pool:
         warnings.simplefilter("always")
         found = list(pool.map(lambda _: made(CPU, *CALL), range(16)))
-    assert len(tried) == len(seen) == 1 and all(torch.equal(each, wanted) for each in found)
+    assert len(tried) == len(seen) == 1 and all(torch.equal(each, counts(*CALL)) for each in found)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_that_is_forked_amid_another_threads_trial_tries_for_itself(auto, monkeypatch):
+    begun, ended = threading.Event(), threading.Event()
+
+    def waits(*_):
+        begun.set()
+        ended.wait()
+
+    made = kernel(monkeypatch, counts)
+    monkeypatch.setattr(made, "_trial", waits)
+    thread = threading.Thread(target=made.fault, args=(CPU,))
+    thread.start()
+    begun.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if not child:
+        monkeypatch.setattr(made, "_trial", lambda device: None)
+        os._exit(made.fault(CPU) is not None)  # where the lock is still held, never
+    end = time.monotonic() + 30
+    status = (0, 0)
+    while status == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+        status = os.waitpid(child, os.WNOHANG)
+    if status == (0, 0):
+        os.kill(child, 9)
+    ended.set()
+    thread.join()
+    assert status == (child, 0)
 
 
 def test_a_mistake_of_the_caller_switches_nothing_off(auto, monkeypatch):
-    def fused(x, *rest):
-        return response_counts.reference.counts(x, *rest)
-
-    made = kernel(fused, monkeypatch)
+    made = kernel(monkeypatch, counts)
     with pytest.raises(TypeError):
         made(CPU, X, "16", 2**58 + 3, 7)
     with warnings.catch_warnings():
@@ -235,22 +222,13 @@ def test_a_mistake_of_the_caller_switches_nothing_off(auto, monkeypatch):
         assert made.runs(CPU)
 
 
-def test_a_form_that_its_trial_does_not_meet_is_refused(auto, monkeypatch):
-    """The trial's calls differ from the caller's in a way that nobody thought of."""
-    made = kernel(response_counts.reference.counts, monkeypatch)
-    counts = lambda x, *rest: launching(response_counts.reference.counts, ("a form", len(x) == 3000))(x, *rest)  # noqa: E731
-    monkeypatch.setattr(made, "fused", lambda device: counts)
-    with pytest.warns(RuntimeWarning, match=r"has no trial of the form \('a form', False\)"):
-        assert torch.equal(made(CPU, X[:50], *CALL[1:]), response_counts.reference.counts(X[:50], *CALL[1:]))
-
-
 def test_memory_that_ran_out_is_said_and_switches_nothing_off(auto, monkeypatch):
     def full(x, *rest):
         if len(x) > 3000:
             raise torch.OutOfMemoryError("no memory")
-        return response_counts.reference.counts(x, *rest)
+        return counts(x, *rest)
 
-    made = kernel(full, monkeypatch)
+    made = kernel(monkeypatch, full)
     with pytest.raises(torch.OutOfMemoryError):
         made(CPU, X.repeat(2), *CALL[1:])
     assert made.runs(CPU)
@@ -264,24 +242,25 @@ def test_a_dead_context_is_not_hidden(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "synchronize", lost)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    made = kernel(broken, monkeypatch)
+    made = kernel(monkeypatch, broken)
+    made._faults[GPU] = None
     with pytest.raises(RuntimeError, match=r"killed the CUDA context of cuda:0 .*TORCHDP_KERNELS=reference"):
-        made.failed(torch.device("cuda:0"), RuntimeError("launch"))
+        made(GPU, *CALL)
 
 
-def test_nothing_is_tried_or_called_dead_while_a_graph_is_captured(auto, monkeypatch):
+def test_nothing_is_tried_or_called_dead_while_a_graph_is_captured(monkeypatch):
     """To wait for the device is an error then, which says nothing of it."""
-    gpu = torch.device("cuda:0")
+    monkeypatch.delenv("TORCHDP_KERNELS", raising=False)
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "no such GPU")
-    made = kernel(response_counts.reference.counts, monkeypatch)
+    made = kernel(monkeypatch, broken)
+    with pytest.raises(RuntimeError, match="has not been tried on cuda:0; make the same call once before"):
+        made(GPU, *CALL)
+    made._faults[GPU] = None
     with pytest.raises(
-        dispatch.Captured, match=r"counts failed: RuntimeError: launch; make the same call once before"
+        RuntimeError, match="counts failed: ImportError: and no more; make the same call once before"
     ):
-        made.failed(gpu, RuntimeError("launch"))
-    with pytest.raises(dispatch.Captured, match="has not been tried in the form of this call; make the same"):
-        made(gpu, *CALL)
+        made(GPU, *CALL)
 
 
 def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(device, auto, monkeypatch):
@@ -295,32 +274,31 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(devi
             return broken
 
     monkeypatch.setattr(module, "add_kernel", Unlaunched())
-    monkeypatch.setattr(secure_sketch.ADD, "_faults", {(CPU, None): None})
-    arguments, _ = cases.SECURE_SKETCH.arguments(CPU, 10)
-    sums = arguments[0]
+    monkeypatch.setattr(secure_sketch.ADD, "_faults", {CPU: None})
+    monkeypatch.setattr(secure_sketch.ADD, "_told", set())
+    (sums, *rest), _ = examples.secure_sketch(CPU, 10)
     sums += 5
     wanted = sums.clone()
-    secure_sketch.reference.add(wanted, *arguments[1:])
-    monkeypatch.setattr(secure_sketch.ADD, "fused", lambda device: module.add)
+    secure_sketch.reference.add(wanted, *rest)
     with pytest.warns(RuntimeWarning, match="does not run"):
-        secure_sketch.add(sums, *arguments[1:6], first=arguments[6], scale=arguments[7])
+        secure_sketch.add(sums, *rest[:5], first=rest[5], scale=rest[6])
     assert torch.equal(sums, wanted) and len(launches) == 1
 
 
 @pytest.mark.parametrize(
-    ("module", "form", "specification", "case", "limit", "width"),
+    ("module", "form", "specification", "example", "limit", "width"),
     [
-        (privunit.reference, "sums", "messages", cases.PRIVUNIT, "NUMBERS_AT_ONCE", 64),
-        (privunitg.reference, "sums", "messages", cases.PRIVUNITG, "NUMBERS_AT_ONCE", 64),
-        (rounded_features.reference, "rounded_counts", "counted", cases.ROUNDED, "BITS_AT_ONCE", 256),
-        (rounded_features.reference, "positive_counts", "counted", cases.POSITIVE, "BITS_AT_ONCE", 256),
+        (privunit.reference, "sums", "messages", examples.privunit, "NUMBERS_AT_ONCE", examples.DIM),
+        (privunitg.reference, "sums", "messages", examples.privunitg, "NUMBERS_AT_ONCE", examples.DIM),
+        (rounded_features.reference, "rounded_counts", "counted", examples.rounded, "BITS_AT_ONCE", 280),
+        (rounded_features.reference, "positive_counts", "counted", examples.positive, "BITS_AT_ONCE", 280),
     ],
 )
 def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
-    monkeypatch, module, form, specification, case, limit, width
+    monkeypatch, module, form, specification, example, limit, width
 ):
     """What stands in for a kernel on a GPU must not hold all messages or bits at once."""
-    arguments, options = case.arguments(CPU, 30)
+    arguments, options = example(CPU, 30)
     inner, sizes = getattr(module, specification), []
 
     def watched(*some, **named):
@@ -330,25 +308,28 @@ def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(
 
     monkeypatch.setattr(module, specification, watched)
     whole = getattr(module, form)(*arguments, **options)
-    assert sizes == [30]
+    assert set(sizes) == {30}
+    sizes.clear()
     monkeypatch.setattr(module, limit, 7 * width)
     parts = getattr(module, form)(*arguments, **options)
-    assert sizes[1:] == [7, 7, 7, 7, 2]
+    assert set(sizes) == {7, 2}
     assert float((parts - whole).abs().max()) <= 1e-5 * float(whole.abs().max()) * whole.is_floating_point()
 
 
-def test_a_callers_autocast_does_not_spoil_the_trial():
+def test_a_callers_autocast_does_not_spoil_the_trial(auto, monkeypatch):
     """Sixteen bits of the reference's product would be taken for a mistake of the kernel's."""
-    kernel = rounded_features.ROUNDED
-    ((arguments, _),) = kernel.public(CPU)
-    wanted = kernel.plain(*arguments)
+    plain = rounded_features.reference.rounded_counts
+    arguments, _ = examples.rounded(CPU)
+    wanted = plain(*arguments)
+    monkeypatch.setattr(Kernel, "fused", property(lambda self: lambda *_: wanted))
+    made = Kernel(rounded_features.__name__, "rounded_counts", plain, examples.rounded)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not torch.equal(kernel.plain(*arguments), wanted)
-        assert torch.equal(kernel.result(kernel.plain, CPU), wanted)
+        assert not torch.equal(plain(*arguments), wanted)
+        assert made.fault(CPU) is None
 
 
 def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
-    monkeypatch.setattr(Kernel, "trial", lambda *_: None)
+    monkeypatch.setattr(Kernel, "_trial", lambda *_: None)
     randomizer, points = PrivUnitG(3, 2.0), torch.eye(3, dtype=torch.float64)[:2].to(device) / 2
     counts, found = torch.tensor([5, 8], device=device), []
     for chosen in ("fused", "reference"):
@@ -356,3 +337,65 @@ def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
         monkeypatch.setattr("torchdp.randomizers.ball.privunitg.keyed", lambda device: True)
         found.append(randomizer.collect_crowd(points, counts, SeededNoise(1, device))["sum"])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+# In no time; the others are slow in Triton's interpreter.
+QUICK = ("response_counts", "rounded_features", "guided_draws")
+# Faults of branches that an example does not take, which the kernels' own tests see: another dtype, another size.
+BEYOND = """raw values are counted in memory, copies of the counters overlap, a program counts its last block alone,
+chances of 0 and 1 are the same, sums of float64 begin anew, sums of tiles replace one another,
+the last share of the small ring keeps its masks, bands have no noise of their own"""
+
+
+def planted():
+    """The faults of fused kernels in the list of mutations."""
+    path = ROOT / "experiments" / "bench" / "mutations.py"
+    spec = importlib.util.spec_from_file_location("mutations", path)
+    mutations = importlib.util.module_from_spec(spec)
+    sys.modules["mutations"] = mutations  # where its records look for their annotations
+    spec.loader.exec_module(mutations)
+    for fault in mutations.read(mutations.FAULTS.read_text()):
+        *_, folder, file = fault.file.split("/")
+        what = fault.what.partition(": ")[2] or fault.what
+        seen = what not in BEYOND.replace("\n", " ").split(", ")
+        package = f"torchdp.kernels.{folder}"
+        if file == "fused.py" and seen and any(each.package == package for each in KERNELS):
+            marks = () if folder in QUICK else pytest.mark.slow
+            yield pytest.param(package, fault, marks=marks, id=f"{folder}: {what}")
+
+
+@pytest.mark.parametrize(("package", "fault"), [*planted()])
+def test_a_fault_in_a_branch_is_seen_before_data(device, package, fault, monkeypatch, tmp_path):
+    if device.type != "cpu":
+        pytest.skip("faults are planted in Triton's interpreter")
+    path = tmp_path / f"{package.rpartition('.')[2]}_with_a_fault.py"
+    path.write_text(fault.code(ROOT))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, f"{package}.fused", module)
+    tried = [
+        Kernel(each.package, each.operation, each.plain, each.example, each.tolerance, each.slips)
+        for each in KERNELS
+        if each.package == package
+    ]
+    assert any(each.fault(device) for each in tried)
+
+
+def test_bits_are_not_fused_and_keys_are_signed(monkeypatch):
+    """A fused a b + c would move integers that a server's sum is exact in; a key has all 64 bits."""
+    module, seen = pytest.importorskip("torchdp.kernels.secure_sketch.fused"), []
+
+    class Recorded:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: seen.append((arguments, options))
+
+    monkeypatch.setattr(module.add_kernel, "kernel", Recorded())
+    module.add_kernel[(1,)](2**64 - 5, 2.0, num_warps=4)
+    assert seen == [((-5, 2.0), {"num_warps": 4, "enable_fp_fusion": False})]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("each", KERNELS, ids=lambda each: each.name)
+def test_every_kernel_agrees_with_its_reference(device, each):
+    assert each.fault(device) is None

@@ -35,7 +35,7 @@ def test_both_paths_give_the_same_sums(device, n, s, d, m, servers, bits, first,
     inputs = problem(n, s, d, m, dtype)
     kind = {32: torch.int32, 64: torch.int64}[bits]
     expected = torch.full((servers, m, d), -1, dtype=kind)
-    sums = expected.to(device)
+    sums = expected.to(device, copy=True)
     reference.add(expected, *inputs, first, 2.0**12)
     fused.add(sums, *(x.to(device) for x in inputs), first, 2.0**12)
     assert torch.equal(sums.cpu(), expected)  # no noise here lies within rounding of a half
@@ -46,7 +46,7 @@ def test_on_the_finest_grid_integers_differ_next_to_halves_alone(device):
     values, rows, signs, units, key = problem(n, 1, d, n, torch.float64, unit)
     rows = torch.arange(n)[None]  # a row for each client
     sums = torch.zeros(2, n, d, dtype=torch.int64)
-    there = sums.to(device)
+    there = sums.to(device, copy=True)
     reference.add(sums, values, rows, signs, units, key, 0, 2.0**30)
     fused.add(there, *(x.to(device) for x in (values, rows, signs, units, key)), 0, 2.0**30)
     assert torch.equal(there[0].cpu(), sums[0])  # masks know no rounding

@@ -1,79 +1,14 @@
-"""Axes of length 1 and strides: a trial has the form of the launch, and pointers are of contiguous tensors."""
-
-import itertools
+"""A call of one, whose axes of length 1 may have any stride; pointers are of contiguous tensors."""
 
 import pytest
 import torch
 
 from torchdp import secure, sketching, training
-from torchdp.kernels import correlated_noise, dispatch, guided_draws, secure_sketch
+from torchdp.kernels import correlated_noise, guided_draws, secure_sketch
 from torchdp.kernels.correlated_noise import Step
-from torchdp.kernels.dispatch import Kernel, launches, trials
-from torchdp.kernels.dispatch.cases import Case
 from torchdp.noise import SeededNoise
 
 CPU = torch.device("cpu")
-STEPS = (0, 1, 2, 7, 16, 48, 2**20)
-
-
-def kinds(tensor):
-    return [trials.told(step) for step in launches.strides(tensor)]
-
-
-def laid(shape, order, gaps):
-    """A tensor of this shape, its axes in this order in memory, with gaps; axes of length 1 have any stride."""
-    steps, extent = [0] * len(shape), 1
-    for axis in order:
-        steps[axis] = extent * gaps[axis] if shape[axis] > 1 else STEPS[(axis + gaps[axis]) % len(STEPS)]
-        extent = max(extent, steps[axis] * shape[axis])
-    return torch.zeros(extent + 1, dtype=torch.float32).as_strided(shape, steps)
-
-
-@pytest.mark.parametrize("ndim", [1, 2, 3])
-def test_a_public_tensor_has_the_form_of_any_layout_and_its_own_numbers(ndim):
-    public = torch.arange(5.0 * 3 ** (ndim - 1)).view(5, *[3] * (ndim - 1))
-    for shape in itertools.product((1, 2, 16), repeat=ndim):
-        for order in itertools.permutations(range(ndim)):
-            for gaps in itertools.product((1, 2, 16), repeat=ndim):
-                given = laid(shape, order, gaps)
-                found = trials.alike(public, given)
-                assert torch.equal(found, public), (shape, given.stride())
-                assert kinds(found) == kinds(given), (shape, given.stride(), found.stride())
-
-
-@pytest.mark.parametrize("stride", [*STEPS, 31])
-def test_the_stride_of_one_row_is_no_part_of_a_form(stride):
-    one = torch.zeros(2**21).as_strided((1, 4), (stride, 1))
-    assert launches.strides(one) == (0, 1)
-    assert launches.strides(torch.zeros(2**21)[:: max(stride, 1)][:3]) == (max(stride, 1),)  # of three it is
-
-
-def test_a_trial_that_can_not_be_made_condemns_its_form_alone(monkeypatch):
-    """Public numbers of float32 can not be laid out; calls of other forms go on being fused."""
-    monkeypatch.setattr(dispatch, "_wanted", lambda chosen, device: chosen != "reference")
-    monkeypatch.delenv("TORCHDP_KERNELS", raising=False)
-    launched = []
-
-    def fused(x):
-        launches.about_to_launch(("kernel", x.dtype))
-        launched.append(x.dtype)
-        return x + 1
-
-    def public(x):
-        if x.dtype == torch.float32:
-            raise RuntimeError("storage out of bounds")
-        return [((torch.zeros(3, dtype=x.dtype),), {})]
-
-    case = Case(lambda device, n: ((torch.zeros(3),), {}), lambda n: None, 3, 3, public)
-    kernel = Kernel("torchdp.kernels.of_nobody", "add", lambda x: x + 1, case)
-    monkeypatch.setattr(kernel, "fused", lambda device: fused)
-    monkeypatch.setattr(kernel, "unfit", lambda device: None)
-    monkeypatch.setitem(dispatch._loaded, kernel.package, torch)
-    with pytest.warns(RuntimeWarning, match="storage out of bounds"):
-        assert torch.equal(kernel(CPU, torch.zeros(2)), torch.ones(2))
-    assert not launched
-    assert torch.equal(kernel(CPU, torch.zeros(2).double()), torch.ones(2).double())
-    assert launched[-1] == torch.float64 and kernel.verdicts(CPU)[""] is None
 
 
 def one_and_many(count):

@@ -182,15 +182,12 @@ def _stores(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     doctor = commands.add_parser(
         "doctor",
-        help="what is installed, and which kernels run on this machine, how fast, and why not",
-        description="Tries every kernel against its reference and times it beside measured ceilings. On a GPU it also "
-        "chooses tile sizes and keeps its verdicts for later processes; one that fails is switched off there.",
+        help="what is installed, which kernels run on this machine, and why not",
+        description="Tries every kernel against its reference, and times those that memory limits beside a copy.",
     )
     doctor.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
     interpreted = "try the fused kernels on the CPU, in Triton's interpreter; no times"
     doctor.add_argument("--interpret", action="store_true", help=interpreted)
-    doctor.add_argument("--only", nargs="+", metavar="KERNEL", help="these kernels, such as chacha.keystream")
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

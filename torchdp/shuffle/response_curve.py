@@ -1,7 +1,7 @@
 """Shuffled randomized response: its hockey-stick curve, the largest over every number of ones among the others."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -136,10 +136,10 @@ def flip_of(users: float, rmse: Number) -> Number:
 
 def _worst(others: int, p: np.ndarray, epsilon: np.ndarray, ones: np.ndarray) -> np.ndarray:
     """The largest curve over the rows ``ones`` in both directions, of each flip p at its own epsilon, (problems,)."""
-    a, b, found = 1 - p - np.exp(epsilon) * p, np.exp(epsilon) * (1 - p) - p, np.zeros(len(p))
-    problems = np.flatnonzero(a > 0)
-    at_once = max(1, _AT_ONCE // (len(ones) * _width(others, p)))
-    for part in np.split(problems, range(at_once, len(problems), at_once)):
+    a = 1 - p - np.exp(epsilon) * p
+    b = np.exp(epsilon) * (1 - p) - p
+    found = np.zeros(len(p))
+    for part in _alike(others, p, np.flatnonzero(a > 0), len(ones)):
         rows = np.repeat(part, len(ones))
         rising, f = _laws(others, p[rows], np.tile(ones, len(part)))
         up, down, each = (b / a)[rows, None], (a / b)[rows, None], np.arange(len(rows))
@@ -150,6 +150,16 @@ def _worst(others: int, p: np.ndarray, epsilon: np.ndarray, ones: np.ndarray) ->
         curve = np.maximum(a[rows] * f[each, first - 1] - tails * above, a[rows] * f[each, last] - tails * below)
         found[part] = np.maximum(curve.reshape(len(part), len(ones)).max(1), 0.0) * (1 + _ROUNDING) + _LOST
     return found
+
+
+def _alike(others: int, p: np.ndarray, problems: np.ndarray, rows: int) -> Iterator[np.ndarray]:
+    """Problems to compute at once: of about one width, since each is followed as far as the widest among them."""
+    scale = np.floor(np.log2(p[problems]))
+    for size in np.unique(scale):
+        alike = problems[scale == size]
+        at_once = max(1, _AT_ONCE // (rows * _width(others, p[alike])))
+        for first in range(0, len(alike), at_once):
+            yield alike[first : first + at_once]
 
 
 def _covering(users: int) -> tuple[int, np.ndarray]:
