@@ -108,22 +108,9 @@ def reports(many: float) -> Iterator[Launch]:
 
 def vectors(many: float) -> Iterator[Launch]:
     from torchdp.kernels.privunit import fused as privunit
-    from torchdp.kernels.privunitg import fused as privunitg
 
     users, each = 1024, count(1024, many)  # of a program; of each point
     counts, n = torch.full((64,), each), 64 * each
-    for dtype in (torch.float32, torch.float64):
-        points, rows = values(64, 64, dtype=dtype) / 8, privunitg.MOST_ROWS
-        tiles = users / rows
-        trips = (tiles / privunitg.STEPS, privunitg.STEPS)
-        normals = Work("normal", users * privunitg.TILE / rows * 4, trips)
-        law = {"radius": 1.0, "threshold": 1.0, "upper": 0.5, "survival": 0.2}
-        yield Launch(
-            f"d = 64, {bits_of(dtype)}",
-            lambda p=points, law=law: privunitg.sums(p, counts, 1, 0, **law),
-            (normals, Work("user", users, (tiles,))),
-            (64 * n, n),
-        )
     draws = values(n)
     for dtype, width in ((torch.float32, 64), (torch.float64, 64), (torch.float32, 1024), (torch.float32, 63)):
         points, tiles = values(64, width, dtype=dtype) / width, users * -(-width // 4) / privunit.TILE

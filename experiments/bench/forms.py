@@ -16,7 +16,6 @@ from torchdp.kernels import (
     guided_draws,
     normals,
     privunit,
-    privunitg,
     response_counts,
     rounded_features,
     secure_sketch,
@@ -122,11 +121,6 @@ def every() -> dict[str, list[Form]]:
             for each in ((1, [3]), (3, [1, 1]), (4, [40]), (16, [3, 0, 2]), (17, [70]))
         ),
         *(vectors(privunit.SUMS, *each) for each in ((48, [9, 8]), (70, [40], LONG))),
-        *(
-            vectors(privunitg.SUMS, *each)
-            for each in ((1, [3]), (5, [1, 1]), (16, [70]), (48, [70]), (33, [9, 8]))
-        ),
-        vectors(privunitg.SUMS, 70, [70], LONG),
         features(rounded_features.ROUNDED, 5, 1, 2, 3, 0, 1),
         features(rounded_features.ROUNDED, 64, 2, 17, 3, 2**40, 3),
         features(rounded_features.ROUNDED, 1, 3, 1, 2**63 - 1, 7, 1),

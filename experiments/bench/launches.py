@@ -122,7 +122,7 @@ def randomizer_calls():
         "HadamardResponse",
     ):
         verbs(f"randomizers: {kind}", lambda w, kind=kind: getattr(randomizers, kind)(w.k, 1.0), World.types)
-    for kind in ("PrivUnitG", "PrivUnit", "DuchiJordanWainwright"):
+    for kind in ("PrivUnit", "DuchiJordanWainwright"):
         made = lambda w, kind=kind: getattr(randomizers, kind)(4, 1.0)  # noqa: E731
         verbs(f"randomizers: {kind}", made, World.ball)
 
@@ -178,7 +178,6 @@ def query_calls():
 
 def mean_calls():
     from torchdp import domains, mean
-    from torchdp.randomizers import PrivUnitG
 
     box = lambda w: domains.Box(-torch.ones(4, device=w.device), torch.ones(4, device=w.device))  # noqa: E731
     points = lambda w: domains.Polytope(w.ball()[:12])  # noqa: E731
@@ -188,9 +187,7 @@ def mean_calls():
         return mean.GaussianMean.calibrated(box(w), domains.noise_shape(box(w), 2.0), epsilon=1.0, delta=1e-6)
 
     def local(w):
-        return mean.LocalMean.calibrated(
-            box(w), domains.noise_shape(box(w), 2.0), epsilon=2.0, randomizer=PrivUnitG
-        )
+        return mean.LocalMean.calibrated(box(w), domains.noise_shape(box(w), 2.0), epsilon=2.0)
 
     def polytope(w):
         return mean.LocalMean.calibrated(points(w), domains.round_shape(points(w), 2.0), epsilon=2.0)

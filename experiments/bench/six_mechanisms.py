@@ -16,7 +16,6 @@ from torch import Tensor
 
 from torchdp import cli, domains, factorization, mean, pairwise, queries, workloads
 from torchdp.protocol import Crowd
-from torchdp.randomizers import PrivUnitG
 from torchdp.shuffle import BitSums, PoissonSum
 from torchdp.simulate import Sweep, Trial
 
@@ -44,7 +43,7 @@ def gini(kind: type) -> Callable[[int], tuple[Any, Any]]:
 def prefix(n: int) -> tuple[Any, Any]:
     W = workloads.prefix(TYPES)
     asked = queries.FactoredQueries.of(W, factorization.factorize(W))
-    return queries.LocalFactorization.calibrated(asked, epsilon=EPSILON, randomizer=PrivUnitG), histogram(n)
+    return queries.LocalFactorization.calibrated(asked, epsilon=EPSILON), histogram(n)
 
 
 def square(n: int) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ from papers_base import theorems, where, worst
 
 from torchdp.simulate.paper import Finding, Paper, Part, Tables
 
-PAPERS = "gamma_F, PrivUnitG"  # factorization, by the better randomizer
+PAPERS = "gamma_F, PrivUnit"  # factorization, by the better randomizer
 
 
 def lower_bounds(tables: Tables) -> Iterator[Finding]:

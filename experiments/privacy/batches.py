@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchdp import privacy
 from torchdp.factorization import factorize
 from torchdp.pairwise import RandomizedResponsePlugIn, from_kernel
-from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import RandomizedResponseSum, least_flip
 from torchdp.simulate import Experiment, Report
@@ -49,7 +49,6 @@ CALLS: dict[str, tuple[Callable[..., torch.Tensor], Ranges]] = {
     "entry_variance": (entry_variance, {"bound": (0.1, 10.0), "epsilon": EPSILON, "delta": DELTA}),
     "Losses.factor": (SPREAD.factor, {"epsilon": EPSILON, "delta": DELTA}),
     "PrivUnit.unit_variance": (PrivUnit.unit_variance, {"dim": (1, 1e6), "epsilon": (1e-3, 50.0)}),
-    "PrivUnitG.unit_variance": (PrivUnitG.unit_variance, {"epsilon": (1e-3, 50.0)}),
     "DuchiJordanWainwright.unit_variance": (
         DuchiJordanWainwright.unit_variance,
         {"dim": (1, 1e6), "epsilon": (1e-3, 50.0)},

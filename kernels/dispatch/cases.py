@@ -138,16 +138,6 @@ PRIVUNIT = Case(
 )
 
 
-def _tilted_sums(device: torch.device, n: int) -> Call:
-    law = {"radius": 1.0, "threshold": 0.7, "upper": 0.6, "survival": 0.24196365222307298}
-    return (*_crowd(device, n), KEY, 0), law
-
-
-PRIVUNITG = replace(
-    PRIVUNIT, arguments=_tilted_sums, work=lambda n: Work(words=(DIM + 8) * n), like=trials.privunitg
-)
-
-
 def _waves(device: torch.device, n: int) -> Call:
     """Multiples of powers of two, whose products add up without rounding: then the cosine alone rounds."""
     x = _scattered(device, 17, n, DIM).sub_(8).div_(8)

@@ -121,19 +121,6 @@ def privunit(
     return [((points, counts, *draws, KEY, FIRST), {"radius": 1.0, "mean": 0.3})]
 
 
-def privunitg(points: Tensor, counts: Tensor, key: int, first: int, **law: float) -> list[Call]:
-    """A threshold of 7, so that all three pieces of the quantile are met."""
-    from torchdp.kernels.normals.pieces import tile
-    from torchdp.kernels.privunitg.fused import MOST_ROWS, STEPS, TILE
-
-    rows = tile(counts, MOST_ROWS)
-    most = max(1, TILE // rows)
-    start = 4 * most + 1 if points.shape[1] > 4 * most else 2
-    width = least(points.shape[1], start, lambda width: (told(width), min(most, groups(width))))
-    law = {"radius": 1.0, "threshold": 7.0, "upper": 0.6, "survival": 1.279812543885835e-12}
-    return [((*crowd(points, rows, STEPS, width), KEY, FIRST), law)]
-
-
 def waves(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int, *drawn: int) -> list[Call]:
     """Products that add up without rounding; nobody at 0, whose bits are sure, and nobody who is infinitely far off.
 

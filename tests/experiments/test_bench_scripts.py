@@ -101,9 +101,8 @@ def test_mechanisms(smoke):
     curators = {"CentralFactorization", "IntegerSums"}
     users = {
         "PrivUnit",
-        "PrivUnitG",
         "GaussianVector",
-        "OneMessage of PrivUnitG",
+        "OneMessage of PrivUnit",
         "TwoRound",
         "BitSums of PoissonSum",
     }

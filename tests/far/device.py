@@ -295,7 +295,6 @@ CIPHER = "chacha.keystream"
 KERNELS = {
     "chacha": ("keystream",),
     "normals": ("draws",),
-    "privunitg": ("sums",),
     "privunit": ("sums",),
     "response_counts": ("counts",),
     "unary_counts": ("tally",),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 BENCH = Path(__file__).resolve().parents[2] / "experiments" / "bench"
-QUICK = "Response, |PrivUnitG, e|OneMessage, e|TwoRound.tuned|LocalOracle|GramRelease|training|SecureSketch, c"
+QUICK = "Response, |PrivUnit, e|OneMessage, e|TwoRound.tuned|LocalOracle|GramRelease|training|SecureSketch, c"
 # Their law is drawn from messages for each repetition, and a subset's rounds go on until its size is right.
 GROWS = ("SubsetSelection", "SubsetPairs")
 MORE = 6  # rounds of a rejection, which differ with the numbers drawn

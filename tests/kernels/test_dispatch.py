@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from torchdp.cli.examine import products
-from torchdp.kernels import dispatch, privunit, privunitg, response_counts, rounded_features, secure_sketch
+from torchdp.kernels import dispatch, privunit, response_counts, rounded_features, secure_sketch
 from torchdp.kernels.dispatch import Kernel, cases, launches
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.noise import SeededNoise
-from torchdp.randomizers import PrivUnitG, RandomizedResponse
+from torchdp.randomizers import PrivUnit, RandomizedResponse
 
 CPU = torch.device("cpu")
 X = torch.arange(3000) % 16
@@ -311,7 +311,6 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(devi
     ("module", "form", "specification", "case", "limit", "width"),
     [
         (privunit.reference, "sums", "messages", cases.PRIVUNIT, "NUMBERS_AT_ONCE", 64),
-        (privunitg.reference, "sums", "messages", cases.PRIVUNITG, "NUMBERS_AT_ONCE", 64),
         (rounded_features.reference, "rounded_counts", "counted", cases.ROUNDED, "BITS_AT_ONCE", 256),
         (rounded_features.reference, "positive_counts", "counted", cases.POSITIVE, "BITS_AT_ONCE", 256),
     ],
@@ -349,10 +348,10 @@ def test_a_callers_autocast_does_not_spoil_the_trial():
 
 def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
     monkeypatch.setattr(Kernel, "trial", lambda *_: None)
-    randomizer, points = PrivUnitG(3, 2.0), torch.eye(3, dtype=torch.float64)[:2].to(device) / 2
+    randomizer, points = PrivUnit(3, 2.0), torch.eye(3, dtype=torch.float64)[:2].to(device) / 2
     counts, found = torch.tensor([5, 8], device=device), []
     for chosen in ("fused", "reference"):
         monkeypatch.setenv("TORCHDP_KERNELS", chosen)
-        monkeypatch.setattr("torchdp.randomizers.ball.privunitg.keyed", lambda device: True)
+        monkeypatch.setattr("torchdp.randomizers.ball.privunit.keyed", lambda device: True)
         found.append(randomizer.collect_crowd(points, counts, SeededNoise(1, device))["sum"])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)

@@ -22,8 +22,6 @@ from torchdp.protocol import Choice
 from torchdp.protocol.choice import Candidate
 from torchdp.randomizers import (
     OptimizedUnaryEncoding,
-    PrivUnit,
-    PrivUnitG,
     SubsetSelection,
     SymmetricUnaryEncoding,
     base,
@@ -52,7 +50,7 @@ def choose(
 ) -> Choice[PairwiseProtocol]:
     """The protocol of least predicted error for n users, among all of this package's with at most ``rounds`` rounds.
 
-    Candidates: two messages and one, by PrivUnitG and by PrivUnit, where the kernel's diagonal allows it; the same on
+    Candidates: two messages and one, where the kernel's diagonal allows it; the same on
     a kernel of lower rank trained for n and epsilon (means, up to 256 types); randomized response, subset selection,
     OUE and SUE; a strategy matrix optimised for the statistic (up to 64 types, on 16, 32 and 64 bins of up to 1,024);
     with rounds = 2, two rounds, with projection and without (means).
@@ -157,8 +155,7 @@ def _messages(prefix: str, statistic: PairwiseStatistic, epsilon: float) -> list
     if Pairs.ALL not in _answered(statistic):
         return []
     found: list[tuple[str, PairwiseProtocol]] = [(f"{prefix}two messages", TwoMessage(statistic, epsilon))]
-    for kind in (PrivUnitG, PrivUnit):
-        found.append((f"{prefix}one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)))
+    found.append((f"{prefix}one message", OneMessage(statistic, epsilon)))
     return found
 
 

@@ -9,7 +9,7 @@ from torchdp import checks
 from torchdp.descent import Adam, cosine
 from torchdp.factorization import LowRankRelaxation
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of, one_kernel
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 from torchdp.threads import one_thread
 
 SHARPNESS = 4.0, 400.0  # of the smoothed maxima, first and last step
@@ -45,7 +45,7 @@ def low_rank(
     learning_rate = checks.positive("learning_rate", learning_rate)
     target = kernel_of(statistic)
     h = histogram_of(prior, statistic)
-    one = PrivUnitG(rank, epsilon).moments.variance  # of a message of radius 1, whatever the rank
+    one = PrivUnit(rank, epsilon).moments.variance  # of a message of radius 1
     scale = float(target.abs().max()) or 1.0
     with torch.inference_mode(False), torch.enable_grad():
         exact = target / scale
@@ -86,10 +86,11 @@ def fewer_dimensions(
     Arguments as in :func:`low_rank`.
     """
     h = histogram_of(prior, statistic)
-    exact, one = kernel_of(statistic), PrivUnitG(1, epsilon).moments.variance
+    exact = kernel_of(statistic)
 
     def bound(candidate: PairwiseStatistic) -> float:
         miss = exact - candidate.kernel(candidate.form)
+        one = PrivUnit(candidate.dim, epsilon).moments.variance
         return float(_bound(candidate.points, candidate.form.weights, miss, h, one, float(n), math.inf))
 
     def trained(rank: int, steps: int) -> PairwiseStatistic:
