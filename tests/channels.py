@@ -13,7 +13,6 @@ from scipy import integrate, stats
 
 from torchdp.randomizers import (
     HadamardResponse,
-    PrivUnitG,
     RandomizedResponse,
     ShiftStrategy,
     StrategyMatrix,
@@ -102,11 +101,7 @@ def channel(oracle):
 
 
 def area(randomizer):
-    """The share of the half space or cap beyond the threshold, by quadrature."""
-    if isinstance(randomizer, PrivUnitG):
-        threshold = randomizer.tau.threshold
-        found, _ = integrate.quad(lambda t: math.exp(-t * t / 2 - t * threshold), 0, 40, epsabs=0, epsrel=1e-13)
-        return found * math.exp(-threshold * threshold / 2) / math.sqrt(2 * math.pi)
+    """The share of the cap beyond the threshold, by quadrature."""
     power, edge = randomizer.cap.dim - 2, 2 * math.atan(math.exp(-randomizer.cap.rapidity))  # acos(threshold)
     part, whole = (
         integrate.quad(lambda a: math.sin(a) ** power, 0, end, epsabs=0, epsrel=1e-13)[0]
@@ -117,7 +112,7 @@ def area(randomizer):
 
 def two_densities(randomizer):
     """The log ratio of the densities on the favoured set and off it, from the integers and the set's share."""
-    law = randomizer.tau if isinstance(randomizer, PrivUnitG) else randomizer.cap
+    law = randomizer.cap
     chance, share = Fraction(law.chance, 2**63), Fraction(law.survival)
     truth = spent(chance / share / ((1 - chance) / (1 - share)))
     assert float(share) == pytest.approx(area(randomizer), rel=1e-9)  # the share is the one of this threshold

@@ -245,9 +245,9 @@ def test_no_class_is_deep():
 
 
 def test_kernels_are_installed_as_torchdp_kernels():
-    import torchdp.kernels.privunitg as op
+    import torchdp.kernels.privunit as op
 
-    assert Path(op.__file__).resolve().parent == ROOT / "kernels" / "privunitg"
+    assert Path(op.__file__).resolve().parent == ROOT / "kernels" / "privunit"
     assert not (ROOT / "kernels" / "__init__.py").exists()  # a top-level package called kernels is somebody else's
 
 

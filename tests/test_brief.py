@@ -45,9 +45,7 @@ def test_no_repr_of_a_protocol_is_long():
 
 
 def test_a_repr_names_parts_and_leaves_out_defaults():
-    assert (
-        repr(pairwise.OneMessage(pairwise.auc(3), 1.0)) == "OneMessage(statistic='auc', epsilon=1, kind=PrivUnitG)"
-    )
+    assert repr(pairwise.OneMessage(pairwise.auc(3), 1.0)) == "OneMessage(statistic='auc', epsilon=1)"
     assert repr(workloads.prefix(4)) == "Workload(name='prefix', factors=(float64(4, 4)))"
 
 

@@ -96,7 +96,7 @@ def test_no_line_breaks_a_rule():
 
 
 def test_the_search_sees_every_room_and_finds_what_it_looks_for():
-    assert {"torchdp", "privacy", "randomizers", "privunitg"} <= {path.parent.name for path in FILES}
+    assert {"torchdp", "privacy", "randomizers", "privunit"} <= {path.parent.name for path in FILES}
     assert lines(asserts, "def f(x):\n    assert x\n") == [2]
     assert lines(prints, "say(1)\nprint(1)") == lines(parses_loosely, "f(type=number)\nf(type=int)") == [2]
     assert lines(names_a_hook_otherwise, "def admit(self, x): ...\ndef validate(self, x): ...") == [1]

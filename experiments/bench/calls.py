@@ -73,7 +73,7 @@ def steps() -> dict[str, tuple[Run, Run]]:
     unary = randomizers.OptimizedUnaryEncoding(16, 1.0)
     subsets = randomizers.SubsetSelection(16, 1.0)
     hadamard = randomizers.HadamardResponse(16, 1.0)
-    directions = randomizers.PrivUnitG(64, 4.0)
+    directions = randomizers.PrivUnit(64, 4.0)
     pairs = pairwise.OneMessage(pairwise.absolute_difference(16), 1.0)
     rounded = RoundedNormal(64.0)
     crowd = randomizers.RandomizedResponse(64, 1.0)
@@ -106,7 +106,7 @@ def steps() -> dict[str, tuple[Run, Run]]:
         "OptimizedUnaryEncoding.collect": (lambda: unary.collect(few, noise=noise), normals),
         "SubsetSelection.estimate": (lambda: subsets.estimate(few, noise=noise), normals),
         "HadamardResponse.estimate": (lambda: hadamard.estimate(few, noise=noise), normals),
-        "PrivUnitG.estimate": (lambda: directions.estimate(vectors, noise=noise), normals),
+        "PrivUnit.estimate": (lambda: directions.estimate(vectors, noise=noise), normals),
         "OneMessage.estimate": (lambda: pairs.estimate(few, noise=noise), normals),
         "sample_estimate of 6e8": (lambda: crowd.sample_estimate(counts, generator=generator), small_calls),
         "factorize, mean": (lambda: factorize(prefix, p=2, tol=1e-6), small_calls),

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from torchdp.draws import Draws
-from torchdp.kernels import privunit, privunitg
+from torchdp.kernels import privunit
 from torchdp.noise import Noise, SeededNoise
-from torchdp.randomizers import GaussianVector, PrivUnit, PrivUnitG
+from torchdp.randomizers import GaussianVector, PrivUnit
 from torchdp.randomizers.ball.lattice import LatticeRandomizer, Words, on_lattice
 from torchdp.simulate import Experiment, Report
 
@@ -47,12 +47,7 @@ FULL, SMOKE = Config(), Config((8,), 2**12, 2, 200)
 
 def kinds(dim: int) -> list[tuple[LatticeRandomizer, Floats]]:
     """A randomizer, and its messages in float64."""
-    g, unit, gaussian = PrivUnitG(dim, 1.0), PrivUnit(dim, 1.0), GaussianVector(dim, 1.0, delta=1e-6)
-
-    def tilted(x: Tensor, draws: Draws) -> Tensor:
-        size, law = (len(x),), g.tau
-        numbers = draws.normal((*size, dim)), draws.normal(size), law.draw(size, draws)
-        return privunitg.message(x, *numbers, radius=1.0, threshold=law.threshold)
+    unit, gaussian = PrivUnit(dim, 1.0), GaussianVector(dim, 1.0, delta=1e-6)
 
     def spherical(x: Tensor, draws: Draws) -> Tensor:
         size = (len(x),)
@@ -60,7 +55,6 @@ def kinds(dim: int) -> list[tuple[LatticeRandomizer, Floats]]:
         return privunit.message(x, *numbers, radius=1.0, mean=unit.cap.threshold)
 
     return [
-        (g, tilted),
         (unit, spherical),
         (gaussian, lambda x, draws: x + gaussian.sigma * draws.normal(x.shape)),
     ]

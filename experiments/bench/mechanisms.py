@@ -80,7 +80,7 @@ def of_types(x: Tensor) -> Iterator[Entry]:
 
 def of_vectors(x: Tensor) -> Iterator[Entry]:
     n, d = x.shape
-    for kind in (randomizers.PrivUnit, randomizers.PrivUnitG, randomizers.DuchiJordanWainwright):
+    for kind in (randomizers.PrivUnit, randomizers.DuchiJordanWainwright):
         yield kind(d, EPSILON), x
     yield randomizers.GaussianVector(d, EPSILON, delta=DELTA), x
     ball = domains.lp_ball(d, 2.0, 1.0)

@@ -9,27 +9,13 @@ import numpy as np
 import torch
 from floors import DEVICE, normals, unit_vectors
 from harness import Case, Part, Work
-from scipy.special import ndtri
 
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, PrivUnitG
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
 from torchdp.randomness import keyed_generator
 
 EPSILON, TYPES = 1.0, 100
-
-
-def plain_numpy(randomizer: PrivUnitG, points: np.ndarray, rng: np.random.Generator) -> object:
-    """PrivUnitG as one would write it down, some users at a time: the inverse distribution function for tau."""
-    tau, total = randomizer.tau, np.zeros(randomizer.dim)
-    for users in np.array_split(points, max(1, points.size // 2**18)):
-        n = len(users)
-        upper, tail = rng.random(n) < tau.upper, 1 - rng.random(n)
-        along = np.where(upper, -ndtri(tail * tau.survival), ndtri(tail * (1 - tau.survival)))
-        g, lift = rng.standard_normal(users.shape), rng.standard_normal(n)
-        along -= (g * users).sum(1) + lift * np.sqrt(np.maximum(0, 1 - (users**2).sum(1)))
-        total += (g + along[:, None] * users).sum(0)
-    return total / tau.threshold
 
 
 def published(points: np.ndarray) -> Part:
@@ -47,15 +33,14 @@ def collect(kind: Callable[..., object], n: int, d: int, dtype: torch.dtype) -> 
     """Users by themselves."""
     randomizer, x, noise = kind(d, EPSILON), unit_vectors(n, d, dtype), SeededNoise(1, DEVICE)
     host = x.double().cpu().numpy()
-    peers = {"numpy": lambda: partial(plain_numpy, randomizer, host, np.random.default_rng(0))}
-    peers["ml-projunit"] = lambda: published(host)
+    peers = {"ml-projunit, PrivUnitG": lambda: published(host)}
     floors = {"float64 normals": normals(n, d + 1)}
-    return Work(lambda: randomizer.collect(x, noise=noise), n, floors, peers if kind is PrivUnitG else {})
+    return Work(lambda: randomizer.collect(x, noise=noise), n, floors, peers if kind is PrivUnit else {})
 
 
-def of_types(kind: type, n: int, d: int) -> Work:
+def of_types(n: int, d: int) -> Work:
     """Users in 100 types."""
-    randomizer, x, noise = kind(d, EPSILON), unit_vectors(TYPES, d), SeededNoise(1, DEVICE)
+    randomizer, x, noise = PrivUnit(d, EPSILON), unit_vectors(TYPES, d), SeededNoise(1, DEVICE)
     counts = torch.full((TYPES,), n // TYPES, device=DEVICE)
     return Work(lambda: randomizer.collect_crowd(x, counts, noise), n, {"float64 normals": normals(n, d + 1)})
 
@@ -79,12 +64,11 @@ def cases(small: bool) -> Iterator[Case]:
     for dtype in (torch.float32, torch.float64):
         name = str(dtype)[6:]
         yield Case(f"SeededNoise.normal, {name}", partial(source, n // 10, 256, dtype))
-        for kind in (PrivUnitG, PrivUnit, DuchiJordanWainwright):
+        for kind in (PrivUnit, DuchiJordanWainwright):
             yield Case(f"{kind.__name__}.collect, d = 256, {name}", partial(collect, kind, n, 256, dtype))
     for d in (64, 256):
-        for kind in (PrivUnitG, PrivUnit):
-            yield Case(f"{kind.__name__}, 100 types, d = {d}", partial(of_types, kind, 20 * n * 16 // d, d))
-    for kind in (PrivUnitG, PrivUnit, DuchiJordanWainwright):
+        yield Case(f"PrivUnit, 100 types, d = {d}", partial(of_types, 20 * n * 16 // d, d))
+    for kind in (PrivUnit, DuchiJordanWainwright):
         for many in (10**9,) if small else (10**4, 10**6, 10**9):
             yield Case(f"{kind.__name__}.sample_tally, {many:.0e} users", partial(drawn, kind, many, 256))
 

@@ -24,7 +24,7 @@ from torchdp import workloads
 from torchdp.factorization import additive_noise_bound, factorize, hard_instance
 from torchdp.factorization.hard import sample_upper_bound
 from torchdp.privacy import gaussian_sigma
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 from torchdp.simulate import Experiment, Report
 
 ALPHAS = (0.1, 0.05, 0.01, 0.001)
@@ -70,7 +70,7 @@ def local(found: dict, config: Config, report: Report) -> None:
         spread = float((W.amax(1) - W.amin(1)).max())
         largest = mean_largest(factors.left) * float(factors.sensitivity)
         for epsilon in config.epsilons:
-            variance = PrivUnitG(factors.right.shape[0], epsilon).moments.variance
+            variance = PrivUnit(factors.right.shape[0], epsilon).moments.variance
             for alpha in ALPHAS:
                 needed, absolute = instance.samples(alpha, epsilon), instance.samples_absolute(alpha, epsilon)
                 enough = sample_upper_bound(float(factors.certificate.upper), variance, alpha, spread=spread)

@@ -28,6 +28,7 @@ from torchdp.factorization import (
     train,
     truncate,
 )
+from torchdp.randomizers import PrivUnit
 from torchdp.simulate import Experiment, Report
 
 LENGTH = 0.15  # of the Gaussian kernel on [0, 1]
@@ -94,7 +95,7 @@ def truncated(base: pairwise.PairwiseStatistic, rank: int) -> pairwise.PairwiseS
 
 
 def trained(
-    W: Tensor, rank: int, histograms: Tensor, n: int, threshold: float, steps: int
+    W: Tensor, rank: int, histograms: Tensor, n: int, variance: float, steps: int
 ) -> tuple[Tensor, Tensor]:
     """(right, weights) of W, trained on OneMessage's leading variance, averaged over the histograms, + bias squared."""
     module = LowRankRelaxation(W, rank, symmetric=True)
@@ -103,7 +104,7 @@ def trained(
     for step in range(steps):
         sharpness = FIRST * (LAST / FIRST) ** (step / steps)
         left, right = module()
-        v = smooth_max(right.square().sum(0), sharpness) / threshold**2
+        v = variance * smooth_max(right.square().sum(0), sharpness)
         first = 4 * v * (module.weights * (histograms @ right.mT)).square().sum(1) / n
         second = 2 * v**2 * module.weights.square().sum() / n**2
         worst = smooth_max((W - left @ right).abs().flatten(), sharpness)
@@ -131,10 +132,10 @@ def protocol_rank(config: Config, report: Report) -> None:
         f"\nGaussian kernel on {k} points, OneMessage: bound on the error at a peaked and at the flat histogram"
     )
     for epsilon, n in ((float(a), int(b)) for a, b in (case.split(",") for case in config.cases)):
-        threshold = pairwise.OneMessage(base, epsilon).client.tau.threshold
         cuts = [truncated(base, rank) for rank in range(1, base.dim + 1)]
         least = min(cuts, key=lambda cut: float(bound(cut, kernel, histograms, n, epsilon).mean()))
-        right, weights = trained(W, least.dim, histograms, n, threshold, config.steps)
+        variance = float(PrivUnit.unit_variance(least.dim, epsilon))
+        right, weights = trained(W, least.dim, histograms, n, variance, config.steps)
         rows = {"from_kernel": base, "rank by predicted error": least}
         rows["trained at that rank"] = statistic_of(right, weights, base.form.constant)
         for name, each in rows.items():

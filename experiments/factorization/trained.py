@@ -40,7 +40,7 @@ from torchdp.factorization import (
 )
 from torchdp.factorization.certificates.objective_certificate import certify_objective
 from torchdp.factorization.descending import Structure
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, subplots
 
@@ -146,9 +146,9 @@ def cases(n: int) -> Iterator[Case]:
     limits = torch.full((len(ranges),), 1.2, dtype=torch.float64)
     yield Case("ranges, the mean, none above 1.2 times it", ranges, Limited(limits), None, norms)
     prior = torch.softmax(-torch.arange(3 * n // 8, dtype=torch.float64) / 2, 0)
-    moments = PrivUnitG(3 * n // 8, 8.0).moments
+    moments = PrivUnit(3 * n // 8, 8.0).moments
     local = LocalError(prior, moments.outer / moments.variance)
-    yield Case("ranges, PrivUnitG's own variance, epsilon = 8", ranges, local, None, norms)
+    yield Case("ranges, PrivUnit's own variance, epsilon = 8", ranges, local, None, norms)
     pairs = torch.eye(n, dtype=torch.float64)
     pairs = pairs + pairs.roll(n // 2, 1)
     yield Case("a user holds two columns, n / 2 apart", W, Groups(pairs[: n // 2]), None, norms)

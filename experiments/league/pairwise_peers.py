@@ -13,7 +13,7 @@ import torch
 
 from torchdp.factorization import factorize
 from torchdp.protocol import Crowd
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 
 Peer = Callable[[np.ndarray, float, int, np.random.Generator], np.ndarray]
 
@@ -80,7 +80,7 @@ def two_messages(f: np.ndarray) -> Peer:
         n, sums = int(counts.sum()), []
         for points in sides:
             radius = float(points.norm(dim=1).max()) * (1 + 1e-12)
-            client = PrivUnitG(points.shape[1], epsilon / 2, radius)
+            client = PrivUnit(points.shape[1], epsilon / 2, radius)
             generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
             crowd = Crowd(points, torch.from_numpy(counts))
             sums.append(client.sample_tally(crowd, generator=generator, sample_shape=(trials,))["sum"].numpy())

@@ -265,7 +265,7 @@ ROWS = (
         cumulative, warm={"n": 200, "k": 4}, quick=FEW,
     ),
     Row(
-        "PrivUnitG", "RMSE of the mean of 5,000 unit vectors, d = 256", {"n": 5_000, "d": 256, "epsilon": 1.0},
+        "PrivUnit", "RMSE of the mean of 5,000 unit vectors, d = 256", {"n": 5_000, "d": 256, "epsilon": 1.0},
         {"torchdp": LOCAL + "rounded, its distance stated", "ml-projunit": LOCAL + "floats, whose last bits tell"},
         mean, warm={"n": 20}, quick={"n": 50},
     ),

@@ -3,8 +3,8 @@
 Paper: Nikolov, Tang (2023), Theorems 15, 17, 4 and 55.
 Command:  python experiments/mean/local_central.py
 Expected: (E ||error||_2^2)^{1/2} at epsilon = 1. Local errors fall like n^{-1/2}, central ones like 1/n; shaped noise
-    errs 1.64 times less than round noise in both. PrivUnitG is 2.6 times the local lower bound for every data set, and
-    8 % below a point release of full budget, whose error is in closed form. Measured / predicted is 1 within 0.03.
+    errs 1.64 times less than round noise in both. PrivUnit is 2.5 times the local lower bound for every data set, and
+    9 % below a point release of full budget, whose error is in closed form. Measured / predicted is 1 within 0.03.
 Output: results/mean/local_central/local_central.csv and local_central.png.
 Artifact: Nikolov, Tang (2023) | Theorems 4, 15, 17, 55
 Status: agrees
@@ -21,7 +21,7 @@ from torchdp.domains import Box, noise_shape, round_shape
 from torchdp.mean import GaussianMean, LocalMean, approximate_lower_bound, local_lower_bound
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns, subplots
 
@@ -54,8 +54,8 @@ def measure(config: Config, report: Report) -> None:
     domain = Box(torch.zeros(d, dtype=torch.float64), sides)
     shaped, plain = noise_shape(domain, 2.0), round_shape(domain, 2.0)
     mechanisms: dict[str, MeanProtocol] = {
-        "local, shaped, PrivUnitG": LocalMean.calibrated(domain, shaped, epsilon=EPSILON, randomizer=PrivUnitG),
-        "local, round, PrivUnitG": LocalMean.calibrated(domain, plain, epsilon=EPSILON, randomizer=PrivUnitG),
+        "local, shaped, PrivUnit": LocalMean.calibrated(domain, shaped, epsilon=EPSILON),
+        "local, round, PrivUnit": LocalMean.calibrated(domain, plain, epsilon=EPSILON),
         "central, shaped": GaussianMean.calibrated(domain, shaped, epsilon=EPSILON, delta=DELTA),
         "central, round": GaussianMean.calibrated(domain, plain, epsilon=EPSILON, delta=DELTA),
     }
@@ -69,8 +69,8 @@ def measure(config: Config, report: Report) -> None:
             cells = {"measured": value, "standard_error": error, "ratio": value / predicted}
             report.row("local_central", method=method, n=n, predicted=predicted, **cells)
         # Blasiok et al. (2019): a message of covariance (pi/2) coth(epsilon/2)^2 I - u u^T for the user's u
-        isotropic = mechanisms["local, shaped, PrivUnitG"].error(n).root_mean_square.value ** 2
-        isotropic *= math.pi / 2 / math.tanh(EPSILON / 2) ** 2 / float(PrivUnitG.unit_variance(EPSILON))
+        isotropic = mechanisms["local, shaped, PrivUnit"].error(n).root_mean_square.value ** 2
+        isotropic *= math.pi / 2 / math.tanh(EPSILON / 2) ** 2 / float(PrivUnit.unit_variance(d, EPSILON))
         own = float((points - sides / 2).square().sum(1).mean()) / n
         bounds = {
             "local, shaped, point release": math.sqrt(isotropic - own),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from papers_base import Finding, Paper, Part, Tables, theorems, where, worst
 
-PAPERS = "gamma_F, PrivUnitG"  # factorization, by the better randomizer
+PAPERS = "gamma_F, PrivUnit"  # factorization, by the better randomizer
 
 
 def lower_bounds(tables: Tables) -> Iterator[Finding]:

@@ -56,7 +56,7 @@ def local(tables: Tables) -> Iterator[Finding]:
     n = max(row["n"] for row in rows)
     found = {row["method"]: row for row in where(rows, n=n)}
     for name, bound, result in (
-        ("local, shaped, PrivUnitG", "local lower bound, every data set", "Theorem 55"),
+        ("local, shaped, PrivUnit", "local lower bound, every data set", "Theorem 55"),
         ("central, shaped", "central lower bound, a neighbour", "Theorem 4"),
     ):
         at = f"E(error^2)^(1/2) at epsilon = 1, n = {n:,}, a skewed box: the bound beside {name}"
@@ -64,11 +64,11 @@ def local(tables: Tables) -> Iterator[Finding]:
             result, "no mechanism is below", at, found[name]["measured"], found[bound]["predicted"]
         )
     at = f"E(error^2)^(1/2) at epsilon = 1, n = {n:,}: "
-    point, unit = (found[f"local, shaped, {name}"] for name in ("point release", "PrivUnitG"))
+    point, unit = (found[f"local, shaped, {name}"] for name in ("point release", "PrivUnit"))
     yield Finding.lower(
         "Theorem 17",
         "a local mechanism",
-        at + "a point release beside PrivUnitG",
+        at + "a point release beside PrivUnit",
         point["predicted"],
         unit["measured"],
         unit["standard_error"],

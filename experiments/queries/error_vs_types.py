@@ -35,12 +35,12 @@ FULL = Config()
 SMOKE = Config((1.0,), (4, 8))
 SHOWN = (
     "optimised strategy",
-    "gamma_F, PrivUnitG",
+    "gamma_F, PrivUnit",
+    "plain, PrivUnit",
     "SubsetSelection",
     "OptimizedUnaryEncoding",
     "HadamardResponse",
     "RandomizedResponse",
-    "plain, PrivUnitG",
 )
 
 

@@ -38,7 +38,6 @@ from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
     PrivUnit,
-    PrivUnitG,
     RandomizedResponse,
     ShiftStrategy,
     SubsetSelection,
@@ -59,7 +58,6 @@ TYPES: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
 }
 VECTORS: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
     "PrivUnit": PrivUnit,
-    "PrivUnitG": PrivUnitG,
     "Duchi et al.": DuchiJordanWainwright,
 }
 
@@ -90,7 +88,7 @@ def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
         for k in (2, 4, 64, 1024) if kind is RandomizedResponse else (64, 1024):
             yield f"{name} {k}", lambda e, kind=kind, k=k: kind(k, e)
     for name, kind in VECTORS.items():
-        for dim in (32, 256) if kind in (PrivUnit, PrivUnitG) else (32,):
+        for dim in (32, 256) if kind is PrivUnit else (32,):
             yield f"{name} {dim}", lambda e, kind=kind, dim=dim: kind(dim, e)
     if tables:
         prefix = workloads.prefix(64).dense()

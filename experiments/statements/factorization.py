@@ -14,7 +14,7 @@ from torchdp.factorization.additive import least_noise_variance
 from torchdp.privacy import gaussian_sigma
 from torchdp.queries import PrivateLearner
 from torchdp.queries.concepts import ConceptClass
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 
 NAME = "Edmonds"
 SMALL = tuple(e for e in EPSILONS if e <= 1)
@@ -109,7 +109,7 @@ def least_largest(W: np.ndarray, epsilon: float) -> tuple[float, float]:
     """(gamma_2(W), sqrt(n) E max error of the local factorization mechanism, of many users)."""
     factors = factorize(torch.as_tensor(W), tol=2e-4)
     left, right = factors.left.numpy(), factors.right.numpy()
-    variance = float(PrivUnitG(right.shape[0], epsilon).moments.variance)
+    variance = float(PrivUnit(right.shape[0], epsilon).moments.variance)
     Z = np.random.default_rng(0).normal(size=(2000, left.shape[1]))
     largest = float(np.abs(Z @ left.T).max(1).mean()) * float(np.linalg.norm(right, axis=0).max())
     return gamma_of(W)[0], largest * math.sqrt(variance)
@@ -162,12 +162,10 @@ def randomizer(rng: np.random.Generator, count: int) -> Instances:
         yield f"epsilon = {epsilon:g}, d = {d}", ratio(least_subgaussian(d, epsilon) * epsilon, 1.0)
 
 
-@check(
-    NAME, "Lemma 9", "the same for epsilon <= 1", "PrivUnitG, d = 1 to 512, epsilon = 0.01 to 1; C = 5", limit=5
-)
+@check(NAME, "Lemma 9", "the same for epsilon <= 1", "PrivUnit, d = 1 to 512, epsilon = 0.01 to 1; C = 5", limit=5)
 def randomizer_mended(rng: np.random.Generator, count: int) -> Instances:
     for epsilon, d in itertools.product(SMALL, (1, 2, 8, 64, 512)):
-        yield f"epsilon = {epsilon:g}, d = {d}", ratio(PrivUnitG(d, epsilon).subgaussian.psi2 * epsilon, 1.0)
+        yield f"epsilon = {epsilon:g}, d = {d}", ratio(PrivUnit(d, epsilon).subgaussian.psi2 * epsilon, 1.0)
 
 
 @check(

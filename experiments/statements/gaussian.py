@@ -26,7 +26,7 @@ from statements.base import (
 from torchdp.domains import FiniteSet, Zonotope, noise_shape
 from torchdp.mean import moment_norm
 from torchdp.privacy import gaussian_sigma
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 
 NAME = "Nikolov"
 
@@ -117,7 +117,7 @@ def sensitivity(rng: np.random.Generator, count: int) -> Instances:
 def local_error(rng: np.random.Generator, count: int) -> Instances:
     for epsilon in EPSILONS:
         for d in (1, 2, 8, 64, 512):
-            variance = float(PrivUnitG(d, epsilon).moments.variance)
+            variance = float(PrivUnit(d, epsilon).moments.variance)
             yield f"d = {d}, epsilon = {epsilon:g}", ratio(math.sqrt(variance / 2) * math.tanh(epsilon / 2), 1.0)
 
 

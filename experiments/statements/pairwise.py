@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 from statements.base import EPSILONS, Instances, check, gamma_of, matrix, ratio, simplex
 from statements.factorization import SMALL, approximated, least_subgaussian
 from torchdp.factorization import factorize, zeta
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 
 NAME = "Ghazi"
 USERS = (1, 2, 10, 1000, 10**6)
@@ -38,7 +38,7 @@ def linear_queries(rng: np.random.Generator, count: int) -> Instances:
         n, epsilon = int(rng.choice(USERS)), SMALL[i % len(SMALL)]
         if W.any():
             lower, _, norm, alpha = zeta_of(W, n, epsilon)
-            error = norm**2 * float(PrivUnitG(max(W.shape), epsilon).moments.variance) / n + alpha**2
+            error = norm**2 * float(PrivUnit(max(W.shape), epsilon).moments.variance) / n + alpha**2
             yield f"{W.shape}, n = {n}, epsilon = {epsilon:g}", ratio(error * epsilon**2 * n, lower**2)
 
 
@@ -76,7 +76,7 @@ def quadratic_forms(rng: np.random.Generator, count: int) -> Instances:
         n, epsilon = int(rng.choice([10, 1000, 10**6])), float(rng.choice([0.1, 0.5, 1.0]))
         if W.any():
             lower, _, norm, alpha = zeta_of(W, n, epsilon)
-            variance = float(PrivUnitG(k, epsilon / 2).moments.variance)  # of each of Lemma 11's two messages
+            variance = float(PrivUnit(k, epsilon / 2).moments.variance)  # of each of Lemma 11's two messages
             error = alpha**2 + 2 * norm**2 * variance / n + k * (norm * variance / n) ** 2
             error = min(error, float(np.abs(W).max()) ** 2)  # the answer 0: the paper's footnote 6
             yield (
@@ -136,11 +136,11 @@ def vector_randomizer(rng: np.random.Generator, count: int) -> Instances:
 
 
 @check(
-    NAME, "Theorem 9", "the same for epsilon <= 1", "PrivUnitG, d = 1 to 512, epsilon = 0.01 to 1; C = 5", limit=5
+    NAME, "Theorem 9", "the same for epsilon <= 1", "PrivUnit, d = 1 to 512, epsilon = 0.01 to 1; C = 5", limit=5
 )
 def vector_randomizer_mended(rng: np.random.Generator, count: int) -> Instances:
     for epsilon, d in itertools.product(SMALL, (1, 2, 8, 64, 512)):
-        yield f"epsilon = {epsilon:g}, d = {d}", ratio(PrivUnitG(d, epsilon).subgaussian.psi2 * epsilon, 1.0)
+        yield f"epsilon = {epsilon:g}, d = {d}", ratio(PrivUnit(d, epsilon).subgaussian.psi2 * epsilon, 1.0)
 
 
 @check(

@@ -65,12 +65,6 @@ def privunit(device: torch.device, users: int = 618) -> Call:
     return (*crowd(device, users), 2 * lift - 1, along, across, KEY, FIRST), {"radius": 1.0, "mean": 0.3}
 
 
-def privunitg(device: torch.device, users: int = 618) -> Call:
-    """A threshold of 7, so that all three pieces of the quantile are met."""
-    law = {"radius": 1.0, "threshold": 7.0, "upper": 0.6, "survival": 1.279812543885835e-12}
-    return (*crowd(device, users), KEY, FIRST), law
-
-
 def positive(device: torch.device, users: int = 150) -> Call:
     """Products that add up without rounding; users at 0, whose bits may be sure, and infinitely far off."""
     features = 140

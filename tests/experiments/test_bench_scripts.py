@@ -136,9 +136,8 @@ def test_mechanisms(smoke):
     curators = {"CentralFactorization"}
     users = {
         "PrivUnit",
-        "PrivUnitG",
         "GaussianVector",
-        "OneMessage of PrivUnitG",
+        "OneMessage of PrivUnit",
         "TwoRound",
         "BitSums of PoissonSum",
     }

@@ -41,7 +41,7 @@ def test_local_central(smoke):
             value for (name, m), value in predicted.items() if m == n and name.startswith(f"{model} lower")
         )
         assert value >= bound
-        if method == "central, shaped" or method == "local, shaped, PrivUnitG":
+        if method == "central, shaped" or method == "local, shaped, PrivUnit":
             assert value < predicted[method.replace("shaped", "round"), n]
     assert found.drew("local_central.png")
 

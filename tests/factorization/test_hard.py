@@ -17,7 +17,7 @@ from torchdp.factorization import approximate, factorize, hard_instance, learner
 from torchdp.factorization.hard import HardInstance, _mean_inverse, sample_upper_bound
 from torchdp.factorization.norm import witness
 from torchdp.queries import ConceptClass, PrivateLearner
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 
 EPSILONS = (0.1, math.log(2), 1.0, 2.0, 5.0)
 COIN = torch.tensor([[1.0, -1.0]])  # one query, the mean of a bit: randomized response is optimal
@@ -174,7 +174,7 @@ def solved(name):
 @pytest.mark.parametrize("name", [*SMALL, "larger prefix"])
 def test_guarantee_samples_are_below_the_local_factorization_mechanism(name, epsilon):
     W, found, instance, *others = solved(name)
-    variance = PrivUnitG(found.right.shape[0], epsilon).moments.variance
+    variance = PrivUnit(found.right.shape[0], epsilon).moments.variance
     spread = float((W.amax(1) - W.amin(1)).max())
     for alpha in (spread, 0.02, 0.001):
         enough = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=spread)
@@ -282,7 +282,7 @@ def test_guarantee_that_many_users_are_enough():
     """The mechanism's exact worst error over all laws on the types, from its exact covariance: attained to 1 %."""
     W, epsilon, alpha = workloads.prefix(8).dense(), 1.0, 0.05
     found = factorize(W, shift=True, tol=1e-6)
-    variance = PrivUnitG(8, epsilon).moments.variance
+    variance = PrivUnit(8, epsilon).moments.variance
     n = sample_upper_bound(float(found.certificate.upper), variance, alpha, spread=1.0)
     noise = found.left.square().sum(-1) * variance * found.sensitivity**2
     sampling = (W.amax(1) - W.amin(1)).square() / 4  # two types, half of the users each

@@ -294,7 +294,6 @@ def register(fused):
 CIPHER = "chacha.keystream"
 KERNELS = {
     "chacha": ("keystream",),
-    "privunitg": ("sums",),
     "privunit": ("sums",),
     "response_counts": ("counts",),
     "unary_counts": ("tally",),

@@ -6,72 +6,63 @@ import pytest
 import torch
 from laws import generator
 
-from torchdp.kernels import privunit, privunitg
+from torchdp.kernels import privunit
 
-SCALE, RADIUS = 0.7, 2.5  # of the mean of PrivUnit's messages, the threshold of PrivUnitG's
-KINDS = ["privunit", "privunitg"]
-every = pytest.mark.parametrize("kind", KINDS)
+SCALE, RADIUS = 0.7, 2.5  # of the mean of the messages
 
 
-def inputs(kind, batch, dim, norm, dtype=torch.float64):
-    """Points of norm ``norm * RADIUS``, g, g0, and T, sqrt(1 - T^2) or tau."""
+def inputs(batch, dim, norm, dtype=torch.float64):
+    """Points of norm ``norm * RADIUS``, g, g0, and T, sqrt(1 - T^2)."""
     options = {"dtype": torch.float64, "generator": generator()}
     points = torch.randn((*batch, dim), **options)
     points *= norm * RADIUS / points.norm(dim=-1, keepdim=True)
     normals, lift = torch.randn((*batch, dim), **options), torch.randn(batch, **options)
     uniform = torch.rand(batch, **options)
-    rest = ((math.pi * uniform).cos(), (math.pi * uniform).sin()) if kind == "privunit" else (1 + uniform,)
+    rest = (math.pi * uniform).cos(), (math.pi * uniform).sin()
     return tuple(t.to(dtype) for t in (points, normals, lift, *rest))
 
 
-def direct(points, normals, lift, *rest):
-    """(T u + sqrt(1 - T^2) w)/mean, w the direction of (I - u u^T) g, or (tau u + (I - u u^T) g)/k: on the sphere of
-    R^{d+1}, the last coordinate dropped, times the radius."""
+def direct(points, normals, lift, along, across):
+    """(T u + sqrt(1 - T^2) w)/mean, w the direction of (I - u u^T) g: on the sphere of R^{d+1}, the last coordinate
+    dropped, times the radius."""
     scaled = points / RADIUS
     height = (1 - scaled.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
     u, g = torch.cat([scaled, height], -1), torch.cat([normals, lift[..., None]], -1)
     projection = torch.eye(u.shape[-1], dtype=u.dtype) - u[..., :, None] * u[..., None, :]
     w = (projection @ g[..., None])[..., 0]
-    if len(rest) == 2:
-        w = rest[1][..., None] * w / w.norm(dim=-1, keepdim=True)
-    return RADIUS * (rest[0][..., None] * u + w)[..., :-1] / SCALE
+    w = across[..., None] * w / w.norm(dim=-1, keepdim=True)
+    return RADIUS * (along[..., None] * u + w)[..., :-1] / SCALE
 
 
 def message(*arguments):
-    if len(arguments) == 5:
-        return privunit.message(*arguments, radius=RADIUS, mean=SCALE)
-    return privunitg.message(*arguments, radius=RADIUS, threshold=SCALE)
+    return privunit.message(*arguments, radius=RADIUS, mean=SCALE)
 
 
-@every
 @pytest.mark.parametrize("norm", [0.0, 0.3, 0.999999, 1.0])
 @pytest.mark.parametrize("shape", [((), 1), ((1,), 1), ((63,), 2), ((1000,), 7), ((3, 5), 63)])
-def test_the_message_is_the_theorem_with_a_coordinate_dropped(kind, shape, norm):
-    arguments = inputs(kind, *shape, norm)
+def test_the_message_is_the_theorem_with_a_coordinate_dropped(shape, norm):
+    arguments = inputs(*shape, norm)
     # On the sphere the height is the root of a rounding error; it moves the result by as little.
-    tolerance = {"privunit": (1e-9, 1e-4), "privunitg": (1e-12, 1e-6)}[kind][norm > 0.9]
+    tolerance = 1e-4 if norm > 0.9 else 1e-9
     torch.testing.assert_close(message(*arguments), direct(*arguments), rtol=tolerance, atol=tolerance)
     off = message(*arguments[:-1], 1.01 * arguments[-1])
-    if kind == "privunitg" and norm == 0:
-        torch.testing.assert_close(off, arguments[1] * RADIUS / SCALE, rtol=1e-15, atol=0)
-    elif kind == "privunitg" or shape[1] > 1:
+    if shape[1] > 1:
         assert not torch.allclose(off, direct(*arguments), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dim", [2, 5, 64])
 def test_privunit_s_messages_for_points_of_the_sphere_have_one_length(dim):
     """There the dropped coordinate of u is 0, and with g0 = 0 nothing is lost: ||Y|| = radius/mean."""
-    points, normals, lift, along, across = inputs("privunit", (500,), dim, 1.0)
+    points, normals, lift, along, across = inputs((500,), dim, 1.0)
     lengths = message(points, normals, torch.zeros_like(lift), along, across).norm(dim=-1)
     torch.testing.assert_close(lengths, torch.full_like(lengths, RADIUS / SCALE), rtol=1e-12, atol=0)
     longer = message(points, normals, torch.zeros_like(lift), 1.01 * along, across).norm(dim=-1)
     assert (longer > RADIUS / SCALE * 1.001).any()
 
 
-@every
 @pytest.mark.parametrize("size", [1, 63, 1000])
-def test_strided_inputs_give_the_same_message(kind, size):
-    plain = inputs(kind, (size,), 5, 0.8)
+def test_strided_inputs_give_the_same_message(size):
+    plain = inputs((size,), 5, 0.8)
     strided = [torch.stack([t, t + 9], -1)[..., 0] for t in plain]
     transposed = [t.mT.contiguous().mT if t.ndim > 1 else t for t in plain]
     assert not any(t.is_contiguous() for t in strided if t.numel() > 1)
@@ -79,41 +70,25 @@ def test_strided_inputs_give_the_same_message(kind, size):
         torch.testing.assert_close(message(*other), message(*plain), rtol=1e-12, atol=1e-13)
 
 
-@every
 @pytest.mark.parametrize("size", [1, 63, 1000])
 @pytest.mark.parametrize("norm", [0.0, 0.3, 0.8])
-def test_float32_stays_within_its_rounding(kind, size, norm):
-    dim, arguments = 16, inputs(kind, (size,), 16, norm, torch.float32)
+def test_float32_stays_within_its_rounding(size, norm):
+    dim, arguments = 16, inputs((size,), 16, norm, torch.float32)
     single = message(*arguments[:3], *(t.double() for t in arguments[3:]))
-    points, g, g0, *rest = wide = [t.double() for t in arguments]
+    points, g, g0, *_ = wide = [t.double() for t in arguments]
     double = message(*wide)
     assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
     scaled = points / RADIUS
-    if kind == "privunit":  # dim + 16 roundings of numbers as long as the normals, against what is left across u
-        whole = g.square().sum(-1) + g0.square()
-        dot = (g * scaled).sum(-1) + g0 * (1 - scaled.square().sum(-1)).sqrt()
-        roundings, terms = dim + 16, (1 + (whole / (whole - dot.square())).sqrt())[:, None]
-    else:  # dim + 8 roundings of the terms that are added up, each at most their absolute sum
-        along = (g * scaled).abs().sum(-1) + rest[0] + g0.abs() * 3
-        roundings, terms = dim + 8, g.abs() + along[:, None] * scaled.abs()
-    assert ((single - double).abs() <= 2 * roundings * 2**-24 * RADIUS / SCALE * terms).all()
-    assert (kind == "privunitg" and norm == 0) or not torch.equal(single.double(), double)
+    # dim + 16 roundings of numbers as long as the normals, against what is left across u
+    whole = g.square().sum(-1) + g0.square()
+    dot = (g * scaled).sum(-1) + g0 * (1 - scaled.square().sum(-1)).sqrt()
+    terms = (1 + (whole / (whole - dot.square())).sqrt())[:, None]
+    assert ((single - double).abs() <= 2 * (dim + 16) * 2**-24 * RADIUS / SCALE * terms).all()
+    assert not torch.equal(single.double(), double)
 
 
-def test_a_lift_in_float32_is_a_unit_vector():
-    """u = (x', height) decides privacy: on the sphere, where the height cancels, its norm must still be 1."""
-    points = inputs("privunitg", (1000,), 63, 1.0, torch.float32)[0]
-    zero, one = torch.zeros(1000), torch.ones(1000)
-    scaled = message(points, torch.zeros_like(points), zero, one) * SCALE / RADIUS  # tau x'
-    squares = scaled.double().square().sum(-1)
-    height = -(message(points, torch.zeros_like(points), one, zero) * SCALE / RADIUS).double()  # -height x'
-    squares = squares + height.square().sum(-1) / squares
-    assert (squares - 1).abs().max() < 16 * math.sqrt(63) * 2**-24
-
-
-@every
-def test_points_outside_are_projected_onto_the_ball_and_inputs_left_alone(kind):
-    arguments = inputs(kind, (100,), 4, 1.0)
+def test_points_outside_are_projected_onto_the_ball_and_inputs_left_alone():
+    arguments = inputs((100,), 4, 1.0)
     copies = [t.clone() for t in arguments]
     points, *rest = arguments
     torch.testing.assert_close(message(1.5 * points, *rest), message(points, *rest), rtol=1e-6, atol=1e-6)
@@ -123,6 +98,6 @@ def test_points_outside_are_projected_onto_the_ball_and_inputs_left_alone(kind):
 
 def test_a_vanishing_remainder_stays_finite():
     """Normals exactly along u leave no direction across it: no NaN, what is left is T u."""
-    points, _, lift, along, across = inputs("privunit", (10,), 3, 1.0)
+    points, _, lift, along, across = inputs((10,), 3, 1.0)
     still = message(points, torch.zeros_like(points), torch.zeros_like(lift), along, across)
     torch.testing.assert_close(still, along[:, None] * points / SCALE)

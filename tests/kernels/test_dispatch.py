@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchdp.kernels import dispatch, privunit, privunitg, response_counts, rounded_features, secure_sketch
+from torchdp.kernels import dispatch, privunit, response_counts, rounded_features, secure_sketch
 from torchdp.kernels.dispatch import Kernel, examples
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.noise import SeededNoise
-from torchdp.randomizers import PrivUnitG, RandomizedResponse
+from torchdp.randomizers import PrivUnit, RandomizedResponse
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
@@ -289,7 +289,6 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(devi
     ("module", "form", "specification", "example", "limit", "width"),
     [
         (privunit.reference, "sums", "messages", examples.privunit, "NUMBERS_AT_ONCE", examples.DIM),
-        (privunitg.reference, "sums", "messages", examples.privunitg, "NUMBERS_AT_ONCE", examples.DIM),
         (rounded_features.reference, "rounded_counts", "counted", examples.rounded, "BITS_AT_ONCE", 280),
         (rounded_features.reference, "positive_counts", "counted", examples.positive, "BITS_AT_ONCE", 280),
     ],
@@ -330,11 +329,11 @@ def test_a_callers_autocast_does_not_spoil_the_trial(auto, monkeypatch):
 
 def test_collect_by_either_form_gives_the_same_sum(device, monkeypatch):
     monkeypatch.setattr(Kernel, "_trial", lambda *_: None)
-    randomizer, points = PrivUnitG(3, 2.0), torch.eye(3, dtype=torch.float64)[:2].to(device) / 2
+    randomizer, points = PrivUnit(3, 2.0), torch.eye(3, dtype=torch.float64)[:2].to(device) / 2
     counts, found = torch.tensor([5, 8], device=device), []
     for chosen in ("fused", "reference"):
         monkeypatch.setenv("TORCHDP_KERNELS", chosen)
-        monkeypatch.setattr("torchdp.randomizers.ball.privunitg.keyed", lambda device: True)
+        monkeypatch.setattr("torchdp.randomizers.ball.privunit.keyed", lambda device: True)
         found.append(randomizer.collect_crowd(points, counts, SeededNoise(1, device))["sum"])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 

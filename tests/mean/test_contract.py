@@ -22,7 +22,7 @@ from torchdp.mean import (
     PureMean,
     StrategyCovariance,
 )
-from torchdp.randomizers import PrivUnitG, StrategyMatrix
+from torchdp.randomizers import StrategyMatrix
 
 BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
 CORNERS = torch.cartesian_prod(*torch.stack([BOX.low, BOX.high], 1))
@@ -108,7 +108,7 @@ class TestGaussianCovariance(Curator):
 
 
 class TestLocalMean(Unbiased, RelayContract):
-    protocol = LocalMean.calibrated(BOX, noise_shape(BOX, 2.0), epsilon=2.0, randomizer=PrivUnitG)
+    protocol = LocalMean.calibrated(BOX, noise_shape(BOX, 2.0), epsilon=2.0)
     x = torch.cat([CORNERS, LOW])
     bad = BAD
 

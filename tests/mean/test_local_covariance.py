@@ -9,7 +9,7 @@ import torch
 from torchdp.domains import Box
 from torchdp.mean import LocalCovariance
 from torchdp.protocol import Crowd, Objective
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
 
@@ -44,7 +44,7 @@ def test_the_weights_are_within_one_per_cent_of_the_best(d):
     assert cost(d, square, own) <= 1.01 * best
     protocol, n = LocalCovariance.calibrated(cube(d), epsilon=1.0), 10**12
     crowd = Crowd(torch.full((1, d), 0.5, dtype=torch.float64), torch.tensor([n]))
-    unit = PrivUnitG(protocol.client.dim, 1.0).moments.variance
+    unit = PrivUnit(protocol.client.dim, 1.0).moments.variance
     assert float(protocol.predicted_mse(crowd).mean()) * n == pytest.approx(cost(d, square, own) * unit, rel=1e-6)
 
 

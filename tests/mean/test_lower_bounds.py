@@ -23,7 +23,6 @@ from torchdp.mean import (
     pure_lower_bound,
 )
 from torchdp.mean.lower_bounds import distributional_approximate_lower_bound
-from torchdp.randomizers import PrivUnitG
 
 BOX = Box(torch.zeros(3), torch.tensor([1.0, 4.0, 16.0]))
 POINTS = FiniteSet(torch.rand(9, 4, dtype=torch.float64, generator=generator(3)))
@@ -75,7 +74,7 @@ def test_gaussian_noise_on_the_differences_is_optimal_for_little_budget(domain):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 def test_guarantee_no_local_mechanism_is_below_the_local_bound(domain, epsilon):
     shape = noise_shape(domain, 2.0)
-    error = LocalMean.calibrated(domain, shape, epsilon=epsilon, randomizer=PrivUnitG).error(50).floor
+    error = LocalMean.calibrated(domain, shape, epsilon=epsilon).error(50).floor
     assert local_lower_bound(float(shape.certificate.lower), 50, epsilon) <= error
 
 

@@ -6,13 +6,14 @@ from typing import ClassVar
 
 import pytest
 import torch
+from channels import two_densities
 from contract import Contract, LocalContract, MessageContract
 from pairs import from_factors
-from scipy.stats import norm, poisson
+from scipy.stats import poisson
 
 from torchdp import pairwise
 from torchdp.pairwise.rounds.round import Round
-from torchdp.randomizers import StrategyMatrix
+from torchdp.randomizers import PrivUnit, StrategyMatrix
 
 GINI = pairwise.absolute_difference(4)
 X = torch.tensor([0] * 4 + [1] * 2 + [2] * 6 + [3] * 12)
@@ -24,17 +25,10 @@ def distinct(kernel):
     return torch.tensor(math.fsum(pairs) / len(pairs)).double()
 
 
-def tilted(tau):
-    """Log ratio of the densities c1, c0 beyond and below the threshold k, from c1 S + c0 (1 - S) = 1 and mean k."""
-    k = tau.threshold
-    apart = k / norm.pdf(k)
-    return math.log1p(apart / (1 - norm.sf(k) * apart))
-
-
 def scalar(response):
-    if hasattr(response.randomizer, "tau"):
-        return tilted(response.randomizer.tau)
-    return math.log1p(response.randomizer.bias) - math.log1p(-response.randomizer.bias)
+    if isinstance(response, PrivUnit):
+        return two_densities(response)
+    return math.log1p(response.bias) - math.log1p(-response.bias)
 
 
 class Pairwise:
@@ -52,14 +46,14 @@ class TestTwoMessage(Pairwise, LocalContract):
     protocol = pairwise.TwoMessage(GINI, 8.0)
 
     def loss(self, protocol):
-        return 2 * tilted(protocol.randomizer.tau)
+        return 2 * two_densities(protocol.randomizer)
 
 
 class TestOneMessage(Pairwise, LocalContract):
     protocol = pairwise.OneMessage(GINI, 4.0)
 
     def loss(self, protocol):
-        return tilted(protocol.client.tau)
+        return two_densities(protocol.client)
 
 
 class TestOneMessageOfAllPairs(TestOneMessage):
@@ -124,7 +118,7 @@ class TestTwoRound(Pairwise, Contract):
     def loss(self, protocol):
         first = protocol.round(())
         second = protocol.round((first.collect(X),))
-        return sum(tilted(each.tau) for each in first.randomizers) + sum(map(scalar, second.responses))
+        return sum(two_densities(each) for each in first.randomizers) + sum(map(scalar, second.responses))
 
 
 class TestThreeRound(Pairwise, Contract):
@@ -135,7 +129,7 @@ class TestThreeRound(Pairwise, Contract):
         heard, total = (), 0.0
         for _ in range(protocol.rounds):
             one = protocol.round(heard)
-            total += sum(tilted(each.tau) for each in one.randomizers) + sum(map(scalar, one.responses))
+            total += sum(two_densities(each) for each in one.randomizers) + sum(map(scalar, one.responses))
             heard = (*heard, one.collect(X))
         return total
 
@@ -159,7 +153,7 @@ class TestRound(Pairwise, LocalContract):
     )
 
     def loss(self, protocol):
-        return sum(tilted(each.tau) for each in protocol.randomizers) + sum(map(scalar, protocol.responses))
+        return sum(two_densities(each) for each in protocol.randomizers) + sum(map(scalar, protocol.responses))
 
     def bound(self, protocol):
         return sum(protocol.vectors) + sum(protocol.answers)

@@ -17,7 +17,6 @@ from torchdp.pairwise import (
     TwoMessage,
     choose,
 )
-from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -45,7 +44,7 @@ def closed_forms_only(monkeypatch):
 @pytest.mark.parametrize("counts", [[0, 2, 0], [2, 1, 2]])
 @pytest.mark.parametrize("statistic", [LINE, PLANE], ids=lambda each: each.name)
 def test_monte_carlo_one_message_by_privunit(statistic, counts):
-    protocol, counts = OneMessage(statistic, 6.0, PrivUnit), torch.tensor(counts)
+    protocol, counts = OneMessage(statistic, 6.0), torch.tensor(counts)
     answer = protocol.sample_estimate(counts, generator=keyed_generator(b"sphere"), sample_shape=(100_000,))
     error = answer.value - statistic.exact(counts)
     squared, n = Moments.of(error.square()), int(counts.sum())
@@ -56,17 +55,8 @@ def test_monte_carlo_one_message_by_privunit(statistic, counts):
     assert abs(squared.z_score(float(protocol._variance(along, float(n), statistic.form)))) > 5  # normal noise
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 8.0])
-def test_privunit_is_never_worse_than_privunitg(epsilon):
-    statistic = pairwise.absolute_difference(9)
-    h = torch.arange(1.0, 10.0)
-    sphere, normal = (mse(OneMessage(statistic, epsilon, *each), h, 1000) for each in ((PrivUnit,), ()))
-    assert sphere < normal
-    assert epsilon < 1 or sphere < 0.75 * normal
-
-
 def test_guarantee_one_message_by_privunit():
-    protocol = OneMessage(pairwise.unequal(4), 1.5, PrivUnit)
+    protocol = OneMessage(pairwise.unequal(4), 1.5)
     law = protocol.client.cap
     assert math.log(law.high_density / law.low_density) == pytest.approx(protocol.guarantee.epsilon, rel=1e-12)
     assert protocol.guarantee.epsilon == 1.5 and protocol.client.radius >= protocol.statistic.radius

@@ -13,7 +13,7 @@ from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, Pairs, RandomizedResponsePlugIn, TwoMessage
 from torchdp.privacy import Model, Neighbours
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
 STATISTICS = [
@@ -33,7 +33,7 @@ class ForgetsToHalve(TwoMessage):
 
     @cached_property
     def randomizer(self):
-        return PrivUnitG(self.statistic.dim, self.epsilon, self.statistic.radius)
+        return PrivUnit(self.statistic.dim, self.epsilon, self.statistic.radius)
 
 
 def randomizer(protocol):
@@ -48,18 +48,19 @@ def lifted(protocol):
 
 
 def outputs(protocol):
-    """Messages in the lifted space: random ones, and those that tell two types apart best."""
-    u, k = lifted(protocol), randomizer(protocol).tau.threshold
+    """Messages of the lifted sphere: random ones, and those that tell two types apart best."""
+    u = lifted(protocol)
     random = torch.randn(500, u.shape[1], dtype=torch.float64, generator=keyed_generator(b"outputs"))
     apart = (u[:, None] - u).flatten(0, 1)
-    return torch.cat([random, u * k * (1 + 1e-9), *(apart * scale for scale in (0.01, 1, 100))])
+    found = torch.cat([random, u, apart])
+    return found / found.norm(dim=1, keepdim=True).clamp_min(1e-300)
 
 
 def log_density(protocol, z):
-    """Log density of one message at each z for each type, against the standard normal: (outputs, k)."""
-    tau, inside = randomizer(protocol).tau, z @ lifted(protocol).mT
-    low, high = math.log(tau.low_density), math.log(tau.high_density)
-    return low + (high - low) * (inside >= tau.threshold).double()
+    """Log density of one message at each z for each type, against the uniform one: (outputs, k)."""
+    cap, inside = randomizer(protocol).cap, z @ lifted(protocol).mT
+    low, high = math.log(cap.low_density), math.log(cap.high_density)
+    return low + (high - low) * (inside >= cap.threshold).double()
 
 
 def worst(protocol):
@@ -100,7 +101,7 @@ def test_guarantee_one_message(statistic, epsilon):
 
 
 def test_guarantee_one_message_as_it_is_drawn():
-    # two antipodal types: the message is +-(radius/k) tau, and tau >= k is the event that tells most
+    # two antipodal types: the message is +-radius T/gamma, and T >= gamma is the event that tells most
     statistic, epsilon, users = pairwise.absolute_difference(2), 1.0, 400_000
     protocol = OneMessage(statistic, epsilon)
     share = []

@@ -1,5 +1,6 @@
 """predicted_mse is exact: against Monte Carlo, and against sums over all outcomes where these can be done."""
 
+import math
 from itertools import product
 
 import pytest
@@ -7,7 +8,6 @@ import torch
 from pairs import from_factors
 from pairwise.common import mse
 from scipy.integrate import quad
-from scipy.stats import norm
 
 from torchdp import pairwise
 from torchdp.pairwise import (
@@ -98,19 +98,23 @@ def test_a_prediction_five_per_cent_off_is_rejected(kind):
     assert not agrees(squared, predicted * 1.055) and not agrees(squared, predicted / 1.055)
 
 
-def central_moments_of_tau(tau):
-    """Variance, third and fourth central moment, by quadrature of the density."""
+def central_moments_on_the_circle(cap, a):
+    """Variance, third and fourth central moment of cos(A) over the threshold, by quadrature over the angle A.
 
-    def moment(order):
-        def f(t):
-            return (t - mean) ** order * norm.pdf(t)
+    The favoured arc lies around the angle arccos(a).
+    """
+    middle, half = math.acos(a), math.acos(cap.threshold)
+    arcs = [(middle - half, middle + half, cap.high_density)]
+    arcs.append((middle + half, middle - half + 2 * math.pi, cap.low_density))
 
-        return tau.low_density * quad(f, -40, tau.threshold)[0] + tau.high_density * quad(f, tau.threshold, 40)[0]
+    def moment(order, mean):
+        def f(angle):
+            return (math.cos(angle) / cap.threshold - mean) ** order / (2 * math.pi)
 
-    mean = 0.0
-    mean = moment(1)
-    assert mean == pytest.approx(tau.threshold, rel=1e-9)
-    return moment(2), moment(3), moment(4)
+        return sum(density * quad(f, start, stop)[0] for start, stop, density in arcs)
+
+    assert moment(1, 0.0) == pytest.approx(a, abs=1e-9)
+    return moment(2, a), moment(3, a), moment(4, a)
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
@@ -121,16 +125,12 @@ def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
     weight = -0.7
     statistic = PairwiseStatistic("square", points, Form(torch.tensor([weight]).double(), 0.3), pairs=Pairs.ALL)
     protocol, counts = OneMessage(statistic, epsilon), torch.tensor(counts)
-    tau = protocol.client.tau
-    second, third, fourth = central_moments_of_tau(tau)
-    scale, s, cumulants = statistic.radius / tau.threshold, 0.0, [0.0, 0.0, 0.0]
+    client, s, cumulants = protocol.client, 0.0, [0.0, 0.0, 0.0]
     for x in points[:, 0].repeat_interleave(counts).tolist():
-        a = x / statistic.radius  # Y - x = scale (a (tau - k) + sqrt(1 - a^2) z), z normal
-        b = 1 - a * a
-        two = a**2 * second + b + protocol.client.grid**2 / 6  # rounded
-        four = a**4 * fourth + 6 * a**2 * second * b + 3 * b**2
-        for i, value in enumerate((two, a**3 * third, four - 3 * two**2)):
-            cumulants[i] += scale ** (i + 2) * value
+        second, third, fourth = central_moments_on_the_circle(client.cap, x / statistic.radius)
+        second += (client.step / statistic.radius) ** 2 / 6  # rounded
+        for i, value in enumerate((second, third, fourth - 3 * second**2)):
+            cumulants[i] += statistic.radius ** (i + 2) * value
         s += x
     two, three, four = cumulants
     variance = s**4 + 6 * s**2 * two + 4 * s * three + four + 3 * two**2 - (s * s + two) ** 2

@@ -7,7 +7,7 @@ import torch
 
 from torchdp.pairwise.rounds.projection import project
 from torchdp.protocol import Crowd
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.simplex import onto_simplex
 
@@ -86,7 +86,7 @@ def test_squared_error_is_below_its_bound_and_below_that_without_projection(symm
     """Linear queries: E ||mu - R h||^2 <= min(r v, C (2 proxy n log m)^{1/2})/n, Ghazi et al. (2023), Theorem 19."""
     points = normals("points", 30, 30).sign()
     hull = torch.cat([points, -points]) if symmetric else points
-    users, counts = PrivUnitG(30, 1.0, 30**0.5), torch.tensor([n // 2, n - n // 2])
+    users, counts = PrivUnit(30, 1.0, 30**0.5), torch.tensor([n // 2, n - n // 2])
     drawn = users.sample_tally(
         Crowd(points[3:5], counts), generator=keyed_generator(b"error"), sample_shape=(300,)
     )

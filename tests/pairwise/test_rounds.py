@@ -16,12 +16,14 @@ from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, Pairs, ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.rounds.interactive import extremes
 from torchdp.pairwise.rounds.question import Question
-from torchdp.pairwise.rounds.scalar import SignResponse, TiltedResponse, scalar_response, worst_variance
+from torchdp.pairwise.rounds.scalar import scalar_response, variance, worst_variance
 from torchdp.privacy import Model, compose
-from torchdp.protocol import Tally
+from torchdp.protocol import Crowd, Tally
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
 from torchdp.randomness import keyed_generator
 
 ALPHA = 1e-6
+CHANGES = 1.044  # epsilon from which PrivUnit of one number has less noise than a sign
 
 
 def signs(k):
@@ -125,7 +127,7 @@ def test_two_journals_carry_a_protocol_of_two_rounds(tmp_path):
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 6.0])
 def test_guarantee_sign_response(epsilon):
-    response = SignResponse(epsilon)
+    response = DuchiJordanWainwright(1, epsilon)
     values = torch.linspace(-1, 1, 9, dtype=torch.float64)
     size, trials = 1 / math.tanh(epsilon / 2), 100_000
     plus = (1 + values * math.tanh(epsilon / 2)) / 2
@@ -134,20 +136,10 @@ def test_guarantee_sign_response(epsilon):
     assert worst.tolist() == pytest.approx([epsilon] * 2, rel=1e-9)
     assert float((both[0] * size - both[1] * size - values).abs().max()) < 1e-12  # unbiased
     assert response.guarantee.epsilon == epsilon and response.guarantee.exact
-    drawn = response.randomize_unchecked(values.repeat(trials), SeededNoise(1)).view(trials, -1)
+    drawn = response.randomize_unchecked(values.repeat(trials)[:, None], SeededNoise(1)).view(trials, -1)
     torch.testing.assert_close(drawn.abs(), torch.full_like(drawn, size))
     share = (drawn > 0).double().mean(0)
     assert float(((share - plus) / (plus * (1 - plus) / trials).sqrt()).abs().max()) < 5
-
-
-@pytest.mark.parametrize("epsilon", [0.5, 6.0])
-def test_guarantee_tilted_response(epsilon):
-    # its density at y, for the value x, is that of the lifted normal: c1/c0 = e^epsilon on a half plane around (x, ...)
-    response = TiltedResponse(epsilon)
-    tau = response.randomizer.tau
-    assert math.log(tau.high_density / tau.low_density) == pytest.approx(epsilon, rel=1e-12)
-    assert response.randomizer.dim == 1 and response.randomizer.radius == 1
-    assert response.guarantee.epsilon == epsilon and response.guarantee.delta < 2**-128
 
 
 def test_guarantee_answers_stay_in_range_whatever_is_published():
@@ -162,31 +154,35 @@ def test_guarantee_answers_stay_in_range_whatever_is_published():
         assert float((plus.amax(1) / plus.amin(1)).log().max()) <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("kind", [SignResponse, TiltedResponse])
+@pytest.mark.parametrize("kind", [DuchiJordanWainwright, PrivUnit])
 def test_scalar_sums_have_the_law_of_the_messages(kind):
-    response, trials = kind(1.0), 10_000
+    response, trials = kind(1, 1.0), 10_000
+
+    def sampled(values, counts, seed):
+        crowd = Crowd(values.expand(trials, -1)[..., None], counts.expand(trials, -1))
+        return response.sample_unchecked(crowd, Simulated(keyed_generator(seed)), ())["sum"][:, 0]
+
     values = torch.tensor([-1.0, -0.2, 0.3, 1.0], dtype=torch.float64)
     for counts in (COUNTS, torch.tensor([0, 0, 1, 0]), torch.tensor([2, 1, 0, 0])):
         held = values[torch.arange(4).repeat_interleave(counts)]
-        users = response.randomize_unchecked(held.repeat(trials), SeededNoise(1)).view(trials, -1).sum(1)
-        sums = response.sums(values.expand(trials, -1), counts, Simulated(keyed_generator(b"sums")))
-        other = response.sums(-values.expand(trials, -1), counts, Simulated(keyed_generator(b"other")))
+        users = response.randomize_unchecked(held.repeat(trials)[:, None], SeededNoise(1)).view(trials, -1).sum(1)
+        sums, other = sampled(values, counts, b"sums"), sampled(-values, counts, b"other")
         # binary sums of few users tie, and rounding must not split the ties
         users, sums, other = (each.round(decimals=9) for each in (users, sums, other))
         assert ks_2samp(users.round(decimals=9), sums.round(decimals=9), method="asymp").pvalue > ALPHA
         assert ks_2samp(users.round(decimals=9), other.round(decimals=9), method="asymp").pvalue < ALPHA
-        mean, variance = held.sum(), response.variance(held).sum()
-        assert abs(float(sums.mean() - mean)) < 5 * float(variance / trials) ** 0.5
-        assert float(sums.var() / variance) == pytest.approx(1, abs=0.12)
+        mean, spread = held.sum(), variance(response, held).sum()
+        assert abs(float(sums.mean() - mean)) < 5 * float(spread / trials) ** 0.5
+        assert float(sums.var() / spread) == pytest.approx(1, abs=0.12)
 
 
 def test_the_response_of_less_variance_is_taken():
-    assert isinstance(scalar_response(1.8), SignResponse) and isinstance(scalar_response(1.9), TiltedResponse)
-    for epsilon in (0.3, 1.8, 1.9, 8.0):
+    assert isinstance(scalar_response(CHANGES - 0.01), DuchiJordanWainwright)
+    assert isinstance(scalar_response(CHANGES + 0.01), PrivUnit)
+    for epsilon in (0.3, CHANGES - 0.01, CHANGES + 0.01, 8.0):
         zero = torch.zeros((), dtype=torch.float64)
-        values = [float(kind(epsilon).variance(zero)) for kind in (SignResponse, TiltedResponse)]
-        assert worst_variance(epsilon) == pytest.approx(min(values), rel=1e-12)
-        assert float(scalar_response(epsilon).variance(zero)) == min(values)
+        values = [float(variance(kind(1, epsilon), zero)) for kind in (DuchiJordanWainwright, PrivUnit)]
+        assert worst_variance(epsilon) == min(values)
 
 
 # ---- both paths, bias, error
@@ -216,14 +212,16 @@ def test_given_what_is_published_the_mean_and_the_variance_are_exact():
     means = protocol.means(protocol.joined((first, Tally(n, {"answer0": torch.zeros(())}))))
     (question,), vector, trials = protocol.questions(means), first["vector0"], 40_000
     shown = question.shown(SIGNS.points).expand(trials, -1)
-    sums = protocol.responses[0].sums(shown, counts, Simulated(keyed_generator(b"answers")))
+    crowd = Crowd(shown[..., None], counts.expand(trials, -1))
+    drawn = protocol.responses[0].sample_unchecked(crowd, Simulated(keyed_generator(b"answers")), ())
+    sums = drawn["sum"][:, 0]
     values = question.mean(sums, n) + protocol.offset(means, n)
     s, b, v = counts.double() @ SIGNS.points / n, vector / n, protocol.randomizers[0].moments.variance
     J = SIGNS.form.weights
     mean = 2 * (s * J * b).sum() - (b * J * b).sum() + v * J.sum() / n
-    variance = float(protocol.answer_variance((question,), counts))
-    assert abs(float(values.mean() - mean)) < 4.5 * (variance / trials) ** 0.5
-    assert float(values.var()) == pytest.approx(variance, rel=0.04)
+    spread = float(protocol.answer_variance((question,), counts))
+    assert abs(float(values.mean() - mean)) < 4.5 * (spread / trials) ** 0.5
+    assert float(values.var()) == pytest.approx(spread, rel=0.04)
 
 
 def test_clipping_bias_is_bounded_by_what_is_published():

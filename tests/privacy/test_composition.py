@@ -162,7 +162,7 @@ def test_guarantee_pure_but_for_its_variation_is_spent_as_pure():
     """Messages on a lattice: their delta is arithmetic's alone; events and budgets take them for what they are near."""
     from dp_accounting import dp_event
 
-    one = randomizers.PrivUnitG(4, 0.5).guarantee
+    one = randomizers.PrivUnit(4, 0.5).guarantee
     assert one.delta > 0 and one.pure and one.event() == pure(0.5).event()
     both = compose([one, one])
     assert (

@@ -49,7 +49,7 @@ LOCAL = {
     },
     **{
         kind.__name__: lambda e, kind=kind: kind(3, e, 1.0)
-        for kind in (randomizers.PrivUnit, randomizers.PrivUnitG, randomizers.DuchiJordanWainwright)
+        for kind in (randomizers.PrivUnit, randomizers.DuchiJordanWainwright)
     },
     **{
         kind.__name__: lambda e, kind=kind: kind(UNEQUAL, e)

@@ -38,8 +38,6 @@ from torchdp.randomizers import (
     DuchiJordanWainwright,
     HadamardResponse,
     OptimizedUnaryEncoding,
-    PrivUnit,
-    PrivUnitG,
     RandomizedResponse,
     StrategyMatrix,
     SubsetSelection,
@@ -61,12 +59,12 @@ class Queries:
 
 
 class TestLocalFactorization(Queries, Unbiased, RelayContract):
-    protocol = LocalFactorization.calibrated(GAMMA, epsilon=1.0, randomizer=PrivUnitG)
+    protocol = LocalFactorization.calibrated(GAMMA, epsilon=1.0)
 
 
 class TestOfPlainAnswers(Queries, RelayContract):
     stacked = False
-    protocol = LocalFactorization.calibrated(FactoredQueries.plain(W), epsilon=2.0, randomizer=PrivUnit)
+    protocol = LocalFactorization.calibrated(FactoredQueries.plain(W), epsilon=2.0)
 
 
 class TestOfTheIdentity(Queries, Unbiased, RelayContract):  # less noise along the point: not isotropic

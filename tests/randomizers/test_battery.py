@@ -17,7 +17,6 @@ from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
     PrivUnit,
-    PrivUnitG,
     RandomizedResponse,
     ShiftStrategy,
     StrategyMatrix,
@@ -111,11 +110,6 @@ class BallContract(UnbiasedContract):
 
     def truth(self):
         return torch.tensor([sum(column) / len(column) for column in self.x.mT.tolist()], dtype=torch.float64)
-
-
-class TestPrivUnitG(BallContract):
-    protocol = PrivUnitG(3, 6.0, 2.0)
-    loss = staticmethod(two_densities)
 
 
 class TestPrivUnit(BallContract):

@@ -20,13 +20,13 @@ from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
     PrivUnit,
-    PrivUnitG,
     RandomizedResponse,
     ShiftStrategy,
     StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
+from torchdp.randomizers.ball.tilted import tilted
 from torchdp.randomness import keyed_generator
 
 LARGEST = 1 + 1e-9
@@ -55,7 +55,6 @@ def finite():
 def vectors():
     for epsilon in EPSILONS:
         for dim in (1, 3):
-            yield PrivUnitG(dim, epsilon), two_densities
             yield PrivUnit(dim, epsilon), two_densities
             yield DuchiJordanWainwright(dim, epsilon), signs
 
@@ -70,7 +69,7 @@ def test_guarantee_no_channel_spends_more_than_it_says():
     for name, ratios in found.items():
         print(f"{name}: {len(ratios)} channels, truth over claim at most {max(ratios)!r}")
         assert max(ratios) <= LARGEST and max(ratios) > 0.999  # and what is claimed is spent
-    assert len(found) == 10
+    assert len(found) == 9
 
 
 def test_a_channel_that_spends_more_is_seen():
@@ -91,19 +90,15 @@ def test_a_channel_that_spends_more_is_seen():
 @pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
 @pytest.mark.parametrize("norms", [(1.0, 0.0), (1.0, -1.0), (0.9, -0.6)])
 def test_densities_of_one_dimensional_messages(epsilon, norms):
-    """Y itself, the lifting coordinate integrated out: its density between two points, at every Y up to 13."""
-    randomizer, v = PrivUnitG(1, epsilon), np.linspace(-13, 13, 2001)
-    chance, share = randomizer.tau.chance / 2**63, randomizer.tau.survival
+    """Y itself, the lifting coordinate integrated out: its density between two points, at every Y."""
+    cap, v = PrivUnit(1, epsilon).cap, np.linspace(-1, 1, 2001)
+    chance, share = cap.chance / 2**63, cap.survival
     high, low = chance / share, (1 - chance) / (1 - share)
 
-    def density(x):  # over that of a normal, which is the same for all points
-        spread = math.sqrt(1 - x * x)
-        beyond = (
-            stats.norm.sf((randomizer.tau.threshold - v * x) / spread)
-            if spread
-            else v * x >= randomizer.tau.threshold
-        )
-        return low + (high - low) * beyond
+    def density(x):  # over that of a uniform point of the circle, which lies above or below the line
+        lift = np.sqrt(1 - v * v) * math.sqrt(1 - x * x)
+        inside = (v * x + lift >= cap.threshold) / 2 + (v * x - lift >= cap.threshold) / 2
+        return low + (high - low) * inside
 
     ratio = np.log(density(norms[0]) / density(norms[1]))
     assert np.abs(ratio).max() <= epsilon * LARGEST
@@ -122,7 +117,7 @@ def test_what_normals_that_end_would_tell():
     """The mass that one point's messages put where another's never are: refused where floats alone draw them."""
     with pytest.raises(ValueError, match="delta = 1e-55 leaves"):
         GaussianVector(1000, 1.0, delta=1e-55)
-    assert PrivUnitG(10**6, 50.0).guarantee.delta < 2**-110
+    assert PrivUnit(10**6, 50.0).guarantee.delta < 2**-110
 
 
 def test_low_order_bits_of_signs_are_the_same_for_all_points(planted):
@@ -134,17 +129,18 @@ def test_low_order_bits_of_signs_are_the_same_for_all_points(planted):
     assert all(torch.equal(first, other) for other in others)
 
 
-def test_the_ends_of_tau(planted):
+def test_the_ends_of_the_normal_behind_a_cap(planted):
     """The rarest words of either part: no tail ends before 12, none stops short of the threshold."""
-    tau = PrivUnitG(1, 50.0).tau
+    cap = PrivUnit(1, 50.0).cap
+    k = cap.normal_threshold
+    law = (k, cap.chance, cap.survival)
     words = torch.tensor([0, -(2**63), 2**63 - 1, -1])  # above from infinity, from the threshold; below the same
     rare = planted(words=words, exponential=torch.tensor(87.0, dtype=torch.float64))
-    from_k, far, up_to_k, low = tau.draw((4,), rare).tolist()
-    k = tau.threshold
+    from_k, far, up_to_k, low = tilted((4,), rare, *law).tolist()
     assert far > 15 and k <= from_k < k * (1 + 1e-15) and k * (1 - 1e-15) < up_to_k <= k and low < -12.9
     usual = planted(words=words, exponential=torch.tensor(0.0, dtype=torch.float64))  # the middle of each part
-    middle = tau.draw((4,), usual)
-    wanted = [stats.norm.isf(tau.survival / 2)] * 2 + [stats.norm.ppf((1 - tau.survival) / 2)] * 2
+    middle = tilted((4,), usual, *law)
+    wanted = [stats.norm.isf(cap.survival / 2)] * 2 + [stats.norm.ppf((1 - cap.survival) / 2)] * 2
     np.testing.assert_allclose(middle.numpy(), wanted, rtol=1e-12, atol=1e-15)
 
 

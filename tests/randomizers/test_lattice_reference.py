@@ -10,10 +10,10 @@ import random
 import pytest
 import torch
 from mpmath import MPContext
-from scipy.special import betaincinv, ndtri
+from scipy.special import betaincinv
 
 from torchdp.noise import Noise
-from torchdp.randomizers import GaussianVector, PrivUnit, PrivUnitG
+from torchdp.randomizers import GaussianVector, PrivUnit
 
 mp = MPContext()
 mp.dps = 60
@@ -50,16 +50,6 @@ def pair(radius, angle):
     return r * mp.cos(phi), r * mp.sin(phi)
 
 
-def upper_normal(share):
-    """z with P(g >= z) = share, by Newton's method on the logarithm."""
-    small = min(share, 1 - share)
-    z = mp.mpf(-float(ndtri(float(small))))
-    for _ in range(5):
-        tail = mp.erfc(z / mp.sqrt(2)) / 2
-        z += (mp.log(tail) - mp.log(small)) * tail * mp.sqrt(2 * mp.pi) * mp.exp(z * z / 2)
-    return z if small == share else -z
-
-
 def cap(dim, share):
     """The angle within which a random point of the sphere in R^dim lies with this chance: a hypergeometric series."""
     small, n = min(share, 1 - share), dim - 1
@@ -92,20 +82,16 @@ def sent(protocol, x, kept):
     if isinstance(protocol, GaussianVector):
         V = [g + mp.mpf(protocol.radius / protocol.sigma) * each for g, each in zip(G, u, strict=True)]
     else:
-        law = protocol.tau if isinstance(protocol, PrivUnitG) else protocol.cap
+        law = protocol.cap
         coin, number, bits = ours[-2][0], *long(ours[-1])
         near = mp.mpf(2 * (number % 2 ** (bits - 1)) + 1) / 2 ** (bits + 1)
         outer, beyond = near if coin < 0 else 1 - near, coin % 2**63 < law.chance
         dot = mp.fsum(a * b for a, b in zip(G, u, strict=True))
         across = [g - dot * each for g, each in zip(G, u, strict=True)]
         side = 1 if beyond else -1
-        if isinstance(protocol, PrivUnitG):
-            share = mp.erfc(mp.mpf(law.threshold) / mp.sqrt(2)) / 2
-            along, stretch = side * upper_normal(outer * (share if beyond else 1 - share)), 1
-        else:
-            angle = cap(dim + 1, outer * (law.survival if beyond else 1 - mp.mpf(law.survival)))
-            along, stretch = side * mp.sqrt(dim + 1) * mp.cos(angle), mp.sqrt(dim + 1) * mp.sin(angle)
-            stretch /= mp.sqrt(mp.fsum(each**2 for each in across))
+        angle = cap(dim + 1, outer * (law.survival if beyond else 1 - mp.mpf(law.survival)))
+        along, stretch = side * mp.sqrt(dim + 1) * mp.cos(angle), mp.sqrt(dim + 1) * mp.sin(angle)
+        stretch /= mp.sqrt(mp.fsum(each**2 for each in across))
         V = [along * each + stretch * w for each, w in zip(u, across, strict=True)]
     bytes_ = b"".join((word % 2**64).to_bytes(8, "little") for word in kept[2])
     W = [int.from_bytes(bytes_[2 * i : 2 * i + 2], "little", signed=True) + mp.mpf(1) / 2 for i in range(dim)]
@@ -122,7 +108,7 @@ def points(dim, radius):
     yield [-0.3 * radius / math.sqrt(dim)] * dim
 
 
-KINDS = {"PrivUnitG": PrivUnitG, "PrivUnit": PrivUnit, "Gaussian": functools.partial(GaussianVector, delta=1e-6)}
+KINDS = {"PrivUnit": PrivUnit, "Gaussian": functools.partial(GaussianVector, delta=1e-6)}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,20 +7,19 @@ from laws import generator
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.randomizers import PrivUnitG, RandomizedResponse
-from torchdp.randomizers.ball.privunitg import TiltedNormal
+from torchdp.randomizers import PrivUnit, RandomizedResponse
+from torchdp.randomizers.ball.sphere import CapLaw
 
 COUNTS = torch.tensor([10**13 + 1, 3, 123_456_789])
 POINTS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.3, -0.4]])
 
 DRAWS = {
-    "tau": lambda g: TiltedNormal(1.0).draw((50,), Simulated(g)),
-    "tau sums": lambda g: TiltedNormal(1.0).sums(COUNTS, (7,), Simulated(g)),
-    "privunitg float32": lambda g: PrivUnitG(2, 4.0).randomize_unchecked(POINTS, SeededNoise.of(g)),
-    "privunitg float64": lambda g: PrivUnitG(2, 20.0).randomize_unchecked(POINTS.double(), SeededNoise.of(g)),
-    "privunitg sum": lambda g: PrivUnitG(2, 0.5).sample_tally(
-        Crowd(POINTS, COUNTS), generator=g, sample_shape=(5,)
-    )["sum"],
+    "cap": lambda g: CapLaw(3, 1.0).draw((50,), Simulated(g))[0],
+    "privunit float32": lambda g: PrivUnit(2, 4.0).randomize_unchecked(POINTS, SeededNoise.of(g)),
+    "privunit float64": lambda g: PrivUnit(2, 20.0).randomize_unchecked(POINTS.double(), SeededNoise.of(g)),
+    "privunit sum": lambda g: PrivUnit(2, 0.5).sample_tally(Crowd(POINTS, COUNTS), generator=g, sample_shape=(5,))[
+        "sum"
+    ],
     "response": lambda g: RandomizedResponse(5, 1.0).randomize_unchecked(torch.arange(5), SeededNoise.of(g)),
     "response shares": lambda g: RandomizedResponse(3, 1.0).sample_estimate(COUNTS, generator=g).value,
     "response reports": lambda g: RandomizedResponse(3, 1.0).sample_tally(COUNTS, generator=g, sample_shape=(5,))[

@@ -7,7 +7,7 @@ from laws import generator
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
-    PrivUnitG,
+    PrivUnit,
     RandomizedResponse,
     SubsetSelection,
     SymmetricUnaryEncoding,
@@ -26,12 +26,12 @@ def test_extreme_budgets_give_finite_variances(kind, epsilon):
 
 
 def test_parameters_at_their_limits_are_taken():
-    assert PrivUnitG(1, 1e-6).tau.threshold > 0 and PrivUnitG(1, 50.0).tau.threshold < 10
+    assert 0 < PrivUnit(1, 1e-6).cap.threshold and PrivUnit(1, 50.0).cap.threshold < 1
     assert RandomizedResponse(2, 700.0).q > 0
 
 
 def test_messages_of_the_errors_hold_no_data():
     secret = 1.23456789
     with pytest.raises(ValueError) as error:
-        PrivUnitG(3, 1.0, 2.0).randomize(torch.full((1, 3), secret * 2))
+        PrivUnit(3, 1.0, 2.0).randomize(torch.full((1, 3), secret * 2))
     assert "1.2345" not in str(error.value) and "2.469" not in str(error.value)

@@ -227,7 +227,7 @@ def sample_upper_bound(
     covariance ``variance`` * (largest ||R_x||)^2 * I, and query v is read off the mean as <L_v, .> (plus the shift).
 
     norm: largest row norm of L * largest column norm of R, gamma_2 or its upper bound; variance: of the randomizer on
-    the unit ball, ``PrivUnitG(dim, epsilon).moments.variance``; bias: largest abs(W - L R - shift); spread: largest
+    the unit ball, ``PrivUnit(dim, epsilon).moments.variance``; bias: largest abs(W - L R - shift); spread: largest
     max - min of a row of L R where the users are a sample of the distribution whose answers are wanted, 0 for the
     users' own. Raises ValueError.
     Guarantees: that many users are enough.

@@ -13,7 +13,7 @@ from torchdp.domains import Box
 from torchdp.mean.covariance import Covariance, symmetric
 from torchdp.protocol import Crowd, Estimate, MessageProtocol, Objective, Relay, Tally, Users
 from torchdp.protocol.users import beside
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 
 C = TypeVar("C", bound=MessageProtocol)
@@ -76,13 +76,13 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
         self._refuse_flat()
         d = self.domain.dimension
         if check_client(self.client, d + d * (d + 1) // 2, self.radius(d)).moments.outer != 0:
-            raise ValueError("client must have the same noise along the point as across it, such as PrivUnitG")
+            raise ValueError("client must have the same noise along the point as across it, such as PrivUnit")
 
     @classmethod
     def calibrated(cls, domain: Box, *, epsilon: float) -> "LocalCovariance":
-        """By PrivUnitG of this epsilon. Raises TypeError, ValueError."""
+        """By PrivUnit of this epsilon. Raises TypeError, ValueError."""
         d = checks.instance("domain", domain, Box).dimension
-        return cls(domain, PrivUnitG(d + d * (d + 1) // 2, epsilon, cls.radius(d) * (1 + 1e-12)))
+        return cls(domain, PrivUnit(d + d * (d + 1) // 2, epsilon, cls.radius(d) * (1 + 1e-12)))
 
     @staticmethod
     def weights(d: int) -> tuple[float, float, float]:

@@ -21,8 +21,6 @@ from torchdp.protocol import Choice
 from torchdp.protocol.choice import Candidate
 from torchdp.randomizers import (
     OptimizedUnaryEncoding,
-    PrivUnit,
-    PrivUnitG,
     SubsetSelection,
     SymmetricUnaryEncoding,
     base,
@@ -50,9 +48,9 @@ def choose(
 ) -> Choice[PairwiseProtocol]:
     """The protocol of least predicted error for n users, among all of this package's with at most ``rounds`` rounds.
 
-    Candidates: two messages and one, by PrivUnitG and by PrivUnit, where the kernel's diagonal allows it; randomized
-    response, subset selection, OUE and SUE; a strategy matrix optimised for the statistic (up to 64 types, on 16, 32
-    and 64 bins of up to 1,024); with rounds = 2, two rounds, with projection and without (means).
+    Candidates: two messages and one, where the kernel's diagonal allows it; randomized response, subset selection,
+    OUE and SUE; a strategy matrix optimised for the statistic (up to 64 types, on 16, 32 and 64 bins of up to 1,024);
+    with rounds = 2, two rounds, with projection and without (means).
     ``predicted_mse`` decides, with bias.
 
     statistic: or a symmetric kernel, (k, k), for distinct pairs. prior: (k,), a public histogram that the users' is
@@ -151,8 +149,7 @@ def _messages(statistic: PairwiseStatistic, epsilon: float) -> list[tuple[str, P
     if Pairs.ALL not in _answered(statistic):
         return []
     found: list[tuple[str, PairwiseProtocol]] = [("two messages", TwoMessage(statistic, epsilon))]
-    for kind in (PrivUnitG, PrivUnit):
-        found.append((f"one message, {kind.__name__}", OneMessage(statistic, epsilon, kind)))
+    found.append(("one message", OneMessage(statistic, epsilon)))
     return found
 
 

@@ -16,8 +16,7 @@ from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally, Users
 from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError
-from torchdp.randomizers import PrivUnit, PrivUnitG
-from torchdp.randomizers.ball.ball import BallRandomizer
+from torchdp.randomizers import PrivUnit
 
 
 @dataclass(frozen=True)
@@ -33,9 +32,9 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
     """
 
     @cached_property
-    def randomizer(self) -> PrivUnitG:
+    def randomizer(self) -> PrivUnit:
         """What a user runs for each of the two messages."""
-        return PrivUnitG(self.statistic.dim, self.epsilon / 2, self.statistic.radius)
+        return PrivUnit(self.statistic.dim, self.epsilon / 2, self.statistic.radius)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -116,36 +115,24 @@ class TwoMessage(PairwiseProtocol, MessageProtocol[Tensor, Tensor]):
 
 
 @dataclass(frozen=True)
-class OneMessage(PairwiseProtocol, Relay[Tensor, Tensor, BallRandomizer]):
+class OneMessage(PairwiseProtocol, Relay[Tensor, Tensor, PrivUnit]):
     """Each user sends its vector once, at the full epsilon; the analyst needs only the sum S of the messages.
 
     It returns (S^T J S)/n^2 - v sum(weights)/n, v the message's variance: because the noise is isotropic and its
     size known, the square of the noise has a known mean and one message carries both sides of the form. With s the
     sum of the u_x over users and z_i the noise of user i,
     n^4 Var = 4 n v ||J s||^2 + 2 n^2 v^2 sum weights^2 + sum_i {4 E[s^T J z_i z_i^T J z_i] + Var(z_i^T J z_i)
-    - 2 v^2 sum weights^2}, exactly; for PrivUnitG, with w_x = u_x^T J u_x and C the largest norm of the u_x, the term
-    in braces is (v/C^2) (w_x^2 - 4 w_x u_x^T J s). ``sample_tally`` costs the same for all n.
-
-    kind: PrivUnitG, or PrivUnit, whose noise is less by a fraction of order 1/r (a quarter at r = 16, epsilon = 8).
+    - 2 v^2 sum weights^2}, exactly.
 
     Guarantees: epsilon-LDP for each user.
     Source: derived here from the exact moments of the noise; compare Ghazi et al. (2023), Lemma 11, who send two
     messages at epsilon/2.
     """
 
-    kind: type[PrivUnit] | type[PrivUnitG] = PrivUnitG
-
-    def __post_init__(self) -> None:
-        if self.kind not in (PrivUnit, PrivUnitG):
-            raise TypeError(
-                "kind must be the class PrivUnit or PrivUnitG: their noise is the same in all directions"
-            )
-        super().__post_init__()
-
     @cached_property
-    def client(self) -> PrivUnit | PrivUnitG:  # type: ignore[override]
+    def client(self) -> PrivUnit:  # type: ignore[override]
         """What a user runs."""
-        return self.kind(self.statistic.dim, self.epsilon, self.statistic.radius)
+        return PrivUnit(self.statistic.dim, self.epsilon, self.statistic.radius)
 
     @property
     def guarantee(self) -> Guarantee:

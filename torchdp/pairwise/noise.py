@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from torchdp.randomizers import PrivUnit, PrivUnitG
+from torchdp.randomizers import PrivUnit
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,24 @@ class NoiseMoments:
     mixed_fourth: float
     across_fourth: float
 
-    def beyond_normal(self, u: Tensor, total: Tensor, weights: Tensor) -> Tensor:
-        """4 E[s^T J z z^T J z] + Var(z^T J z) - 2 v^2 sum weights^2 for each row of u, J = diag(weights), s = total.
+    def beyond_normal(
+        self, u: Tensor, total: Tensor, weights: Tensor, linear: float = 2.0, square: float = 1.0
+    ) -> Tensor:
+        """Var(a s^T J z + b z^T J z) for each row of u beyond what normal noise of variance v in every direction gives.
 
+        J = diag(weights), s = total, a = linear, b = square: 2 a b E[s^T J z z^T J z] + b^2 (Var(z^T J z)
+        - 2 v^2 sum weights^2).
         u: (k, r), the unit vectors less a coordinate that J does not see, so norms below 1 are meant; total, weights:
         (*batch, r). Returns (*batch, k).
-        Normal noise of variance v in every direction gives 0.
         """
-        trace, square = (each.sum(-1, keepdim=True) for each in (weights, weights.square()))
+        trace = weights.sum(-1, keepdim=True)
+        squared = weights.square().sum(-1, keepdim=True)
         own = weights @ u.square().mT  # u^T J u
         along = (weights * total) @ u.mT  # s^T J u
         twice = weights.square() @ u.square().mT  # ||J u||^2
         across = trace - own  # trace of J on the space orthogonal to u
         rest = (weights.square() * total) @ u.mT - along * own  # s^T J P J u, P the projection on that space
-        squares = square - 2 * twice + own**2  # trace of (P J)^2
+        squares = squared - 2 * twice + own**2  # trace of (P J)^2
         cubic = self.third * along * own + self.mixed_third * (along * across + 2 * rest)
         quartic = (
             self.fourth * own**2
@@ -44,20 +48,17 @@ class NoiseMoments:
             + self.across_fourth / 3 * (2 * squares + across**2)
         )
         v = self.variance
-        return 4 * cubic + quartic - v**2 * (trace**2 + 2 * square)
+        return 2 * linear * square * cubic + square**2 * (quartic - v**2 * (trace**2 + 2 * squared))
 
 
-def noise_moments(randomizer: PrivUnit | PrivUnitG) -> NoiseMoments:
+def noise_moments(randomizer: PrivUnit) -> NoiseMoments:
     """The moments of a randomizer's noise at the lifted unit vector.
 
-    PrivUnitG: across u the noise is normal and independent of the one along u. PrivUnit: the lifted message has norm
-    radius/gamma, so b^2 = (radius/gamma)^2 - (radius + a)^2, D = dim + 1.
+    The lifted message has norm radius/gamma, so b^2 = (radius/gamma)^2 - (radius + a)^2, D = dim + 1.
     """
     moments, C = randomizer.moments, randomizer.radius
     v = moments.variance
     third, fourth = moments.third * v**1.5, moments.fourth * v**2
-    if isinstance(randomizer, PrivUnitG):
-        return NoiseMoments(v, third, 0.0, fourth, v**2, 3 * v**2)
     D, norm = randomizer.dim + 1, (C / randomizer.cap.threshold) ** 2
     fourth_about_zero = C**4 + 6 * C**2 * v + 4 * C * third + fourth  # E (C + a)^4
     across_fourth = 3 * (norm**2 - 2 * norm * (C**2 + v) + fourth_about_zero) / ((D - 1) * (D + 1))  # from E b^4

@@ -1,7 +1,7 @@
 """Which mechanism answers a workload best: every candidate's exact predicted error, and the table of them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from torchdp.queries.fitted_choice import fitted_choice
 from torchdp.queries.local import LocalFactorization
 from torchdp.queries.oracle import ORACLES
 from torchdp.queries.protocol import QueryProtocol
-from torchdp.randomizers import PrivUnit, PrivUnitG, ShiftStrategy, StrategyMatrix, strategy_lower_bound
+from torchdp.randomizers import PrivUnit, ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
 from torchdp.randomizers.alphabet.strategy import SHARP
@@ -27,14 +27,12 @@ from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
 from torchdp.randomizers.alphabet.torus import grid_of
 from torchdp.randomizers.alphabet.translates import flips
-from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 # Of W, in a quarter of the free memory: at the peak about twice as many are held.
 COPIES = 16
-BALL: tuple[Callable[[int, float, float], BallRandomizer], ...] = (PrivUnit, PrivUnitG)
 LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
 FACTORED = 1024  # the smaller side of W up to which it is factorized: an iteration takes half a minute at 4,096
 LARGEST_LOSSY = 512  # m + n up to which it is tried
@@ -65,7 +63,7 @@ def choose(
     """The local mechanism of least predicted error for n users, among all that this package has.
 
     Candidates: up to 1,024 types or queries factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within
-    the alpha of least error where that may pay; the identity and the plain answers; each with PrivUnit and PrivUnitG,
+    the alpha of least error where that may pay; the identity and the plain answers; each with PrivUnit,
     beyond 256 types only where the singular values leave them a chance; randomized response, subset selection, OUE,
     SUE and, up to 1,024 types, Hadamard response; a strategy optimised for the workload: up to 256 types a matrix, up
     to 4,096 types a few patterns of ordered types and their shifts, of types on a grid where the queries are a
@@ -112,10 +110,7 @@ def choose(
     reported = ranked([(name, decoding(W, oracle)) for name, oracle in oracles], k, n, objective, prior)
     protocols: list[tuple[str, QueryProtocol]] = []
     for name, queries in _factored(W, n, epsilon, tol, reported):
-        protocols += [
-            (f"{name}, {kind.__name__}", LocalFactorization.calibrated(queries, epsilon=epsilon, randomizer=kind))
-            for kind in BALL
-        ]
+        protocols.append((f"{name}, PrivUnit", LocalFactorization.calibrated(queries, epsilon=epsilon)))
     found = ranked(protocols, k, n, objective, prior)
     least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
     choice = _choice((*found, *reported), least, n, objective, prior)

@@ -35,7 +35,6 @@ from torchdp.randomizers.alphabet.strategy_bound import strategy_lower_bound
 from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
 from torchdp.randomizers.ball.gaussian_vector import GaussianVector
 from torchdp.randomizers.ball.privunit import PrivUnit
-from torchdp.randomizers.ball.privunitg import PrivUnitG
 from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright
 
 __all__ = [
@@ -45,7 +44,6 @@ __all__ = [
     "LearnedStrategy",
     "OptimizedUnaryEncoding",
     "PrivUnit",
-    "PrivUnitG",
     "RandomizedResponse",
     "ShiftStrategy",
     "StrategyMatrix",

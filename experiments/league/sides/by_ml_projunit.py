@@ -12,4 +12,4 @@ def vectors(n, d, epsilon):
 
 
 if __name__ == "__main__":
-    side.main("", {"PrivUnitG": vectors}, version="2023-06")
+    side.main("", {"PrivUnit": vectors}, version="2023-06")

@@ -12,7 +12,7 @@ from torchdp.protocol import Objective
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
-    PrivUnitG,
+    PrivUnit,
     RandomizedResponse,
     SubsetSelection,
 )
@@ -87,7 +87,7 @@ def thresholds(n, k, epsilon):
 
 
 def vectors(n, d, epsilon):
-    x, randomizer = torch.from_numpy(side.spheres(n, d)), PrivUnitG(d, epsilon)
+    x, randomizer = torch.from_numpy(side.spheres(n, d)), PrivUnit(d, epsilon)
     return (lambda: randomizer.estimate(x, noise=Noise("cpu")).value,)
 
 
@@ -151,7 +151,7 @@ if __name__ == "__main__":
             "ridge": ridge,
             "1e9 users at once": response,
             "thresholds": thresholds,
-            "PrivUnitG": vectors,
+            "PrivUnit": vectors,
             "four epochs": epochs,
             "768 shuffled bits": bits,
             "one clipped step": step,

@@ -12,12 +12,13 @@ from torchdp import checks
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.rounds.question import Question, check_clip
 from torchdp.pairwise.rounds.round import Round, round_layout, round_limits
-from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
+from torchdp.pairwise.rounds.scalar import scalar_response, variance
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally, Users
 from torchdp.protocol.users import single, users_of
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
+from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
 
 LARGE = 2**16  # numbers in the points, from which predictions take fewer draws
@@ -73,12 +74,12 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         """Estimate of that variance from the messages, or an upper bound of it."""
 
     @cached_property
-    def randomizers(self) -> tuple[PrivUnitG, ...]:
+    def randomizers(self) -> tuple[PrivUnit, ...]:
         """What a user runs for each vector."""
-        return tuple(PrivUnitG(self.statistic.dim, each, self.statistic.radius) for each in self.vector_budgets)
+        return tuple(PrivUnit(self.statistic.dim, each, self.statistic.radius) for each in self.vector_budgets)
 
     @cached_property
-    def responses(self) -> tuple[ScalarResponse, ...]:
+    def responses(self) -> tuple[BallRandomizer, ...]:
         """What a user runs for each answer."""
         return tuple(scalar_response(each) for each in self.answer_budgets)
 
@@ -104,8 +105,9 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         means: list[Tensor] = []
         for r, tally in enumerate(heard):
             (first, asked), (vectors, answers) = self._before(r), self.schedule[r]
-            layout, own = round_layout(dim, vectors, answers), self.responses[asked : asked + answers]
-            limits = partial(round_limits, layout, self.randomizers[first : first + vectors], own)
+            layout = round_layout(dim, vectors, answers)
+            own = (*self.randomizers[first : first + vectors], *self.responses[asked : asked + answers])
+            limits = partial(round_limits, layout, own)
             checks.instance("heard", tally, Tally).checked(layout, limits)
             means += [tally[f"vector{index}"] / tally.n for index in range(vectors)]
         (first, asked), (vectors, answers) = self._before(at), self.schedule[at]
@@ -133,7 +135,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
 
     def limits(self, n: Users) -> dict[str, Limits]:
         names = (*self._named("vector"), *self._named("answer"))
-        return round_limits(names, self.randomizers, self.responses, n)
+        return round_limits(names, (*self.randomizers, *self.responses), n)
 
     def _named(self, kind: str) -> list[str]:
         return [name for name in self.layout if kind in name]
@@ -162,7 +164,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         n, points = counts.sum(), self.statistic.points
         value = torch.zeros((), dtype=torch.float64, device=points.device)
         for question, response in zip(questions, self.responses, strict=True):
-            each = response.variance(question.shown(points)) @ counts.to(points)
+            each = variance(response, question.shown(points)) @ counts.to(points)
             value = value + question.half_width.square() * each / n**2
         return value
 
@@ -211,7 +213,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         for question, response, name in zip(
             self.questions(means), self.responses, self._named("answer"), strict=True
         ):
-            value = value + question.half_width.square() * response.variance((tally[name] / n).clamp(-1, 1)) / n
+            value = value + question.half_width.square() * variance(response, (tally[name] / n).clamp(-1, 1)) / n
         return value
 
 

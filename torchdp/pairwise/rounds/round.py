@@ -11,11 +11,12 @@ from torch import Tensor
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.pairwise.rounds.question import Question
-from torchdp.pairwise.rounds.scalar import ScalarResponse, scalar_response
+from torchdp.pairwise.rounds.scalar import scalar_response, variance
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.users import single, users_of
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
+from torchdp.randomizers.ball.ball import BallRandomizer
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class Round(MessageProtocol[Tensor, Tensor]):
         checks.validated(self, "guarantee")  # epsilons out of the randomizers' ranges
 
     @cached_property
-    def randomizers(self) -> tuple[PrivUnitG, ...]:
+    def randomizers(self) -> tuple[PrivUnit, ...]:
         """What a user runs for each vector."""
         radius = float(self.points.norm(dim=1).max())
-        return tuple(PrivUnitG(self.points.shape[1], each, radius) for each in self.vectors)
+        return tuple(PrivUnit(self.points.shape[1], each, radius) for each in self.vectors)
 
     @cached_property
-    def responses(self) -> tuple[ScalarResponse, ...]:
+    def responses(self) -> tuple[BallRandomizer, ...]:
         """What a user runs for each answer."""
         return tuple(scalar_response(each) for each in self.answers)
 
@@ -65,7 +66,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return round_layout(self.points.shape[1], len(self.vectors), len(self.answers))
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        return round_limits(self.layout, self.randomizers, self.responses, n)
+        return round_limits(self.layout, (*self.randomizers, *self.responses), n)
 
     @property
     def width(self) -> int:
@@ -94,8 +95,11 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return torch.cat([*vectors, *(each[:, None] for each in self._answers(x, draws))], 1)
 
     def _answers(self, x: Tensor, draws: Draws) -> list[Tensor]:
-        both = zip(self.questions, self.responses, strict=True)
-        return [response.randomize_unchecked(question.shown(self.points)[x], draws) for question, response in both]
+        found = []
+        for question, response in zip(self.questions, self.responses, strict=True):
+            values = question.shown(self.points)[x]
+            found.append(response.randomize_unchecked(values[:, None], draws)[:, 0])
+        return found
 
     def tally(self, messages: Tensor) -> Tally:
         messages = checks.floating("messages", messages)
@@ -118,13 +122,18 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return Tally(len(x), dict(zip(self.layout, sums, strict=True)))
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        """At a cost free of n."""
+        """At the cost of the randomizers' own sums."""
         counts = summary.to(self.points.device)
         batch = (*shape, *np.broadcast_shapes(*(each.center.shape for each in self.questions)))
         crowd = Crowd(self.points, counts)
         sums = [each.sample_unchecked(crowd, draws, batch)["sum"] for each in self.randomizers]
         for question, response in zip(self.questions, self.responses, strict=True):
-            sums.append(response.sums(question.shown(self.points).expand(*batch, -1), counts, draws))
+            values = question.shown(self.points).expand(*batch, -1)
+            if values.numel() == 0:  # of no repetition
+                sums.append(values.new_zeros(batch))
+                continue
+            answered = Crowd(values[..., None], counts.expand(values.shape))
+            sums.append(response.sample_unchecked(answered, draws, ())["sum"][..., 0])
         return Tally(crowd.n, dict(zip(self.layout, sums, strict=True)))
 
     def analyse(self, tally: Tally) -> Estimate:
@@ -145,7 +154,7 @@ class Round(MessageProtocol[Tensor, Tensor]):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         shares, n = self._shares(summary)
         each = [
-            r.variance(q.shown(self.points)) @ shares for q, r in zip(self.questions, self.responses, strict=True)
+            variance(r, q.shown(self.points)) @ shares for q, r in zip(self.questions, self.responses, strict=True)
         ]
         return self._errors([one / n for one in each], n)
 
@@ -159,8 +168,8 @@ class Round(MessageProtocol[Tensor, Tensor]):
         return counts / counts.sum(), float(counts.sum())
 
     def _worst(self, n: int) -> Tensor:
-        zero = torch.zeros((), dtype=torch.float64, device=self.points.device)
-        return self._errors([each.variance(zero) / n for each in self.responses], n)
+        largest = [self.points.new_tensor(each.moments.variance / n) for each in self.responses]
+        return self._errors(largest, n)
 
     def _errors(self, answers: list[Tensor], n: float) -> Tensor:
         size = self.points.shape[1]
@@ -181,9 +190,6 @@ def round_layout(dim: int, vectors: int, answers: int) -> Layout:
     return {**named, **{f"answer{index}": ((), torch.float64) for index in range(answers)}}
 
 
-def round_limits(
-    names: Iterable[str], randomizers: tuple[PrivUnitG, ...], responses: tuple[ScalarResponse, ...], n: Users
-) -> dict[str, Limits]:
-    """What n users can make of parts of these names, vectors before answers."""
-    each = (*randomizers, *(response.randomizer for response in responses))
-    return {name: one.limits(n)["sum"] for name, one in zip(names, each, strict=True)}
+def round_limits(names: Iterable[str], randomizers: tuple[BallRandomizer, ...], n: Users) -> dict[str, Limits]:
+    """What n users can make of parts of these names, by the randomizers of vectors, then of answers."""
+    return {name: one.limits(n)["sum"] for name, one in zip(names, randomizers, strict=True)}

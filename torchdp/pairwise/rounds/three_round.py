@@ -17,7 +17,7 @@ from torchdp.pairwise.rounds.projection import project
 from torchdp.pairwise.rounds.question import Question, ask
 from torchdp.pairwise.rounds.scalar import worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, one_kernel
-from torchdp.randomizers import PrivUnitG
+from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
 
@@ -201,7 +201,7 @@ def _best(
         if min(budgets) < SMALLEST_EPSILON or max(budgets) > LARGEST_EPSILON:
             return math.inf
         first, second = (
-            PrivUnitG(statistic.dim, each, statistic.radius).moments.variance / n for each in budgets[:2]
+            PrivUnit(statistic.dim, each, statistic.radius).moments.variance / n for each in budgets[:2]
         )
         near = min(statistic.dim * first, width * first**0.5)
         return math.log(second * largest * near + answers(most, second, budgets) / n)

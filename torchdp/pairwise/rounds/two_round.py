@@ -1,12 +1,15 @@
 """Two rounds: a noisy mean vector is published, then each user reports its own vector's product with it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
+import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, extremes
 from torchdp.pairwise.rounds.question import Question, ask
 from torchdp.pairwise.rounds.scalar import worst_variance
@@ -21,10 +24,10 @@ class TwoRound(PairsInRounds):
     With a the mean answer the estimate is a + (1 - 2t)(b^T J b - v tr J/n), whose error is
     2 (1 - t) s^T J Z + (1 - 2t)(Z^T J Z - v tr J/n) + the answers' noise. At t = 1 the first term is gone, and with it
     gamma_2 from the leading error; t = 1/2 removes the second (the reduction to linear queries); t -> 0 is OneMessage.
-    With v, C, w_x and s, here the sum of the vectors, as in OneMessage, p = 2 (1 - t) and q = 1 - 2t, exactly but for
+    With v, z_i and s, here the sum of the vectors, as in OneMessage, p = 2 (1 - t) and q = 1 - 2t, exactly but for
     the last term,
-    n^4 Var = p^2 n v ||J s||^2 + 2 q^2 n^2 v^2 sum weights^2 + (v/C^2) sum_users (q^2 w_x^2 - 2 p q w_x u_x^T J s)
-    + n^2 E half_width^2 sum_users (variance of a response).
+    n^4 Var = p^2 n v ||J s||^2 + 2 q^2 n^2 v^2 sum weights^2 + sum_i {2 p q E[s^T J z_i z_i^T J z_i]
+    + q^2 (Var(z_i^T J z_i) - 2 v^2 sum weights^2)} + n^2 E half_width^2 sum_users (variance of a response).
     first: epsilon of round one, the rest is for round two. weight: in (0, 1]. half_width is at most ``clip``; the
     default clips nothing, and then the estimate is unbiased. ``tuned`` chooses the first two.
 
@@ -91,6 +94,10 @@ class TwoRound(PairsInRounds):
     def schedule(self) -> tuple[tuple[int, int], ...]:
         return (1, 0), (0, 1)
 
+    @cached_property
+    def _noise(self) -> NoiseMoments:
+        return noise_moments(self.randomizers[0])
+
     def questions(self, means: tuple[Tensor, ...]) -> tuple[Question, ...]:
         turned = self.statistic.form.weights * means[0]
         return (ask(self.statistic.points, 2 * self.weight * turned, self.clip),)
@@ -100,13 +107,13 @@ class TwoRound(PairsInRounds):
         return (1 - 2 * self.weight) * ((weights * means[0].square()).sum(-1) - v * weights.sum() / n)
 
     def published_variance(self, counts: Tensor, form: Form) -> Tensor:
-        points, v, n = self.statistic.points, self.randomizers[0].moments.variance, counts.sum()
-        p, q = 2 * (1 - self.weight), 1 - 2 * self.weight
+        points, n = self.statistic.points, counts.sum()
+        linear, square = 2 * (1 - self.weight), 1 - 2 * self.weight
         counts = counts.to(points)
-        turned = form.weights * (counts @ points)
-        own, along = points.square() @ form.weights, points @ turned
-        kurtosis = counts @ (q**2 * own.square() - 2 * p * q * own * along) * (v / self.statistic.radius**2)
-        return self._variance(turned.square().sum(), n, form) + kurtosis / n**4
+        total = counts @ points
+        unit = points / self.statistic.radius
+        beyond = self._noise.beyond_normal(unit, total, form.weights, linear, square)
+        return self._variance((form.weights * total).square().sum(), n, form) + counts @ beyond / n**4
 
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
@@ -123,12 +130,23 @@ class TwoRound(PairsInRounds):
         """A bound of the variance of the mean over all pairs, whatever the data of n users, nothing clipped.
 
         ||J s|| is at most n times the largest ||J u_x||; half_width <= 2 t (D + M), D the kernel's half range and M
-        that of the noise, joined by Minkowski's inequality (M for normal noise); moments of order three and four:
-        their largest values.
+        that of the noise, joined by Minkowski's inequality (M for normal noise). Of the moments of order three, affine
+        in s, each term has its largest size; of those of order four, which do not depend on s, the worst type counts.
         """
         v, p, q = self.randomizers[0].moments.variance, 2 * (1 - self.weight), 1 - 2 * self.weight
-        kurtosis = q**2 * most.own**2 / n**3 + 2 * p * abs(q) * most.own * most.largest / n**2
+        points, radius = self.statistic.points, self.statistic.radius
+        weights = self.statistic.form.weights
+        unit = points / radius
+        fourth = self._noise.beyond_normal(unit, torch.zeros_like(unit[0]), weights, p, q)
+        own = most.own / radius**2
+        along = most.largest / radius  # |s^T J u_x|/n
+        across = abs(float(weights.sum())) + own  # |trace of J across u_x|
+        mixed = abs(self._noise.mixed_third)
+        # s^T J P J u is s^T J^2 u less (s^T J u) (u^T J u)
+        third = abs(self._noise.third - 2 * self._noise.mixed_third) * along * own
+        third += mixed * (along * across + 2 * most.longest**2 / radius)
+        beyond = 2 * p * abs(q) * third / n**2 + float(fourth.amax()) / n**3
         half = 2 * self.weight * (most.half + most.noise * (v / n) ** 0.5)
         answers = half**2 * worst_variance(self.answer_budgets[0]) / n
         published = p**2 * v * (most.longest * n) ** 2 / n**3 + 2 * q**2 * v**2 * most.squares / n**2  # _variance
-        return published + v / self.statistic.radius**2 * kurtosis + answers
+        return published + beyond + answers

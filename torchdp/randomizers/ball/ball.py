@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
 
 import torch
 from torch import Tensor
@@ -244,28 +243,6 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int
         else:
             first, last = torch.searchsorted(known, known.new_tensor([start, end - 1]), right=True).tolist()
             yield torch.searchsorted(ends, some, right=True), first, last
-
-
-def gaussian_sums(
-    axes: Tensor, along: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws, spread: float = 1.0
-) -> Tensor:
-    """The sum over users of tau a + N(0, spread I - a a^T): sum_x along_x a_x + N(0, n spread I - sum_x c_x a_x a_x^T).
-
-    along_x: the sum of tau over the c_x users of axis a_x, ||a_x|| <= 1; n: all users. axes: (m, dim), or of each of a
-    batch; counts: (*batch, m); along: (*shape, *batch, m). Cost: O(dim^3 + m dim^2) for each of the batch, O(m dim)
-    for each repetition.
-    """
-    m, dim = axes.shape[-2:]
-    normal = draws.normal((*shape, *counts.shape[:-1], dim))
-    flat, at_once = counts.reshape(-1, m), rows_at_once(axes, dim * (m + dim))
-    own = axes.reshape(-1, m, dim).split(at_once if axes.ndim > 2 else 1)
-    normals = normal.view(math.prod(shape), len(flat), dim).split(at_once, 1)
-    noise = []
-    for users, directions, some in zip(flat.split(at_once), cycle(own), normals, strict=False):
-        eigenvalues, vectors = torch.linalg.eigh(directions.mT @ (users[..., None] * directions))
-        left = users.sum(-1, keepdim=True).double() * spread - eigenvalues
-        noise.append(combined(some, (left.clamp_min(0).sqrt()[..., None, :] * vectors).mT))
-    return combined(along, axes) + torch.cat(noise, 1).view(normal.shape)
 
 
 Made = Callable[[int, float, float], BallRandomizer]

@@ -17,12 +17,12 @@ from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.normals.pieces import portions
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.randomizers.ball.axial_sums import AxialSums, directed
+from torchdp.randomizers.ball.axial_sums import AxialSums, add, directed, uniform_sums
 from torchdp.randomizers.ball.ball import BallMoments
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
-from torchdp.randomizers.ball.privunitg import placed, sided
 from torchdp.randomizers.ball.sphere import CapLaw, rapidity, sinh, uniform_coordinate
 from torchdp.randomizers.ball.subgaussian import SubGaussian, constants
+from torchdp.randomizers.ball.tilted import placed, sided
 from torchdp.randomizers.base import ball_epsilon, real_local
 
 USERS_AT_ONCE = 2**22  # whose T, sqrt(1 - T^2) and g0 a fused sum holds
@@ -36,11 +36,11 @@ class PrivUnit(LatticeRandomizer):
     x / radius is lifted to the unit sphere of R^D, D = dim + 1; there a uniform point V is made e^epsilon times as
     likely on the cap <V, u> >= gamma, and Y is radius V/gamma without its last coordinate. gamma is the fixed point
     gamma = E <V, u>, which gives v = radius^2 (1 - gamma^2)/(D gamma^2) (derivation: kernels/privunit/README.md).
-    Compared with PrivUnitG: less noise, by a fraction of order 1/dim (more at large epsilon), at a little more work.
     dim: a positive integer; epsilon in [1e-6, 50]; radius > 0. Raises ValueError.
 
-    ``sample_tally`` draws dim + 1 normals for each type in a repetition, and three numbers for each of its users if
-    they are fewer than a few thousand; beyond, three in all, whatever the number of users (``AxialSums.least``).
+    V is uniform with probability c0, uniform on the cap else. ``sample_tally`` draws how many of a type's users there
+    are of either kind, dim + 1 normals for each type, and for each kind three numbers a user, or three in all from
+    about 250 users on, whatever their number (``AxialSums.least``).
 
     Guarantees: epsilon-LDP of the numbers that are sent, for any two points of the ball, but for the delta that
         arithmetic costs (``variation``).
@@ -128,10 +128,10 @@ class PrivUnit(LatticeRandomizer):
         return constants((self.radius * np.sinh(y - centre) / (np.cosh(y) * np.sinh(centre)), weights))
 
     @cached_property
-    def _sum(self) -> AxialSums:
-        """The distribution of sums of very many messages."""
-        w, weights = self.cap.quadrature()
-        return AxialSums(np.tanh(w / 2), weights, self.dim + 1)
+    def _cap_sums(self) -> AxialSums:
+        """The distribution of sums of very many points of the cap."""
+        w, weights = self.cap.cap_quadrature()
+        return AxialSums(np.tanh(w / 2), weights / weights.sum(), self.dim + 1)
 
     def _collect(self, points: Tensor, counts: Tensor, draws: Draws) -> Tensor:
         key = draws.kernel_key() if keyed(points.device) and self.dim <= privunit.LARGEST_DIM else None
@@ -147,6 +147,12 @@ class PrivUnit(LatticeRandomizer):
     def _sums(self, points: Tensor, counts: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         held = (counts > 0).reshape(-1, counts.shape[-1]).any(0)
         users, points = counts[..., held], points[..., held, :]
-        sums = self._sum.sums(users.expand(*shape, *users.shape), lambda n: self.cap.draw((n,), draws), draws)
+        users = users.expand(*shape, *users.shape)
+        inside = draws.binomial(users, 1 - self.cap.low_density)
+        on_cap = self._cap_sums.sums(inside, lambda n: self.cap.draw_cap((n,), draws), draws)
+        anywhere = uniform_sums(self.dim + 1).sums(
+            users - inside, lambda n: uniform_coordinate(self.dim + 1, draws.normal((n,))), draws
+        )
+        sums = add(self.dim + 1, on_cap, anywhere, draws)
         height = (1 - points.square().sum(-1, keepdim=True)).clamp_min(0).sqrt()
         return directed(torch.cat([points, height], -1), sums, draws)[..., :-1] / self.cap.threshold

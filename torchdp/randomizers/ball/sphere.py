@@ -1,6 +1,5 @@
 """Coordinates of random points of the unit sphere: uniform, and with one cap made e^epsilon times as likely."""
 
-import itertools
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,8 +13,9 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.batch import added, entrywise
 from torchdp.draws import Draws
+from torchdp.randomizers.alphabet.chances import TOTAL
 from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
-from torchdp.randomizers.ball.privunitg import Tilted, cap_chance, log_excess, threshold, tilted
+from torchdp.randomizers.ball.tilted import cap_chance, log_excess, threshold, tilted
 from torchdp.randomizers.base import ball_epsilon
 from torchdp.root import root
 
@@ -98,7 +98,7 @@ def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class CapLaw(Tilted):
+class CapLaw:
     """The coordinate T = <V, u> in PrivUnit: V uniform on the sphere of R^dim, reweighted on the cap <V, u> >= gamma.
 
     Relative to the uniform distribution the density is c1 = e^epsilon c0 on the cap and c0 elsewhere, c0 = 1/(1 +
@@ -133,6 +133,16 @@ class CapLaw(Tilted):
         """s, the cap's share of the sphere."""
         return math.exp(float(self.uniform.log_survival(np.array(2 * self.rapidity))))
 
+    @cached_property
+    def low_density(self) -> float:
+        """c0, off the cap."""
+        return 1 / (1 + math.expm1(self.epsilon) * self.survival)
+
+    @cached_property
+    def high_density(self) -> float:
+        """c1 = e^epsilon c0, on the cap."""
+        return math.exp(self.epsilon) * self.low_density
+
     @property
     def variance(self) -> float:
         """Var T/gamma^2 = (1 - gamma^2)/(dim gamma^2), the noise of V/gamma in every direction."""
@@ -156,6 +166,11 @@ class CapLaw(Tilted):
         The cap is the set above the (1 - s)-quantile, so rounding in gamma never moves mass across its edge.
         """
         z = tilted(shape, draws, self.normal_threshold, self.chance, self.survival)
+        return uniform_coordinate(self.dim, z)
+
+    def draw_cap(self, shape: tuple[int, ...], draws: Draws) -> tuple[Tensor, Tensor]:
+        """The same of points of the cap alone, but for one in 2^63."""
+        z = tilted(shape, draws, self.normal_threshold, TOTAL - 1, self.survival)
         return uniform_coordinate(self.dim, z)
 
     @property
@@ -192,9 +207,16 @@ class CapLaw(Tilted):
     def quadrature(self) -> tuple[np.ndarray, np.ndarray]:
         """Nodes 2 artanh T and weights for expectations under this distribution, off the cap and on it."""
         uniform, edge = self.uniform, 2 * self.rapidity
-        low, high = (float(uniform.tail_length(np.array(end), WIDE)) for end in (0.0, edge))
-        ends = [-low, 0.0, edge, edge + high]
-        pieces = [uniform.quadrature(*piece) for piece in itertools.pairwise(ends)]
-        densities = (self.low_density, self.low_density, self.high_density)
-        masses = [density * mass for density, (_, mass) in zip(densities, pieces, strict=True)]
-        return np.concatenate([nodes for nodes, _ in pieces]), np.concatenate(masses)
+        low = float(uniform.tail_length(np.array(0.0), WIDE))
+        below = [uniform.quadrature(start, stop) for start, stop in ((-low, 0.0), (0.0, edge))]
+        nodes, masses = self.cap_quadrature()
+        weights = [self.low_density * mass for _, mass in below]
+        return np.concatenate([*(w for w, _ in below), nodes]), np.concatenate(
+            [*weights, self.high_density * masses]
+        )
+
+    def cap_quadrature(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes 2 artanh T on the cap, and their probabilities for uniform V: they add up to s."""
+        edge = 2 * self.rapidity
+        length = float(self.uniform.tail_length(np.array(edge), WIDE))
+        return self.uniform.quadrature(edge, edge + length)
