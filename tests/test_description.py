@@ -18,7 +18,8 @@ from torchdp.collection import Journal
 from torchdp.density import CentralKDE, Density, GaussianFourier
 from torchdp.description import described, made
 from torchdp.privacy import Guarantee
-from torchdp.randomizers import RandomizedResponse
+from torchdp.queries import LocalOracle
+from torchdp.randomizers import RandomizedResponse, StrategyMatrix
 from torchdp.secure import SecureSketch
 from torchdp.sketching import ones
 
@@ -51,7 +52,7 @@ def read_session(path, tree):
     return secure.read_session(folder)
 
 
-def read_journal(path, tree):
+def read_journal(path, tree, protocol=None):
     file = path / "journal.db"
     file.unlink(missing_ok=True)
     Journal(file, RandomizedResponse(4, 1.0))
@@ -61,7 +62,7 @@ def read_journal(path, tree):
         start = chained(b"", form, packed)
         db.execute("UPDATE header SET protocol = ?, checksum = ?", (packed, start))
         db.execute("UPDATE ends SET checksum = ?", (start,))
-    return Journal(file).protocol
+    return Journal(file, protocol).protocol
 
 
 def read_density(path, tree):
@@ -188,3 +189,24 @@ def test_reading_imports_no_module_that_is_not_torchdps():
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not [each for each in done.stdout.split() if not each.startswith("torchdp")]
+
+
+def test_a_class_that_another_version_had_is_refused_by_its_name():
+    gone = {"made": "torchdp.queries.adaptive:AdaptiveOracle", "of": {}}
+    with pytest.raises(ValueError, match=r"AdaptiveOracle is not torchdp's \(another version .*CHANGELOG"):
+        made(gone, object)
+
+
+def test_a_journal_of_before_a_field_was_added_is_read(tmp_path):
+    plain = LocalOracle(torch.eye(3), RandomizedResponse(3, 1.0))
+    older = described(plain)
+    del older["of"]["adapted"]
+    for given in (None, plain):
+        assert read_journal(tmp_path, older, given).adapted is False
+    client = StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4)
+    twice = LocalOracle(torch.eye(3), client, adapted=True)
+    assert read_journal(tmp_path, described(twice), twice).adapted
+    older = described(twice)
+    del older["of"]["adapted"]
+    with pytest.raises(ValueError, match="adapted differs"):  # the field's default is another decoder
+        read_journal(tmp_path, older, twice)

@@ -200,7 +200,8 @@ def _class(full: str, classes: Mapping[str, type], rooms: tuple[str, ...]) -> An
         found = vars(importlib.import_module(module)).get(name)
         if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
             return found
-    raise ValueError(f"the class {full} is not torchdp's; give a protocol of this class")
+    past = " (another version may have had it: see CHANGELOG.md)" if inside else ""
+    raise ValueError(f"the class {full} is not torchdp's{past}; give a protocol of this class")
 
 
 def _defines(module: str, name: str) -> bool:

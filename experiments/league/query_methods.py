@@ -13,7 +13,7 @@ from torch import Tensor
 from torchdp import workloads
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Choice, Objective, Tally
-from torchdp.queries import AdaptiveOracle, LocalOracle, choose, lower_bound
+from torchdp.queries import LocalOracle, choose, lower_bound
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomness import keyed_generator
@@ -118,7 +118,7 @@ def drawable(protocol: QueryProtocol) -> bool:
 
 def decoded(protocol: QueryProtocol, tally: Tally) -> Tensor | None:
     """Shares of the types, unbiased where the reports tell all types apart, else the smallest that fit."""
-    if not isinstance(protocol, AdaptiveOracle | LocalOracle):
+    if not isinstance(protocol, LocalOracle):
         return None
     client = protocol.client
     if isinstance(client, StrategyMatrix):

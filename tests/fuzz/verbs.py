@@ -17,8 +17,9 @@ from torchdp.protocol import InteractiveProtocol, MessageProtocol
 
 SMALL = {  # protocols of the table of refusals, beside the battery's; made of the names of ``recipes``
     "StrategyMatrix": ("randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4)", "types"),
-    "AdaptiveOracle": (
-        "queries.AdaptiveOracle(W, randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
+    "Adapted": (
+        "queries.LocalOracle(W, randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4), "
+        "adapted=True)",
         "types",
     ),
     "LocalOracle": ("queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))", "types"),
@@ -54,7 +55,7 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
     "LabelledGram": ("regression.GramRelease(5, 1, 1.0, 1.0, 1e-5, label_bound=1.0)", "rows"),
 }
 FAST = (
-    "randomizers.SubsetSelection", "randomizers.PrivUnit", "queries.AdaptiveOracle",
+    "randomizers.SubsetSelection", "randomizers.PrivUnit", "queries.Adapted",
     "pairwise.OneMessage", "pairwise.TwoRound", "mean.GaussianMean", "shuffle.Poisson", "density.Central",
     "secure.SecureSketch", "regression.GramRelease",
 )  # fmt: skip

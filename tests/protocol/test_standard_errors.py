@@ -68,7 +68,7 @@ MADE = {
     "shifts": lambda: ShiftStrategy.square_wave(16, EPSILON),
     "amplified": lambda: Amplified(RandomizedResponse(K, EPSILON), USERS, DELTA),
     "queries": lambda: queries.LocalOracle(FIRST, RandomizedResponse(K, EPSILON)),
-    "adaptive queries": lambda: queries.AdaptiveOracle(FIRST, nested(K, EPSILON)),
+    "adaptive queries": lambda: queries.LocalOracle(FIRST, nested(K, EPSILON), adapted=True),
     "a function": lambda: queries.LocalFunction(FirstShare(), RandomizedResponse(K, EPSILON)),
     "factors": lambda: queries.LocalFactorization.calibrated(FACTORS, epsilon=EPSILON),
     "central factors": lambda: queries.CentralFactorization(FACTORS, EPSILON, DELTA),

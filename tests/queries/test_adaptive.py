@@ -8,7 +8,7 @@ import torch
 
 from torchdp import workloads
 from torchdp.protocol import Objective
-from torchdp.queries import AdaptiveOracle, LocalOracle, choose
+from torchdp.queries import LocalOracle, choose
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
@@ -31,7 +31,7 @@ def squares(protocol, counts, trials=2_000, seed=b"draws"):
 def test_decoding_ends_for_every_strategy_and_histogram(epsilon, outputs):
     """M has entries of 1 and of e^epsilon where all users hold one type: rounded, it is not positive definite."""
     Q = 1 + torch.eye(3, dtype=torch.float64).repeat(outputs // 3, 1) * math.expm1(epsilon)
-    protocol = AdaptiveOracle(torch.eye(3), StrategyMatrix(Q / Q.sum(0)))
+    protocol = LocalOracle(torch.eye(3), StrategyMatrix(Q / Q.sum(0)), adapted=True)
     for counts in torch.tensor([[200, 0, 0], [1, 0, 0], [100, 100, 0]]):
         found = protocol.sample_estimate(counts, generator=keyed_generator(b"one type"), sample_shape=(5,))
         predicted = protocol.predicted_mse(counts)
@@ -45,9 +45,9 @@ def test_decoding_ends_for_every_strategy_and_histogram(epsilon, outputs):
 def test_values_and_errors_are_those_of_weighted_least_squares():
     Q = strategy(5, 9, 1.0)
     W, counts = workloads.prefix(5).dense(), torch.tensor([400, 0, 30, 500, 70])
-    tally = AdaptiveOracle(W, Q).sample_tally(counts, generator=keyed_generator(b"a tally"))
+    tally = LocalOracle(W, Q, adapted=True).sample_tally(counts, generator=keyed_generator(b"a tally"))
     reports = tally["reports"]
-    found = AdaptiveOracle(W, Q).analyse(tally)
+    found = LocalOracle(W, Q, adapted=True).analyse(tally)
     f, q = (reports / reports.sum()).double().numpy(), Q.matrix.numpy()
     plain = LocalOracle(torch.eye(5), Q).analyse(tally).value.numpy()
     shift = min(np.linspace(-2, 2, 400_001), key=lambda t: abs(np.maximum(plain - t, 0).sum() - 1))
@@ -71,7 +71,7 @@ def test_it_errs_less_than_the_plain_decoder_and_as_predicted(shape, epsilon, n)
     counts = (h / h.sum() * n).round().long()
     W = workloads.prefix(k).dense()[:-1]
     Q = StrategyMatrix.tuned(W, epsilon, generator=keyed_generator(b"tuned"), steps=60, exchanges=2)
-    plain, again = LocalOracle(W, Q), AdaptiveOracle(W, Q)
+    plain, again = LocalOracle(W, Q), LocalOracle(W, Q, adapted=True)
     _, once = squares(plain, counts)
     found, twice = squares(again, counts)  # of the same tallies
     apart = twice - once
@@ -92,7 +92,7 @@ def test_parities_are_divided_by_how_many_were_asked(brief):
     W = workloads.parities(5, 1).dense()
     best = choose(W, n, 1.0, Objective.MEAN)
     chosen = next(one.protocol for one in best.candidates if one.name == "one parity a user")
-    assert isinstance(chosen, AdaptiveOracle)
+    assert chosen.adapted
     counts = torch.zeros(k, dtype=torch.int64)
     counts[5] = n  # every parity is 1 or -1
     found, errors = squares(chosen, counts, 400)
@@ -107,7 +107,7 @@ def test_parities_are_divided_by_how_many_were_asked(brief):
 
 def test_reports_of_low_rank_answer_what_they_can():
     keep = torch.tensor([[0.7, 0.7, 0.3, 0.3], [0.3, 0.3, 0.7, 0.7]], dtype=torch.float64)
-    halves = AdaptiveOracle(torch.tensor([[1.0, 1.0, 0.0, 0.0]]), StrategyMatrix(keep))
+    halves = LocalOracle(torch.tensor([[1.0, 1.0, 0.0, 0.0]]), StrategyMatrix(keep), adapted=True)
     _, errors = squares(halves, torch.tensor([30, 0, 5, 25]))
     expected = float(halves.predicted_mse(torch.tensor([30, 0, 5, 25])))
     assert float(errors.mean()) == pytest.approx(expected, rel=0.1)

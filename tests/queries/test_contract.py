@@ -20,7 +20,6 @@ from torchdp.factorization import approximate, factorize
 from torchdp.privacy import Arithmetic
 from torchdp.protocol.rounded_sum import exact_sums
 from torchdp.queries import (
-    AdaptiveOracle,
     CentralFactorization,
     CentralLaplace,
     EnergyDistance,
@@ -105,8 +104,8 @@ def pairs_of_types(k, epsilon):
     return StrategyMatrix((rows / rows.sum(0)).double())
 
 
-class TestAdaptiveOracle(Queries, RelayContract):
-    protocol = AdaptiveOracle(W, pairs_of_types(4, 1.0))
+class TestAdapted(Queries, RelayContract):
+    protocol = LocalOracle(W, pairs_of_types(4, 1.0), adapted=True)
     x = TYPES.repeat(20)
     slack = 0.1  # to first order
 

@@ -12,7 +12,6 @@ from torchdp.collection.comparison import difference
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Tally
 from torchdp.queries import (
-    AdaptiveOracle,
     CentralFactorization,
     FactoredQueries,
     Fit,
@@ -311,5 +310,7 @@ def test_degenerate_reports():
     two = LocalOracle(torch.eye(2).double(), RandomizedResponse(2, 1.0))
     found = fitted(two, Tally(10, {"reports": torch.tensor([10, 0])}))
     assert found.weights.shape == (1,)
-    one = fitted(AdaptiveOracle(PREFIX, CLIENTS["nested"]), CLIENTS["nested"].collect(torch.tensor([5])))
+    one = fitted(
+        LocalOracle(PREFIX, CLIENTS["nested"], adapted=True), CLIENTS["nested"].collect(torch.tensor([5]))
+    )
     assert one.value.isfinite().all()

@@ -172,7 +172,11 @@ class Journal(Brief):
         stored, classes = json.loads(zlib.decompress(self._header[1])), dict[str, type]()
         device = torch.device("cpu")
         if given is not None:
-            apart, device = difference(stored, described(given.protocol, classes)), device_of(given.protocol)
+            asked = described(given.protocol, classes)
+            device = device_of(given.protocol)
+            apart = difference(stored, asked)
+            if apart is not None:  # an older version may have written fewer fields
+                apart = difference(_renewed(stored, classes), asked)
             if apart is not None:
                 raise ValueError(
                     f"{self.path} belongs to another protocol: {apart} differs; where a factorization came out "
@@ -256,6 +260,14 @@ class Journal(Brief):
             if KEPT in str(error):
                 raise
             raise OSError(error.errno, f"{error.strerror or error}; {KEPT}", str(self.path)) from error
+
+
+def _renewed(stored: Any, classes: dict[str, type]) -> Any:
+    """The description that this version gives of what is stored; as it is where that cannot be made."""
+    try:
+        return described(made(stored, MessageProtocol, classes, rooms=ROOMS))
+    except (TypeError, ValueError):
+        return stored
 
 
 def _begin(db: sqlite3.Connection, protocol: MessageProtocol[Any, Any]) -> None:

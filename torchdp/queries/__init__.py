@@ -22,7 +22,6 @@
 Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Mazumdar, Miklau (2020).
 """
 
-from torchdp.queries.adaptive import AdaptiveOracle
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization, CentralLaplace
 from torchdp.queries.choose import choose
@@ -39,7 +38,6 @@ from torchdp.queries.shuffled import ShuffledQueries
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 
 __all__ = [
-    "AdaptiveOracle",
     "CentralFactorization",
     "CentralLaplace",
     "ConceptClass",

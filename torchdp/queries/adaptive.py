@@ -1,4 +1,4 @@
-"""Linear queries from a strategy's reports, decoded for the data that the reports themselves show."""
+"""The decoder of a strategy's reports for the data that the reports themselves show."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,41 +6,28 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.memory import rows_at_once
-from torchdp.protocol import Estimate, Tally
-from torchdp.queries.oracle import LocalOracle, OracleQueries
+from torchdp.protocol import Tally
 from torchdp.randomizers import StrategyMatrix
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.simplex import onto_simplex
 
-ADAPTED = 2**20  # outputs times types up to which reports are decoded twice
 RANK = 1e-9  # singular values of a strategy below this share of the largest are rounding
 
 
 @dataclass(frozen=True, eq=False)
-class AdaptiveOracle(OracleQueries[StrategyMatrix]):
-    """A strategy's reports, decoded a second time with the data's own histogram in the place of the public prior.
+class AdaptedDecoder:
+    """Answers of least variance under the histogram that the plain decoder of the same reports gives.
 
-    The decoder of least variance under a histogram h is W M^{-1} Q^T D^{-1}, D = diag(Q h), M = Q^T D^{-1} Q
-    (``StrategyMatrix``). Whatever h, it answers without bias; h is the nearest histogram to what the plain
-    decoder gives, so that the answers are those of the efficient estimate: their variance is sum_x h_x Var(V | x)/n at
-    the users' own h to first order in 1/n, never more than the plain decoder's, and the worst data are no worse
-    (minimax: the plain decoder is that of the least favourable prior). The h depends on the noise: a bias of
-    order 1/n remains, measured below the standard error from 30 users on.
+    Q: the strategy, (outputs, k). The decoder of least variance under a histogram h is W M^{-1} Q^T D^{-1},
+    D = diag(Q h), M = Q^T D^{-1} Q (``StrategyMatrix``).
 
-    workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: a strategy matrix on the same k types that can
-    answer it. ``predicted_mse`` is the first order; ``worst_mse`` that of the plain decoder. Raises TypeError,
-    ValueError.
-
-    Guarantees: the client's own, for each user: what is decoded twice was sent once.
-    Source: Neyman (1949), one step from an estimate to an efficient one; McKenna, Maity, Mazumdar, Miklau (2020).
+    Args:
+        client: Q, of which users send an output.
+        queries: W, (m, k), in the row space of Q. Unchecked.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.instance("client", self.client, StrategyMatrix)
-        self.client.decoder(self._centred)  # refuses queries that the strategy can not answer
+    client: StrategyMatrix
+    queries: Tensor
 
     @cached_property
     def _small(self) -> tuple[Tensor, Tensor, bool]:
@@ -51,37 +38,42 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         full = len(basis) == self.client.k
         if full:  # a rotation would mix the scales of types, which a large epsilon sets far apart
             basis = self.client.identity
-        return self.client.matrix @ basis.mT, self._centred @ basis.mT, full
+        return self.client.matrix @ basis.mT, self.queries @ basis.mT, full
 
-    def predicted_mse(self, summary: Tensor) -> Tensor:
-        """Of each query, (*batch, m), for counts (*batch, k), to first order. Raises TypeError, ValueError."""
-        h, n = self._shares(summary)
-        variance = [self._decoded(part)[1] for part in h.reshape(-1, h.shape[-1]).split(self._at_once)]
-        return torch.cat(variance).view(*h.shape[:-1], -1) / n
+    def variance(self, h: Tensor) -> Tensor:
+        """Of one user's part in each answer, (*batch, m), where types are distributed as h (*batch, k)."""
+        rows = h.reshape(-1, h.shape[-1])
+        parts = [self._decoded(part)[1] for part in rows.split(self._at_once)]
+        return torch.cat(parts).view(*h.shape[:-1], -1)
 
-    def analyse(self, tally: Tally) -> Estimate:
-        tally = self.check(tally)
+    def answers(self, tally: Tally) -> tuple[Tensor, Tensor]:
+        """W h, (*batch, m), and the variance of one user's part in it."""
         f = tally["reports"].double() / tally.users(1)
-        h = self._nearest(f)
-        both = (each.reshape(-1, each.shape[-1]).split(self._at_once) for each in (h, f))
-        found = [self._decoded(*part) for part in zip(*both, strict=True)]
-        value, variance = (torch.cat(each).view(*f.shape[:-1], -1) for each in zip(*found, strict=True))
-        estimate = Estimate(value + self.workload.mean(1), (variance / tally.users(1)).sqrt(), tally.n)
-        return self.sampled_from(estimate, tally)
+        histograms = self._nearest(f).reshape(-1, self.client.k)
+        reports = f.reshape(-1, f.shape[-1])
+        values = []
+        variances = []
+        size = self._at_once
+        for h, each in zip(histograms.split(size), reports.split(size), strict=True):
+            value, variance = self._decoded(h, each)
+            values.append(value)
+            variances.append(variance)
+        shape = (*f.shape[:-1], len(self.queries))
+        return torch.cat(values).view(shape), torch.cat(variances).view(shape)
 
-    def _nearest(self, f: Tensor) -> Tensor:
-        """The histogram nearest to what shares of reports f (*batch, outputs) tell plainly."""
-        return onto_simplex(f @ self.client.inverse.mT)
-
-    def decoded(self, tally: Tally) -> Tensor:
-        """By the decoder of these reports, (*batch, m, outputs)."""
+    def decoders(self, tally: Tally) -> Tensor:
+        """What each report of this tally adds to the answers, (*batch, m, outputs)."""
         Q, _, _ = self._small
         h = self._nearest(tally["reports"].double() / tally.users(1))
         law = h @ self.client.matrix.mT
         return (Q @ self._weights(law) / law[..., None]).mT
 
+    def _nearest(self, f: Tensor) -> Tensor:
+        """The histogram nearest to what shares of reports f (*batch, outputs) tell plainly."""
+        return onto_simplex(f @ self.client.inverse.mT)
+
     def _weights(self, law: Tensor) -> Tensor:
-        """M^{-1} W^T for laws of reports (*batch, outputs): (*batch, r, m)."""
+        """M^{-1} W^T for distributions of reports (*batch, outputs): (*batch, r, m)."""
         Q, W, _ = self._small
         # M = seen^T seen would lose half of the digits: an h of few types has few
         seen = Q / law.sqrt()[..., None]
@@ -94,7 +86,7 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         return rows_at_once((len(Q) + len(W)) * Q.shape[1])
 
     def _decoded(self, h: Tensor, reports: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Answers from shares of reports (b, outputs), less W's means, and one user's variance under h (b, k).
+        """Answers from shares of reports (b, outputs), W h without them, and one user's variance under h (b, k).
 
         The variance is W M^{-1} W^T - sum_x h_x W_x^2; of an h that reports do not tell the last counts as (W h)^2,
         which is no more.
@@ -103,13 +95,9 @@ class AdaptiveOracle(OracleQueries[StrategyMatrix]):
         law = h @ self.client.matrix.mT  # (b, outputs)
         weights = self._weights(law)  # (b, r, m)
         second = (weights * W.mT).sum(-2)
-        mean = h @ self._centred.square().mT if full or reports is None else (h @ self._centred.mT).square()
+        if full or reports is None:
+            mean = h @ self.queries.square().mT
+        else:
+            mean = (h @ self.queries.mT).square()
         value = second if reports is None else (((reports / law)[:, None] @ Q) @ weights)[:, 0]
         return value, (second - mean).clamp_min(0)
-
-
-def decoding(workload: Tensor, client: FrequencyOracle) -> OracleQueries:
-    """A strategy matrix that is not large is decoded for the data that its reports show."""
-    if isinstance(client, StrategyMatrix) and client.matrix.numel() <= ADAPTED:
-        return AdaptiveOracle(workload, client)
-    return LocalOracle(workload, client)

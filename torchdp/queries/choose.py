@@ -12,12 +12,11 @@ from torchdp import checks
 from torchdp.factorization import factorize, least_error
 from torchdp.protocol import Choice, Objective, Protocol
 from torchdp.protocol.choice import Candidate
-from torchdp.queries.adaptive import decoding
 from torchdp.queries.bound import lower_bound
 from torchdp.queries.factored import FactoredQueries, dense
 from torchdp.queries.fitted_choice import fitted_choice
 from torchdp.queries.local import LocalFactorization
-from torchdp.queries.oracle import ORACLES
+from torchdp.queries.oracle import ORACLES, decoding
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import PrivUnit, ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
@@ -77,7 +76,7 @@ def choose(
     up to 1,024 types a few patterns of bits and their translates.
     Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
     where that is the objective (in fewer steps where queries are many); with a prior also for that. A matrix is
-    decoded for the data that its reports show (:class:`AdaptiveOracle`).
+    decoded for the data that its reports show (``LocalOracle(..., adapted=True)``).
     They take seconds, with hundreds of types up to a minute. Without a prior, among those with error at most half a
     percent more than the best on the worst data, that comes first which gains more where few types are frequent (shares
     like 1/(x + 1), from either end) than it loses there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024

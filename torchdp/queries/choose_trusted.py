@@ -14,12 +14,11 @@ from torchdp import checks, shuffle
 from torchdp.privacy import Model
 from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
-from torchdp.queries.adaptive import decoding
 from torchdp.queries.central import CentralFactorization, CentralLaplace
 from torchdp.queries.choose import CAREFUL_STRATEGY, COPIES, MARGIN, factors, ranked, shares_of
 from torchdp.queries.factored import FactoredQueries, dense
 from torchdp.queries.local import LocalFactorization
-from torchdp.queries.oracle import KINDS, OracleQueries
+from torchdp.queries.oracle import KINDS, LocalOracle, decoding
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.queries.shuffled import ShuffledQueries
 from torchdp.randomizers import StrategyMatrix
@@ -42,7 +41,7 @@ ROUNDS = 2  # of strategy optimisation
 Trusted = QueryProtocol | Amplified
 Named = tuple[str, Trusted, str]
 Crowd = tuple[str, Amplified]
-Kind = Callable[[float], OracleQueries | LocalFactorization]
+Kind = Callable[[float], LocalOracle | LocalFactorization]
 
 
 @one_thread
@@ -120,7 +119,7 @@ def _crowds(W: Tensor, exact: FactoredQueries, n: int, epsilon: float, delta: fl
     """One message of each user, through a shuffler."""
     k = W.shape[1]
 
-    def reports(oracle: Callable[[int, float], FrequencyOracle], local: float) -> OracleQueries:
+    def reports(oracle: Callable[[int, float], FrequencyOracle], local: float) -> LocalOracle:
         return decoding(W, oracle(k, local))
 
     def vectors(local: float) -> LocalFactorization:
@@ -143,7 +142,7 @@ def _optimised(W: Tensor, crowd: Amplified, prior: Tensor | None) -> Amplified:
     return crowd
 
 
-def _weakened(W: Tensor, made: StrategyMatrix, local: float) -> OracleQueries:
+def _weakened(W: Tensor, made: StrategyMatrix, local: float) -> LocalOracle:
     """Its message is drawn whatever the type with the least chance t that leaves this epsilon.
 
     (1 - t) high + t law <= e^epsilon ((1 - t) low + t law) for each output.

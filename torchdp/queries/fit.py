@@ -10,10 +10,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.users import tensor_of
-from torchdp.queries.adaptive import decoding
-from torchdp.queries.oracle import OracleQueries
+from torchdp.queries.oracle import LocalOracle, OracleQueries, decoding
 from torchdp.queries.protocol import QueryProtocol
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomness import keyed_generator
 
 DRAWS = 32  # simulated tallies behind a predicted error
@@ -99,7 +97,7 @@ def _fitted(protocol: QueryProtocol, tally: Tally, ordered: bool) -> Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class FittedOracle(OracleQueries[FrequencyOracle]):
+class FittedOracle(OracleQueries):
     """Each user reports its type through a frequency oracle; the answers are those of the :func:`fitted` histogram.
 
     An estimate is a :class:`Fit`: its value is fitted, its standard error and intervals are those of the unbiased
@@ -120,7 +118,7 @@ class FittedOracle(OracleQueries[FrequencyOracle]):
         checks.validated(self, "unbiased")  # refuses queries that the client's reports can not answer
 
     @cached_property
-    def unbiased(self) -> OracleQueries:
+    def unbiased(self) -> LocalOracle:
         """The protocol of the unbiased answers from the same reports."""
         return decoding(self.workload, self.client)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Estimate, Relay, Tally
 from torchdp.queries import likelihood
+from torchdp.queries.adaptive import AdaptedDecoder
 from torchdp.queries.factored import dense
 from torchdp.queries.projection import projections
 from torchdp.queries.protocol import Fits, QueryProtocol
@@ -19,6 +19,7 @@ from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
     RandomizedResponse,
+    StrategyMatrix,
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
@@ -27,11 +28,11 @@ from torchdp.randomizers.alphabet.frequency import FrequencyOracle, VarianceMatr
 KINDS = RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding, HadamardResponse
 ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made
 LISTED = 2**24  # outputs times answers, up to which each message is decoded alone
-O = TypeVar("O", bound=FrequencyOracle)
+ADAPTED = 2**20  # outputs times types of a strategy matrix up to which choices decode its reports twice
 
 
 @dataclass(frozen=True, eq=False)
-class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
+class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
     """Each user reports its type through a frequency oracle; a class adds how the analyst decodes the reports.
 
     A constant shift of a query's row changes its answer by a known amount, but also the noise of an oracle whose
@@ -42,7 +43,7 @@ class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
     """
 
     workload: Tensor
-    client: O
+    client: FrequencyOracle
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workload", dense(self.workload))
@@ -70,15 +71,93 @@ class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
         eye = torch.eye(self.client.k, dtype=torch.float64, device=shares.device)
         return projections(eye / noise, shares / noise, tally.users(), ordered)
 
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        return self.client.collect_unchecked(x, draws)
+
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        return self.client.sample_unchecked(summary, draws, shape)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalOracle(OracleQueries):
+    """Each user reports its type through a frequency oracle; the analyst reads the answers off the tally of reports.
+
+    ``standard_error`` is that of the decoded shares, or of the nearest histogram where that is more; of the worst type
+    where the oracle tells no types apart one by one.
+
+    adapted: a strategy's reports are decoded a second time, for the histogram that the plain decoder gives in the place
+    of the public prior. Whatever the histogram, the answers have no bias but by its noise, of order 1/n, measured below
+    the standard error from 30 users on. They are those of the efficient estimate: their variance is
+    sum_x h_x Var(V | x)/n at the users' own h to first order in 1/n, never more than the plain decoder's, and the worst
+    data are no worse (minimax: the plain decoder is that of the least favourable prior). ``predicted_mse`` is then the
+    first order; ``worst_mse`` that of the plain decoder.
+
+    Args:
+        workload: (m, k) or a :class:`~torchdp.workloads.Workload`.
+        client: an oracle on the same k types that can answer it.
+        adapted: True only of a ``StrategyMatrix``.
+
+    Raises ValueError, TypeError.
+
+    Guarantees: the client's own, for each user: what is decoded twice was sent once.
+    Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy matrices; Neyman (1949),
+        one step from an estimate to an efficient one.
+    """
+
+    adapted: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.instance("adapted", self.adapted, bool)
+        if self.adapted:
+            checks.instance("client", self.client, StrategyMatrix)
+        checks.validated(self, "variance")  # refuses queries that the client's reports can not answer
+
+    @cached_property
+    def _adapted(self) -> AdaptedDecoder | None:
+        if not self.adapted or not isinstance(self.client, StrategyMatrix):
+            return None
+        return AdaptedDecoder(self.client, self._centred)
+
+    @property
+    def variance_proxy(self) -> Tensor:
+        if self.adapted:
+            return super().variance_proxy
+        return self.client.workload_proxy(self._centred)
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        """Of each query, (*batch, m), for counts (*batch, k). Raises TypeError, ValueError."""
+        if self._adapted is None:
+            return super().predicted_mse(summary)
+        h, n = self._shares(summary)
+        return self._adapted.variance(h) / n
+
+    def analyse(self, tally: Tally) -> Estimate:
+        tally = self.check(tally)
+        n = tally.users(1)
+        if self._adapted is None:
+            value = self.client.answers(tally, self._centred) / n
+            variance = self._plug_in(tally, value)
+        else:
+            value, variance = self._adapted.answers(tally)
+        found = Estimate(value + self.workload.mean(1), (variance / n).sqrt(), tally.n)
+        return replace(found, population=partial(self._of_population, found, tally.kept()))
+
+    def _plug_in(self, tally: Tally, value: Tensor) -> Tensor:
+        """One user's variance in each answer, at the decoded shares, of the worst type where there are none."""
+        try:
+            shares = self.client.totals(tally) / tally.users(1)
+        except ValueError:  # a strategy matrix of rank below k
+            return self.variance.amax(1).expand_as(value)
+        return VarianceMatrix(self.variance).plug_in(shares)
+
     def decoded(self, tally: Tally) -> Tensor:
         """V, (m, outputs) or (*batch, m, outputs): what each message adds to the answers, but for W's means."""
+        if self._adapted is not None:
+            return self._adapted.decoders(tally)
         n = torch.ones(self.client.outputs, dtype=torch.int64, device=tally["reports"].device)
         each = Tally(n, {"reports": torch.diag(n)})
         return self.client.answers(each, self._centred).mT
-
-    def sampled_from(self, found: Estimate, tally: Tally) -> Estimate:
-        """``found``, with what makes the population's estimate of it."""
-        return replace(found, population=partial(self._of_population, found, tally.kept()))
 
     def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
         """A mean of the users' independent decoded messages: its variance is theirs over n, whatever was sent.
@@ -102,41 +181,8 @@ class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, O]):
 
         return own.with_sampling(variance, covariance)
 
-    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
-        return self.client.collect_unchecked(x, draws)
 
-    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
-        return self.client.sample_unchecked(summary, draws, shape)
-
-
-@dataclass(frozen=True, eq=False)
-class LocalOracle(OracleQueries[FrequencyOracle]):
-    """Each user reports its type through a frequency oracle; the analyst reads the answers off the tally of reports.
-
-    workload: (m, k) or a :class:`~torchdp.workloads.Workload`; client: an oracle on the same k types.
-    ``standard_error`` is that of the decoded shares, or of the nearest histogram where that is more; of the worst type
-    where the oracle tells no types apart one by one. Raises ValueError, TypeError.
-
-    Guarantees: the client's own, for each user.
-    Source: Wang, Blocki, Li, Jha (2017); McKenna, Maity, Mazumdar, Miklau (2020) for strategy matrices.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.validated(self, "variance")  # refuses queries that the client's reports can not answer
-
-    @property
-    def variance_proxy(self) -> Tensor:
-        return self.client.workload_proxy(self._centred)
-
-    def analyse(self, tally: Tally) -> Estimate:
-        n = self.check(tally).users(1)
-        value = self.client.answers(tally, self._centred) / n + self.workload.mean(1)
-        variance = VarianceMatrix(self.variance)
-        try:
-            shares = self.client.totals(tally) / n
-        except ValueError:  # a strategy matrix of rank below k
-            each = self.variance.amax(1).expand_as(value)
-        else:
-            each = variance.plug_in(shares)
-        return self.sampled_from(Estimate(value, (each / n).sqrt(), tally.n), tally)
+def decoding(workload: Tensor, client: FrequencyOracle) -> LocalOracle:
+    """A strategy matrix that is not large is decoded for the data that its reports show."""
+    adapted = isinstance(client, StrategyMatrix) and client.matrix.numel() <= ADAPTED
+    return LocalOracle(workload, client, adapted)
