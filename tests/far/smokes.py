@@ -1,13 +1,11 @@
 """Smoke runs of scripts on the device that is not there, as ``--device`` makes them.
 
-    cd tests/far && PYTHONPATH=../..:.. python smokes.py [--write] [NAME OR FOLDER ...]
+    cd tests/far && PYTHONPATH=../..:.. python smokes.py [NAME OR FOLDER ...]
 
-Prints for each a line of JSON: what it raised, or "", and how many copies to and from the host it made. --write keeps
-the copies of those that raised nothing in ``copies.csv``.
+Prints for each a line of JSON: what it raised, or "", and how many copies to and from the host it made.
 """
 
 import contextlib
-import csv
 import io
 import json
 import multiprocessing
@@ -17,7 +15,6 @@ import traceback
 import warnings
 from pathlib import Path
 
-TABLE = Path(__file__).with_name("copies.csv")
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
 
@@ -25,17 +22,6 @@ def every():
     """The scripts that have a command with ``--device``."""
     found = sorted(EXPERIMENTS.rglob("*.py"))
     return [str(path.relative_to(EXPERIMENTS)) for path in found if "EXPERIMENT.main()" in path.read_text()]
-
-
-def table():
-    """Script -> copies."""
-    with TABLE.open(newline="") as file:
-        return {row["script"]: int(row["copies"]) for row in csv.DictReader(file)}
-
-
-def write(found):
-    with TABLE.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([("script", "copies"), *sorted(found.items())])
 
 
 def place(error):
@@ -74,10 +60,7 @@ if __name__ == "__main__":  # scripts start processes, which import this file
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     multiprocessing.set_start_method("spawn")
-    given = tuple(each for each in sys.argv[1:] if each != "--write")
     for name in every():
-        if not given or name.startswith(given):
+        if len(sys.argv) == 1 or name.startswith(tuple(sys.argv[1:])):
             wrong, copies = run(name)
             print(json.dumps({"script": name, "wrong": wrong, "copies": copies}), flush=True)
-            if "--write" in sys.argv and not wrong:
-                write({**table(), name: copies})
