@@ -107,7 +107,7 @@ def test_python_blocks(page, number, tmp_path, monkeypatch, brief):
         assert said[0] == said[1], output.getvalue()
 
 
-SLOW = {"lora.md"}  # pages of models that take a minute
+SLOW = {"from_opacus.md", "lora.md"}  # pages of models that take half a minute or more
 
 
 @pytest.mark.parametrize(

@@ -68,14 +68,7 @@ def parses_loosely(node: ast.AST) -> bool:
     return isinstance(node, ast.keyword) and node.arg == "type" and ast.unparse(node.value) in ("int", "float")
 
 
-def names_a_hook_otherwise(node: ast.AST) -> bool:
-    """What a protocol writes of a verb is named after it (``collect_unchecked``), its check of data ``validate``."""
-    if not isinstance(node, ast.FunctionDef) or node.name not in ("speak", "hear", "drawn", "admit", "counted"):
-        return False
-    return [each.arg for each in node.args.args[:2]] in (["self", "x"], ["self", "summary"])
-
-
-RULES = (asserts, rounds_two_numbers, takes_the_default_type, prints, parses_loosely, names_a_hook_otherwise)
+RULES = (asserts, rounds_two_numbers, takes_the_default_type, prints, parses_loosely)
 MAY = {prints: ("text.py", "report.py", "experiment.py")}  # the last two speak for experiments
 
 
@@ -99,7 +92,6 @@ def test_the_search_sees_every_room_and_finds_what_it_looks_for():
     assert {"torchdp", "privacy", "randomizers", "privunit"} <= {path.parent.name for path in FILES}
     assert lines(asserts, "def f(x):\n    assert x\n") == [2]
     assert lines(prints, "say(1)\nprint(1)") == lines(parses_loosely, "f(type=number)\nf(type=int)") == [2]
-    assert lines(names_a_hook_otherwise, "def admit(self, x): ...\ndef validate(self, x): ...") == [1]
     untyped = ("tensor(0.1)", "as_tensor(a.sigma, device=d)", "full((2,), x)", "linspace(0, 1, 5)")
     assert all(lines(takes_the_default_type, f"torch.{call}") == [1] for call in untyped)
     assert not lines(

@@ -120,12 +120,6 @@ def test_mutations(smoke, tmp_path):
 
 
 @slow
-def test_lattice(smoke):
-    rows = smoke("bench/lattice.py").tables["lattice"]
-    assert [row["differ"] for row in rows] == [0] * 3 and all(row["error_over_bound"] < 0.25 for row in rows)
-
-
-@slow
 def test_mechanisms(smoke):
     """Each says of what it speaks; arithmetic costs integers nothing, and curators' whole numbers next to nothing."""
     rows = smoke("bench/mechanisms.py").tables["mechanisms"]

@@ -45,11 +45,6 @@ def test_a_ratio_that_fell_fails(run):
     assert asked == [("fake", ["slow"])] * 2  # measured three times in all, and nothing else is
 
 
-def test_a_drop_of_less_than_a_fifth_is_none(run):
-    assert not run.fallen([row(1.24)], [row(1.0)], again=None)
-    assert run.fallen([row(1.26)], [row(1.0)], lambda *_: [])
-
-
 def test_noise_that_a_repetition_clears_passes(run):
     found = [row(8.0)]
     assert not run.fallen(found, [row(1.0)], lambda *_: [row(1.1)])
@@ -59,30 +54,6 @@ def test_noise_that_a_repetition_clears_passes(run):
 def test_a_case_that_raises_fails(run):
     broken = {"bench": "fake", "case": "broken", "kind": "failed", "against": "TypeError()"}
     assert run.fallen([broken], [], again=None) == [broken]
-
-
-def test_a_case_stands_beside_floor_and_peers_and_names_the_missing(harness, monkeypatch):
-    spent = {"ours": 3.0, "floor": 1.0, "peer": 12.0}
-    now = [0.0]
-    monkeypatch.setattr(harness, "clock", lambda: now[0])
-
-    def call(name):
-        return lambda: now.__setitem__(0, now[0] + spent[name])
-
-    def missing():
-        raise ModuleNotFoundError("No module named 'nobody'", name="nobody")
-
-    case = harness.Case(
-        "fake",
-        lambda: harness.Work(
-            call("ours"), 100, {"copy": call("floor")},
-            {"one at a time": lambda: harness.Part(call("peer"), 10), "nobody's": missing},
-        ),
-    )  # fmt: skip
-    floor, peer, absent = harness.rows(case)
-    assert (floor["kind"], floor["times"], floor["ns"]) == ("floor", 3.0, 3e7)
-    assert (peer["kind"], peer["times"]) == ("peer", 3 / 12 * 10 / 100)
-    assert (absent["kind"], absent["against"]) == ("absent", "nobody's (nobody)")
 
 
 FAKE = """
@@ -141,25 +112,6 @@ def test_the_gate_of_each_commit_sees_a_call_half_as_slow_again(run):
     assert not run.fallen(
         [row(9.0, bench=run.GATE)], committed, lambda *_: [row(next(quiet), bench=run.GATE)], *limits
     )
-
-
-@pytest.mark.parametrize("other", ["machine", "versions"])
-def test_a_processor_without_a_table_does_not_fail_the_gate(run, other):
-    """Ratios of a call to its loop are others there: twice the row is no failure, four times is one."""
-    here = {"machine": "a processor", "versions": "torch 2"}
-    committed = [{**row(1.0), **here, other: "another"}]
-    most = run.gate_limit(committed, here)
-    assert not run.fallen([row(2.0)], committed, None, most)
-    assert run.fallen([row(4.0)], committed, lambda *_: [], most)
-
-
-def test_least_times_are_compared_on_a_busy_machine(harness, monkeypatch):
-    """Interrupted turns of either side, as if by other processes: the median's ratio is false, the least's is not."""
-    found = {"ours": [2.0, 9.0, 9.0], "loop": [1.0, 1.0, 3.0]}
-    monkeypatch.setattr(harness, "turns", lambda parts, rounds: found)
-    case = harness.Case("fake", lambda: harness.Work(print, floors={"loop": print}))
-    assert [each["times"] for each in harness.rows(case, least=True)] == [2.0]
-    assert [each["times"] for each in harness.rows(case)] == [3.0]
 
 
 def test_every_call_of_the_gate_has_a_row(run):

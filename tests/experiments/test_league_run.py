@@ -102,22 +102,12 @@ def test_judges_see_what_is_wrong(league):
         assert (verdict["seen"] <= row.slack) == holds == (verdict["error"] == 0)
 
 
-def test_losses_are_named(league):
-    ours = {"row": "a", "side": "torchdp", "error": 1.0, "steady": True, "seconds": 1.0, "MiB": 100.0, "how": ""}
-    other = {**ours, "side": "peer", "error": 0.999, "seconds": 2.0, "MiB": 49.0}
-    assert [each.split(", ours")[0] for each in league.losses([ours, other])] == [
-        "a, error: peer 0.999",
-        "a, MiB: peer 49",
-    ]
-    assert not list(league.losses([ours, {**other, "error": 1.0, "MiB": 60.0}]))
-
-
 def test_sides_answer_one_line_for_each_row(league):
     """A row that fails does not take the next with it."""
-    rows = [row for row in league.ROWS if row.name in ("noisy integers", "Gaussian calibration")]
+    rows = [row for row in league.ROWS if row.name == "Gaussian calibration"]
     bad = league.Row("no such row", "", {}, {}, league.ROWS[0].judge)
     said = dict(
         (row.name, each) for row, each in league.answers("torchdp", sys.executable, [bad, *rows], league.SMOKE)
     )
     assert said["no such row"]["failed"].startswith("KeyError") and json.dumps(said)
-    assert len(said["noisy integers"]["answer"]) == 1000 and said["Gaussian calibration"]["seconds"] > 0
+    assert said["Gaussian calibration"]["seconds"] > 0

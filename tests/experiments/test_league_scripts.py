@@ -91,29 +91,3 @@ def test_published_pairs_are_unbiased():
         for peer in (peers.randomized_response([f], 0.0, np.eye(8)), peers.two_messages(f)):
             error = peer(counts, 1.0, TRIALS, rng) - truth
             assert abs(error.mean()) < 4.5 * error.std() / math.sqrt(TRIALS) < 0.05 * truth
-
-
-def test_local_accuracy(smoke):
-    found = smoke("league/local_accuracy.py")
-    prefix, diversity = found.tables["cells"]
-    assert "2 cells" in found.printed and found.drew("local_accuracy.png")
-    for row in (prefix, diversity):
-        assert row["rmse"] == pytest.approx(row["predicted"], rel=0.25) and row["z"] < 4.5
-    assert prefix["least"] < 1.01 * prefix["predicted"]
-    named = {row["method"] for row in found.tables["methods"]}
-    assert {"OLH", "HaarHRR", "McKenna et al. 2020", "two messages", "randomized response"} <= named
-    assert (found.folder / "local_accuracy.md").read_text().count("\n") == 4
-
-
-def test_local_coverage(smoke):
-    found = smoke("league/local_coverage.py")
-    assert len(found.tables["coverage"]) == 7 and "of 7 cells in" in found.printed
-    assert all(0.91 < row["coverage"] < 0.985 for row in found.tables["coverage"])
-    tasks = {row["task"][:14] for row in found.tables["ranges"]}
-    assert tasks == {"min(x, y)", "random queries", "near stationar"}
-
-
-@pytest.mark.slow
-def test_fits(smoke):
-    (row,) = smoke("league/fits.py").tables["rows"]
-    assert row["cells"] == 2 and 0 < row["default"] < 1.5 * min(row["chosen"], row["HDMM"])

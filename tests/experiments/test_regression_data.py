@@ -1,9 +1,7 @@
 """Rows of the experiments on regression: synthetic ones, and the tables of the paper."""
 
-import gzip
 import math
 
-import pytest
 import torch
 from laws import generator
 from scripts import loaded
@@ -14,9 +12,8 @@ from torchdp.regression.errors import least_squares
 with loaded("regression/synthetic.py") as module:
     spectrum_rows, regression_rows = module.spectrum_rows, module.regression_rows
 with loaded("regression/uci.py") as module:
+    scaled_columns = module.scaled_columns
     TABLES = [getattr(module, name) for name in ("POWER", "ELEVATION", "ETHYLENE", "SONGS")]
-    load_csv, load_numbers, scaled_columns = module.load_csv, module.load_numbers, module.scaled_columns
-    SMALL = module.Schema("Small", ";", 1, 5, (2, 3), 4, 3, "?", 1, 2.0)
 
 
 def test_spectrum_rows_have_the_singular_values_of_the_paper():
@@ -37,39 +34,6 @@ def test_scaling():
     A = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0]])
     torch.testing.assert_close(scaled_columns(A)[1], torch.tensor([0.1, 0.1]))
     assert torch.equal(scaled_columns(torch.zeros(2, 2)), torch.zeros(2, 2))
-
-
-def test_load_csv_reads_complete_lines_and_refuses_others(tmp_path):
-    path = tmp_path / "small.txt"
-    path.write_text("a;b;c;d;e\n1/1;0:00;1.5;2;3\n1/1;0:01;?;?;\n1/1;0:02;4;5;6\n\n1/1;0:03;7;8;-9\n")
-    features, labels = load_csv(path, SMALL)
-    assert features.tolist() == [[1.5, 2], [4, 5], [7, 8]] and labels.tolist() == [3, 6, -9]
-    path.write_text("a;b;c;d;e\n1/1;0:00;1.5;2;3\n")
-    with pytest.raises(ValueError, match="must hold 3 complete lines for Small, not 1"):
-        load_csv(path, SMALL)
-    for content in ("h\n1;2;3\n" * 3, "h\n" + "a;b;secret;2;3\n" * 3):
-        path.write_text(content)
-        with pytest.raises(ValueError, match="5 fields") as caught:
-            load_csv(path, SMALL)
-        assert "secret" not in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="Small"):
-        load_csv(tmp_path / "absent", SMALL)
-
-
-def test_load_numbers_reads_packed_tables_and_refuses_others(tmp_path):
-    path = tmp_path / "small.csv.gz"
-    path.write_bytes(gzip.compress(b"1,2,3\n4,5,-6\n"))
-    features, labels = load_numbers(path)
-    assert features.tolist() == [[1, 2], [4, 5]] and labels.tolist() == [3, -6]
-    for content, wrong in (
-        (b"1,2\nsecret,3\n", "comma-separated"),
-        (b"1\n2\n", "column of labels"),
-        (b"1,nan\n", "path"),
-    ):
-        path.write_bytes(gzip.compress(content))
-        with pytest.raises(ValueError, match=wrong) as caught:
-            load_numbers(path)
-        assert "secret" not in str(caught.value)
 
 
 def test_schemas_are_those_of_the_papers_table_6():

@@ -33,4 +33,4 @@ def test_the_page_is_current():
 
 def test_no_script_is_forgotten():
     tests = "".join(path.read_text() for path in FOLDER.parent.glob("tests/experiments/test_*.py"))
-    assert len(SCRIPTS) > 50 and not [name for name in SCRIPTS if f'"{name}"' not in tests]
+    assert not [name for name in SCRIPTS if f'"{name}"' not in tests]

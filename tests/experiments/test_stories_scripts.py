@@ -9,15 +9,6 @@ from scripts import FOLDER
 from torchdp.simulate.report import read_table
 
 
-def test_pictures(smoke):
-    found = smoke("stories/pictures.py")
-    rows = found.tables["survey"]
-    assert len(rows) == 16 and sum(row["low"] <= row["truth"] <= row["high"] for row in rows) >= 13
-    assert found.drew("survey.png")
-    errors = [row["error"] for row in found.tables["plan"]]
-    assert errors == sorted(errors, reverse=True)
-
-
 def test_the_story_of_training_says_the_means_of_its_own_runs():
     docs = FOLDER.parent / "docs"
     rows = read_table(docs / "pictures/accuracy.csv")

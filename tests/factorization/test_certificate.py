@@ -6,7 +6,6 @@ import pytest
 import torch
 from laws import normal, overlap
 
-from torchdp import workloads
 from torchdp.factorization import Certificate, certify, factorize
 from torchdp.factorization.dual import Gamma2Dual
 from torchdp.factorization.norm import FreeConstant, witness
@@ -29,21 +28,6 @@ def test_guarantee_certify_is_sound_for_random_factors_and_weights(p, shift, see
         torch.testing.assert_close(certificate.residual, (target - left @ right).abs().max())
 
 
-def test_a_truncated_factorization_is_charged_for_what_it_misses():
-    """Negative control: without the residual's term the same formula falls below the true value."""
-    W = workloads.prefix(16).dense()
-    result = factorize(W, tol=1e-6)
-    c, P = result.row_weights, result.column_weights
-    U, S, Vh = torch.linalg.svd(c.sqrt()[:, None] * W * P.sqrt(), full_matrices=False)
-    truth = float(result.certificate.lower)
-    for kept in (12, 8, 1):
-        left = W @ (P.sqrt()[:, None] * Vh[:kept].T) * S[:kept].rsqrt()
-        right = S[:kept, None].rsqrt() * (U[:, :kept].T * c.sqrt()) @ W
-        naive = left.norm(dim=1).max() * right.norm(dim=0).max()
-        assert naive < truth * (1 - 1e-4)
-        assert certify(W, left, right, c, P).upper > truth
-
-
 def test_zero_factors_cost_the_whole_matrix():
     W = normal(4, 5)
     certificate = certify(W, W.new_zeros(4, 1), W.new_zeros(1, 5), torch.ones(4), torch.ones(5), p=2)
@@ -63,17 +47,6 @@ def test_extreme_exponents(p):
     W = 0.01 * normal(6, 5)
     certificate = factorize(W, p, tol=1e-3).certificate
     assert certificate.lower > 0 and 0 <= certificate.gap <= 1e-3
-
-
-@pytest.mark.parametrize("scale", [1e-200, 1e200])
-def test_extreme_scales(scale):
-    W = normal(4, 3)
-    one = certify(W, W, torch.eye(3), torch.ones(4), torch.ones(3))
-    scaled = certify(scale * W, scale * W, torch.eye(3), torch.ones(4), torch.ones(3))
-    torch.testing.assert_close(scaled.upper / scale, one.upper)
-    torch.testing.assert_close(scaled.lower / scale, one.lower)
-    missed = certify(scale * W, 0 * W, torch.eye(3), torch.ones(4), torch.ones(3))
-    torch.testing.assert_close(missed.upper / scale, W.norm(dim=1).max())
 
 
 def test_float32_is_judged_in_float64():

@@ -43,11 +43,6 @@ def test_prefix_root_mean_squared_error(n):
     brackets(workloads.prefix(n), PREFIX[n][1] * math.sqrt(n), p=2)
 
 
-def test_prefix_of_two_closed_forms():
-    brackets(workloads.prefix(2), 2 / math.sqrt(3), within=1e-7)
-    brackets(workloads.prefix(2), (1 + math.sqrt(5)) / 2, p=2, within=1e-7)
-
-
 @pytest.mark.parametrize("d, order", [(4, 1), (5, 2), (6, 6), (8, 2)])
 def test_parities_are_the_root_of_their_number(d, order):
     W = workloads.parities(d, order)

@@ -118,20 +118,6 @@ def test_halley_steps_bring_the_interval_into_the_one_asked_for_with_fewer_opera
                 assert polar.operations(steps) <= 0.7 * polar.operations(cubic)
 
 
-def test_operations_of_a_polar_factor():
-    """Of l = 1e-6 and 1e-12, in n^3: what a GPU is spared where the steps are Halley's."""
-    for low, halley, cubic in ((1e-6, 21, 76), (1e-12, 30, 132)):
-        assert round(polar.operations(polar.plan(low, 1e-9, polar.LEAST[torch.float64]))) == halley
-        assert round(polar.operations(polar.plan(low, 1e-9, 1.0))) == cubic
-
-
-def test_batch_is_one_call_of_the_same_factors():
-    M = MATRICES["batch"]
-    together = polar.polar(M, 1e-9)
-    for i in range(3):
-        torch.testing.assert_close(together[i, 0], polar.polar(M[i, 0], 1e-9), rtol=0, atol=2e-9)
-
-
 @pytest.mark.parametrize("name", MATRICES)
 def test_guarantee_proved_trace_norm_is_below_the_trace_norm_for_any_witness(name):
     M = MATRICES[name]

@@ -113,16 +113,6 @@ def test_each_iterate_bounds_the_norm_from_both_sides(loss):
         assert (a.max() * b.max()).sqrt() >= S.sum() * (1 - 1e-9) and found.missing is None
 
 
-def test_the_norms_of_both_sides_are_those_of_the_singular_vectors():
-    for name in ("prefix", "tall", "wide", "signs"):
-        X = WORKLOADS[name]
-        c, P = (torch.softmax(normal(k, name=name.encode()), -1) for k in X.shape)
-        exact, products = Decomposed().step(X, c, P, math.inf), attempt(X, c, P, 1e-9)
-        torch.testing.assert_close(products.trace, exact.trace, rtol=2e-9, atol=0)
-        torch.testing.assert_close(products.a, exact.a, rtol=1e-6, atol=0)
-        torch.testing.assert_close(products.b, exact.b, rtol=1e-6, atol=0)
-
-
 def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take_over(monkeypatch):
     W, tried = WORKLOADS["prefix"], []
 
@@ -135,21 +125,6 @@ def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take
     found, _ = certified(W, tol=1e-4, spectrum=path)
     assert isinstance(path.decomposed, Decomposed) and found.gap <= 1.01e-4
     assert tried == [torch.float32, torch.float64]
-
-
-@pytest.mark.parametrize("last", [0.4, spectrum.SINGLE / 2])
-def test_float32_ends_where_the_gap_does_not_fall_or_is_small(last):
-    X = WORKLOADS["signs"]
-    weights = X.new_full((len(X),), 1 / len(X))
-    path = Iterated()
-    for gap, dtype in (
-        (math.inf, torch.float32),
-        (0.4, torch.float32),
-        (last, torch.float64),
-        (0.3, torch.float64),
-    ):
-        assert path.hear(path.step(X, weights, weights, gap).notes.tolist(), gap)
-        assert path.dtype == dtype
 
 
 def test_a_cpu_takes_decompositions():

@@ -1,14 +1,11 @@
 """Mirror symmetries: the norm, factors and bounds of W whether they are used or not; launches of an iteration."""
 
 import math
-from collections import Counter
 from functools import partial
-from itertools import pairwise
 
 import laws
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchdp import workloads
 from torchdp.factorization import certify, factorize
@@ -179,50 +176,3 @@ def test_wrong_first_weights_only_cost_iterations(monkeypatch):
     found = factorize(W, tol=1e-5)
     assert found.certificate.gap.max() <= 1e-5
     assert (found.certificate.lower <= honest.certificate.upper * (1 + 1e-12)).all()
-
-
-class Launches(TorchDispatchMode):
-    """Operations that are no views, and numbers that are read, by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts, self.reads = Counter(), 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        if name in ("_local_scalar_dense", "nonzero", "equal", "is_nonzero"):
-            self.reads += 1
-        elif not func.is_view and name not in ("empty", "detach", "_unsafe_view"):
-            self.counts[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def iteration(W, p, monkeypatch):
-    """The median of launches and numbers read of one iteration; a list of numbers is read once, through .cpu()."""
-    copies, cpu = [0], torch.Tensor.cpu
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda x: (copies.__setitem__(0, copies[0] + 1), cpu(x))[1])
-    seen = []
-    for most in range(4, 9):
-        copies[0] = 0
-        with Launches() as count:
-            list(attempts(W, p=p, tol=1e-12, max_iterations=most))
-        seen.append((sum(count.counts.values()), count.reads + copies[0]))
-    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(seen)]
-    return tuple(sorted(column)[len(steps) // 2] for column in zip(*steps, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("W", "p", "most"),
-    [
-        (workloads.prefix(20).dense(), math.inf, 60),
-        (normal(30, 30), math.inf, 60),
-        (normal(5, 12, 12), math.inf, 64),
-        (normal(30, 40), math.inf, 64),
-        (normal(30, 40), 2.0, 80),
-        (mixed(12), math.inf, 60),
-    ],
-)
-def test_launches_of_one_iteration(W, p, most, monkeypatch):
-    """One read, whatever the batch."""
-    launches, reads = iteration(W, p, monkeypatch)
-    assert launches <= most and reads == 1
