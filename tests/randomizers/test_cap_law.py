@@ -77,8 +77,10 @@ def test_published_constants():
 def test_densities_differ_by_e_to_the_epsilon_and_integrate_to_1(dim, epsilon):
     law = CapLaw(dim, epsilon)
     assert abs(math.log(law.high_density) - math.log(law.low_density) - epsilon) < 1e-12 * max(1, epsilon)
-    assert abs(law.low_density * (1 - law.survival) + law.upper - 1) < 1e-13
-    assert abs(law.low_density * (1 - law.survival) + 1.01 * law.upper - 1) > 1e-3  # a density 1 % off
+    assert abs(law.low_density * (1 - law.survival) + law.high_density * law.survival - 1) < 1e-13
+    assert (
+        abs(law.low_density * (1 - law.survival) + 1.01 * law.high_density * law.survival - 1) > 1e-3
+    )  # a density 1 % off
 
 
 @pytest.mark.parametrize("epsilon", [0.01, 4, 20])
