@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from torchdp.training.per_example import Inputs, Passes, masks
+from torchdp.training.per_example import FEW, Inputs, Passes, masks
 from torchdp.training.record import Untaken
 
 MEETS = (
@@ -32,7 +32,6 @@ MOVES = 2.0**-7
 # Numbers of examples that are no multiple of one another: where n divides none of the sizes that a pass has made,
 # a dimension that n divides is the batch's.
 PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
-FEW = 13
 SYSTEM = random.SystemRandom()
 
 

@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass, replace
 
-from torch import Tensor
-
 from torchdp import checks
 from torchdp.factorization import StreamStrategy
 from torchdp.noise import Noise, SeededNoise, source
@@ -61,10 +59,6 @@ class CyclicPoisson:
         """How many of ``steps`` steps take one user's group, at most."""
         return -(-steps // self.groups)
 
-    def drawn(self, users: int, draws: Noise) -> Tensor:
-        """Each user's group, all of them alike in size: (users,)."""
-        return draws.permutation(users) % self.groups
-
     def _longest(self, C: StreamStrategy) -> float:
         """The largest column norm, rounded up, of a strategy of few enough bands."""
         if C.bands > self.groups:
@@ -103,7 +97,8 @@ class SampledBatches(PlannedBatches):
         super().__init__(users, steps, first)
         checks.fits("users", self.users)
         self._key = source(noise).words((4,)).cpu().numpy().tobytes()
-        self._group = self.sampling.drawn(self.users, self._draws(self.steps))
+        # each user's, all of them alike in size
+        self._group = self._draws(self.steps).permutation(self.users) % self.sampling.groups
 
     def _users(self, step: int) -> list[int]:
         members = (self._group == step % self.sampling.groups).nonzero()[:, 0]
