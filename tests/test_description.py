@@ -20,7 +20,7 @@ from torchdp.description import described, made
 from torchdp.privacy import Guarantee
 from torchdp.randomizers import RandomizedResponse
 from torchdp.secure import SecureSketch
-from torchdp.sketching import ones
+from torchdp.sketching import AdaptiveCoalition, ones
 
 MADE = []
 
@@ -78,7 +78,7 @@ def read_plan(path, tree):
 def session_tree():
     names = ("server-0", "server-1", "north", "analyst")
     parties = [secure.Party(name, f"{k:02x}" * 32, 4 * (name == "north")) for k, name in enumerate(names)]
-    question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5)
+    question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0))
     return described(secure.Session(question, tuple(parties[:2]), (parties[2],), parties[3]))
 
 
