@@ -21,7 +21,7 @@ from torchdp.privacy import Guarantee
 from torchdp.queries import LocalOracle
 from torchdp.randomizers import RandomizedResponse, StrategyMatrix
 from torchdp.secure import SecureSketch
-from torchdp.sketching import ones
+from torchdp.sketching import AdaptiveCoalition, ones
 
 MADE = []
 
@@ -79,7 +79,7 @@ def read_plan(path, tree):
 def session_tree():
     names = ("server-0", "server-1", "north", "analyst")
     parties = [secure.Party(name, f"{k:02x}" * 32, 4 * (name == "north")) for k, name in enumerate(names)]
-    question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5)
+    question = SecureSketch(ones(4), 2, 1.0, 1.0, 1e-5, coalition=AdaptiveCoalition(0))
     return described(secure.Session(question, tuple(parties[:2]), (parties[2],), parties[3]))
 
 

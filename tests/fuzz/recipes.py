@@ -174,7 +174,9 @@ def kept():
         "protocol": importlib.import_module("torchdp.protocol"),
         "sketch": found["sketching"].balanced_osnap(12, 2, 1, generator=torch.Generator().manual_seed(1)),
         "sketch_of_five": found["sketching"].balanced_osnap(5, 2, 2, generator=torch.Generator().manual_seed(1)),
-        "sum_of_five": found["secure"].SecureSketch(found["sketching"].ones(5), 2, 1.0, 1.0, 1e-5),
+        "sum_of_five": found["secure"].SecureSketch(
+            found["sketching"].ones(5), 2, 1.0, 1.0, 1e-5, coalition=found["sketching"].AdaptiveCoalition(0)
+        ),
         "numbers": torch.full((12, 2), 0.2, **number),
         "words": torch.zeros(2, 3, dtype=torch.int64),
         "many": torch.zeros(1, 12, 2, dtype=torch.int64),
