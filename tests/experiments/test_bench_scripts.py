@@ -1,5 +1,7 @@
 """The benches report every row that their docstrings promise; no time is judged."""
 
+import re
+
 import pytest
 from scripts import loaded
 
@@ -38,7 +40,7 @@ def test_journal(command, tmp_path):
 
 
 def test_faults_are_of_the_code_as_it_is():
-    """Each statement is in its function once, another stands in its place, and its tests are there."""
+    """Each statement is in its function once, another stands in its place, and the tests named for it are there."""
     with loaded("bench/mutations.py") as module:
         faults = module.read(module.FAULTS.read_text())
         lost = []
@@ -47,8 +49,10 @@ def test_faults_are_of_the_code_as_it_is():
                 fault.code(module.ROOT)
             except (LookupError, OSError, SyntaxError, ValueError) as error:
                 lost.append(f"{error}")
-            files = [module.ROOT / "tests" / test.partition("::")[0] for test in fault.tests]
-            assert all(file.is_file() for file in files), fault
+            for test in fault.tests:
+                file, _, name = test.partition("[")[0].partition("::")
+                text = (module.ROOT / "tests" / file).read_text()
+                assert not name or re.search(rf"(def|class) {name}\b", text), fault
         assert not lost, "\n".join(lost)
         with pytest.raises(ValueError, match="a fault must have"):
             module.read("@ a file without tests\n- a\n+ b\n")

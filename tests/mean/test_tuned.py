@@ -65,9 +65,12 @@ def test_differences_are_of_two_points(domain):
     torch.testing.assert_close((apart.extreme(g) * g).sum(1), widths)
 
 
-@pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS)
-def test_the_default_route_errs_least_of_all_shapes(domain, p):
+@pytest.mark.parametrize(
+    ("name", "p"),
+    [*((name, 2.0) for name in DOMAINS), *((name, math.inf) for name in ("simplex", "box", "simplex x ball"))],
+)
+def test_the_default_route_errs_least_of_all_shapes(name, p):
+    domain = DOMAINS[name]
     best = GaussianMean.tuned(domain, p, rho=0.5, delta=1e-6).error(10, p).root_mean_square
     for make in (noise_shape, difference_shape, round_shape):
         other = GaussianMean.calibrated(domain, make(domain, p), rho=0.5, delta=1e-6).error(10, p).root_mean_square
