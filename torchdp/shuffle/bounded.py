@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Self
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws
-from torchdp.shuffle.count_laws import FAR, CountLaw
+from torchdp.shuffle.count_laws import FAR, CountLaw, NotFollowed
 from torchdp.shuffle.one_type import OneTypeSum
 from torchdp.shuffle.search import Target, least_noise_or_less
 
@@ -101,7 +101,7 @@ class BoundedSum(OneTypeSum):
     def noise_law(self, absent: int = 0) -> CountLaw:
         """By repeated squaring of sums of non-negative terms, tails below e^-100 left out. Raises ValueError."""
         if self.deviation * 30 > WIDEST:
-            raise ValueError(
+            raise NotFollowed(
                 f"deviation must be at most {WIDEST / 30:.3g}, not {self.deviation:.3g}; ask for a larger epsilon or "
                 "delta, or take PoissonSum, whose floor is far then"
             )
@@ -128,7 +128,15 @@ class BoundedSum(OneTypeSum):
         n, rate = target.users - target.absent, math.log(2 * widest.half_width + 3) + target.epsilon
         if not target.moves and n * rate + math.log(target.delta * (n + 1)) < 0:
             cls(target.users, WIDEST).noise_law()  # refuses
-        return least_noise_or_less(lambda rmse: cls(target.users, rmse), target)
+        return least_noise_or_less(partial(cls._wide, target.users), target)
+
+    @classmethod
+    def _wide(cls, users: int, deviation: float) -> Self:
+        """Raises NotFollowed for shares so wide that the memory does not hold their chances."""
+        try:
+            return cls(users, deviation)
+        except ValueError as error:
+            raise NotFollowed(str(error)) from error
 
 
 def _trimmed(law: np.ndarray) -> tuple[np.ndarray, float]:

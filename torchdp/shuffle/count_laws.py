@@ -14,6 +14,10 @@ _LARGEST_LAW = 1 << 24
 BLOCKS = 1 << 11  # of neighbouring counts; a distribution on more than four times as many is kept in blocks
 
 
+class NotFollowed(ValueError):
+    """Noise that spreads over more counts than its distribution is followed on."""
+
+
 @dataclass(frozen=True)
 class CountLaw:
     """A count D >= 0: Pr[D = first + i] = mass[i], step[i] = ln Pr[D = first + i + 1]/Pr[D = first + i].
@@ -81,7 +85,7 @@ def _count_law(step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: f
     while True:
         low, high = max(0, math.floor(mode - width)), math.ceil(mode + width)
         if high - low > _LARGEST_LAW:
-            raise ValueError(
+            raise NotFollowed(
                 f"the noise spreads over {high - low} counts; at most {_LARGEST_LAW} can be followed: take less of it, "
                 "by a larger epsilon or delta"
             )
@@ -101,7 +105,7 @@ def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
     """That of D + G, Pr[G = j] = (1 - ratio) ratio^j: h(y) = (1 - ratio) g(y) + ratio h(y - 1), no subtraction."""
     more = math.ceil(-FAR / math.log(ratio))
     if more > _LARGEST_LAW:
-        raise ValueError(f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts")
+        raise NotFollowed(f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts")
     from scipy.signal import lfilter  # here, because loading it takes half a second
 
     mass = lfilter([1 - ratio], [1, -ratio], np.append(law.mass, np.zeros(more)))
