@@ -142,3 +142,15 @@ def test_movement_too_small_for_floats_is_counted_as_one_that_they_follow(kind):
     """At 1e-300 a Poisson law's mean was 39, that of a movement of 1e-30 is 3e-7, and squares were not numbers."""
     least, more = (kind.calibrated(100, 1.0, 1e-5, Sensitivity(2, change=change)) for change in (1e-300, 1e-18))
     assert 0 < least.rmse <= more.rmse < 1e-2
+
+
+@pytest.mark.parametrize("method", ["flipped_delta", "moved_delta"])
+def test_an_error_of_a_law_is_not_taken_for_noise_that_is_not_followed(method, monkeypatch):
+    def broken(*_):
+        raise ValueError("an error of its own")
+
+    moves = Sensitivity(16, change=0.5)
+    assert PoissonSum.calibrated(1000, 2.0, 1e-5, moves).rmse > 0
+    monkeypatch.setattr(PoissonSum, method, broken)
+    with pytest.raises(ValueError, match="an error of its own"):
+        PoissonSum.calibrated(1000, 2.0, 1e-5, moves)

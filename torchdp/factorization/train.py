@@ -44,8 +44,9 @@ def train(
         W: (*batch, m, n), real, on any device, or a :class:`Workload`; numpy arrays and lists too. Each problem goes
             its own way.
         objective: an :class:`Objective`, or a number p in [2, inf] for :class:`Norm`.
-        structure: a function of W, float64, whose largest entry is about 1, that gives an nn.Module with forward() =
-            (left, right), left right = W; None: the relaxation. Parameters without W's batch dimensions are shared.
+        structure: a function that gets W as it is, in its own units, times the ``error_weights``, in float64, and gives
+            an nn.Module with forward() = (left, right), left right = W; None: the relaxation. Parameters without W's
+            batch dimensions are shared.
         alpha: a number in W's units, by which the factors of a structure may miss W in each entry, as those of
             :class:`LowRankRelaxation` do; the bound is that of :func:`approximate`.
         shift: W - v 1^T = L R for a free v, of the relaxation.

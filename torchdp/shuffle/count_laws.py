@@ -28,6 +28,10 @@ SURELY = 1 + 2.0**-50  # rates are rounded up: more noise of one kind is no less
 OF_A_DRAW = 2.0**-113  # above the distance of any table here from its distribution, (thresholds + 3) 2^-129
 
 
+class NotFollowed(ValueError):
+    """Noise that spreads over more counts than its distribution is followed on."""
+
+
 @dataclass(frozen=True)
 class CountLaw:
     """A count D >= 0: Pr[D = first + i] = mass[i], step[i] = ln Pr[D = first + i + 1]/Pr[D = first + i].
@@ -95,7 +99,7 @@ def _count_law(step: Callable[[np.ndarray], np.ndarray], mode: int, deviation: f
     while True:
         low, high = max(0, math.floor(mode - width)), math.ceil(mode + width)
         if high - low > _LARGEST_LAW:
-            raise ValueError(
+            raise NotFollowed(
                 f"the noise spreads over {high - low} counts; at most {_LARGEST_LAW} can be followed: take less of it, "
                 "by a larger epsilon or delta"
             )
@@ -115,7 +119,7 @@ def plus_geometric(law: CountLaw, ratio: float) -> CountLaw:
     """That of D + G, Pr[G = j] = (1 - ratio) ratio^j: h(y) = (1 - ratio) g(y) + ratio h(y - 1), no subtraction."""
     more = math.ceil(-FAR / math.log(ratio))
     if more > _LARGEST_LAW:
-        raise ValueError(f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts")
+        raise NotFollowed(f"ratio is too close to 1: its noise spreads over more than {_LARGEST_LAW} counts")
     from scipy.signal import lfilter  # here, because loading it takes half a second
 
     mass = lfilter([1 - ratio], [1, -ratio], np.append(law.mass, np.zeros(more)))

@@ -6,7 +6,7 @@ The noise is infinitely divisible (Poisson, negative binomial), or bounded and s
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Self
 
 import numpy as np
@@ -22,6 +22,7 @@ from torchdp.shuffle.count_laws import (
     MOST_RATE,
     MOST_RATIO,
     CountLaw,
+    NotFollowed,
     negative_binomial_law,
     poisson_law,
     scattered_negative_binomial,
@@ -286,7 +287,7 @@ class BoundedSum(OneTypeSum):
     def noise_law(self, absent: int = 0) -> CountLaw:
         """By repeated squaring of sums of non-negative terms, tails below e^-100 left out. Raises ValueError."""
         if self.deviation * 30 > WIDEST:
-            raise ValueError(
+            raise NotFollowed(
                 f"deviation must be at most {WIDEST / 30:.3g}, not {self.deviation:.3g}; ask for a larger epsilon or "
                 "delta, or take PoissonSum, whose floor is far then"
             )
@@ -313,7 +314,15 @@ class BoundedSum(OneTypeSum):
         n, rate = target.users - target.absent, math.log(2 * widest.half_width + 3) + target.epsilon
         if not target.moves and n * rate + math.log(target.delta * (n + 1)) < 0:
             cls(target.users, WIDEST).noise_law()  # refuses
-        return least_noise_or_less(lambda rmse: cls(target.users, rmse), target)
+        return least_noise_or_less(partial(cls._wide, target.users), target)
+
+    @classmethod
+    def _wide(cls, users: int, deviation: float) -> Self:
+        """Raises NotFollowed for shares so wide that the memory does not hold their chances."""
+        try:
+            return cls(users, deviation)
+        except ValueError as error:
+            raise NotFollowed(str(error)) from error
 
 
 def _trimmed(law: np.ndarray) -> tuple[np.ndarray, float]:
