@@ -23,7 +23,6 @@ from torch import Tensor
 
 from torchdp import pairwise
 from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic, SubsetPairs
-from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
@@ -42,7 +41,6 @@ def protocols(statistic: PairwiseStatistic, epsilon: float) -> dict[str, Pairwis
         "subset selection": pairwise.SubsetPairs(statistic, epsilon),
         "two messages": pairwise.TwoMessage(statistic, epsilon),
         "one message": pairwise.OneMessage(statistic, epsilon),
-        "one, PrivUnit": pairwise.OneMessage(statistic, epsilon, PrivUnit),
     }
 
 

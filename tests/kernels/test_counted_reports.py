@@ -99,7 +99,7 @@ def test_the_fused_path_says_what_is_wrong_with_its_arguments(fused, kind):
     for bad in ([0, 4], [-1, 0], [2**40, 1]):
         with pytest.raises(ValueError, match=r"x must lie in \[0, 4\)"):
             oracle.collect(torch.tensor(bad, device=fused), noise=noise)
-    for bad in (torch.zeros(3, device=fused), torch.zeros(3, dtype=torch.bool, device=fused), [0, 1]):
+    for bad in (torch.zeros(3, device=fused), torch.zeros(3, dtype=torch.bool, device=fused), {0: 1}):
         with pytest.raises(TypeError, match="x must be"):
             oracle.collect(bad, noise=noise)
     with pytest.raises(TypeError, match="noise"):
@@ -118,7 +118,7 @@ def test_collecting_reads_integers_of_any_width_and_checks_all_before_it_draws(k
     with pytest.raises(ValueError, match=r"x must lie in \[0, 4\)"):
         oracle.collect(torch.tensor([0, 4]), noise=noise)
     with pytest.raises(TypeError, match="x must be"):
-        oracle.collect([0, 1], noise=noise)
+        oracle.collect({0: 1}, noise=noise)
     assert torch.equal(noise.words((8,)), SeededNoise(5).words((8,)))
 
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 import torch
-from pairwise.common import mse
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.pairwise import (
     Form,
@@ -66,7 +66,7 @@ def test_guarantee_choice_is_the_least_of_its_table_and_prints_it(brief):
     statistic, h = pairwise.unequal(3), torch.tensor([5.0, 1.0, 2.0])
     choice = choose(statistic, 1000, 1.0, prior=h)
     assert str(choice).splitlines()[1].startswith(choice.candidates[0].name)
-    assert len(str(choice).splitlines()) == len(choice.candidates) + 2 >= 10
+    assert len(str(choice).splitlines()) == len(choice.candidates) + 2
     for candidate in choice.candidates:
         assert candidate.error == pytest.approx(mse(candidate.protocol, h, 1000) ** 0.5)
         assert candidate.error >= choice.candidates[0].error * (1 - 2e-3)

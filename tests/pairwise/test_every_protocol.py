@@ -10,7 +10,7 @@ import torchdp.pairwise as pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import Form, Pairs, PairwiseStatistic
 from torchdp.protocol import Tally
-from torchdp.randomizers import OptimizedUnaryEncoding, PrivUnit, RandomizedResponse, SymmetricUnaryEncoding
+from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SymmetricUnaryEncoding
 from torchdp.randomizers.alphabet.strategy import StrategyMatrix
 
 STATISTIC = pairwise.absolute_difference(4)
@@ -25,7 +25,6 @@ def strategy():
 MADE = {
     "TwoMessage": lambda: pairwise.TwoMessage(STATISTIC, 1.0),
     "OneMessage": lambda: pairwise.OneMessage(STATISTIC, 1.0),
-    "OneMessage PrivUnit": lambda: pairwise.OneMessage(STATISTIC, 1.0, PrivUnit),
     "SubsetPairs": lambda: pairwise.SubsetPairs(STATISTIC, 1.0),
     "SubsetPairs OUE": lambda: pairwise.SubsetPairs(STATISTIC, 1.0, OptimizedUnaryEncoding),
     "SubsetPairs SUE": lambda: pairwise.SubsetPairs(STATISTIC, 1.0, SymmetricUnaryEncoding),

@@ -230,7 +230,7 @@ def test_a_truth_at_the_least_value_of_a_form_is_not_missed(kind):
 
 
 @pytest.mark.filterwarnings("ignore:the denominator")
-@pytest.mark.parametrize(("n", "whole"), [(10**6, 0.5), (10**8, 0.0)])
+@pytest.mark.parametrize(("n", "whole"), [(10**6, 0.2), (10**8, 0.0)])
 def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_covers(n, whole):
     statistic = pairwise.auc(8)
     counts = counts_of(torch.cat([99 * ZIPF[:8] / ZIPF[:8].sum(), torch.ones(8) / 8]), n)
@@ -251,7 +251,7 @@ def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_cove
     low, high = answer.interval()
     assert float(low.min()) >= 0 and float(high.max()) <= 1
     assert 0.93 < coverage((low, high), truth) < 0.985
-    assert abs(float(((low == 0) & (high == 1)).double().mean()) - whole) < 0.3
+    assert abs(float(((low == 0) & (high == 1)).double().mean()) - whole) < 0.1
 
 
 @pytest.mark.parametrize("weights", [ZIPF, FEW_TYPES, torch.ones(16).double()])

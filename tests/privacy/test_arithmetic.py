@@ -33,7 +33,7 @@ def test_what_is_sampled_message_by_message_is_what_the_page_names():
     own = [each for each in below(Protocol) if each.__name__ in set(concrete(Protocol))]
     grows = {each.__name__ for each in own if re.search("from_messages", inspect.getsource(each.sample_unchecked))}
     text = " ".join((ROOT / "docs" / "design.md").read_text().split())
-    said = re.search(r"a billion users take a second \(([^)]*) are sampled", text)
+    said = re.search(r"a billion users take a second \(([^)]*) (?:is|are) sampled", text)
     assert grows == set(re.findall(r"`(\w+)`", said[1])) == {"SubsetPairs"}
 
 

@@ -99,6 +99,8 @@ def ratio(protocol, summary, times=200):
 def test_of_one_frequent_type_of_many(name):
     protocol = made(name)
     summary = numbers() if name == "covariances" else crowd(k=getattr(protocol, "k", K))
+    if name == "adaptive queries":
+        summary = 16 * summary  # its decoder follows the reports of few users
     times = 20 if name == "pairs of subsets" else 200
     most = LOOSE if name == "shuffled pairs" else NEAR[1]
     assert NEAR[0] < ratio(protocol, summary, times) < most
