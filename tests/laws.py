@@ -10,6 +10,7 @@ import torch
 from scipy.stats import ks_2samp
 from torch import Tensor
 
+from torchdp.kernels.secure_sketch import reference
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
 
@@ -28,6 +29,12 @@ class Given(Noise):
         words[: len(first)] = torch.tensor(first, dtype=torch.int64)
         if len(first) < len(words):
             self.more.fill(words[len(first) :])
+
+
+def keyed_normals(key: Tensor, first: int, count: int) -> Tensor:
+    """The normals that a secure sketch rounds, entries first, ..., first + count - 1: (count,) float64."""
+    radius, angle, start = reference._polar(key, first, count)
+    return reference._across(radius, angle)[first - start :][:count]
 
 
 def stored(state: Any) -> Any:

@@ -7,7 +7,6 @@ from torchdp.kernels import (
     privunit,
     response_counts,
     rounded_features,
-    secure_sketch,
     unary_counts,
 )
 from torchdp.kernels.dispatch import Kernel
@@ -19,7 +18,6 @@ KERNELS: tuple[Kernel, ...] = (
     privunit.SUMS,
     rounded_features.ROUNDED,
     rounded_features.POSITIVE,
-    secure_sketch.ADD,
     correlated_noise.ADD,
     guided_draws.FILL,
 )

@@ -83,15 +83,6 @@ def rounded(device: torch.device, users: int = 150) -> Call:
     return (*arguments, KEY, FIRST, 2), {}
 
 
-def secure_sketch(device: torch.device, clients: int = 130) -> Call:
-    """Rows that meet, and entries of two programs, of which the first begins before its first client."""
-    place = torch.arange(2 * clients, device=device).view(2, clients)
-    sums = torch.zeros(3, 3, 5, dtype=torch.int64, device=device)
-    signs = (place // 3 % 2 * 2 - 1).to(torch.int8)
-    units = torch.full((3,), 2.0**20, dtype=torch.float64, device=device)
-    return (sums, wave(device, clients, 5) - 0.5, place * 37 % 3, signs, units, words_key(device), 3, 2.0**12), {}
-
-
 def correlated_noise(device: torch.device, size: int = 1040) -> Call:
     """Two running rows, w and u beside them; of the step's numbers one takes further bits."""
     from torchdp.kernels.correlated_noise.step import Step  # here: that package is built on this one

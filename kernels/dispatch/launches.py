@@ -10,29 +10,27 @@ class Launched:
     Args:
         function: its code.
         numbers: the arguments whose values choose no machine code.
-        fusion: whether a b + c is rounded once.
     """
 
-    def __init__(self, function: Callable[..., None], numbers: tuple[str, ...], fusion: bool) -> None:
+    def __init__(self, function: Callable[..., None], numbers: tuple[str, ...]) -> None:
         import triton
         import triton.language as tl
 
         # Small numbers too are of 64 bits: else their size would choose machine code.
         function.__annotations__ = dict.fromkeys(numbers, tl.int64) | function.__annotations__
         self.kernel = triton.jit(function, do_not_specialize=list(numbers))
-        self.fusion = fusion
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         def launch(*arguments: Any, **options: Any) -> Any:
             # The default of fusion depends on Triton's version.
-            return self.kernel[grid](*map(_signed, arguments), enable_fp_fusion=self.fusion, **options)
+            return self.kernel[grid](*map(_signed, arguments), enable_fp_fusion=True, **options)
 
         return launch
 
 
-def launched(*numbers: str, fusion: bool = True) -> Callable[[Callable[..., None]], Launched]:
-    """In place of ``triton.jit`` for what is launched. numbers, fusion: see ``Launched``."""
-    return lambda function: Launched(function, numbers, fusion)
+def launched(*numbers: str) -> Callable[[Callable[..., None]], Launched]:
+    """In place of ``triton.jit`` for what is launched. numbers: see ``Launched``."""
+    return lambda function: Launched(function, numbers)
 
 
 def _signed(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The specification of the keyed secure sketch in plain torch: all noise and all masks from ChaCha20 under one key.
+"""The words of the keyed secure sketch: all noise from ChaCha20 under one key.
 
-Entry e = (i s + c) d + l belongs to client i, copy c, column l. Its mask for server k = 1, 2, ... is the e-th integer
-of the stream (group k, MASKS), its noise takes the e-th 64 bits of the stream (group 0, NOISE).
+Entry e = (i s + c) d + l belongs to client i, copy c, column l. Its noise takes the e-th 64 bits of the stream
+(group 0, NOISE).
 
 Noise is round(unit G) of real normals: float64 computes unit G and a bound on its error, what is not drawn of its
 uniform numbers included. Where a half lies within the bound, 192 further bits of each uniform number, of the stream
@@ -15,13 +15,11 @@ from torch import Tensor
 
 from torchdp.kernels.chacha import keystream
 from torchdp.kernels.normals.exact import arithmetic, joined, two_normals
-from torchdp.kernels.secure_sketch.rows import add_rows
 
-NOISE, MASKS, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce
+NOISE, FURTHER = 0, 2  # streams: the last word of ChaCha20's nonce
 SURE = 2.0**28  # units of one client's noise, at most
 FARTHEST = 2.0**46  # units up to which rounding is decided without error; beyond, floats decide
 VARIATION = 2.0**-200  # of one entry's noise from a rounded normal, for uniform words and units of 2^-20 to SURE
-WORDS_AT_ONCE = 2**17  # stay in the cache
 MARGIN = 4  # of the error bound
 UNIT = 2.0**-53
 ROUNDINGS = 64  # |dG| <= ROUNDINGS UNIT r + rest/r, logarithm, sine, cosine to 4 units in the last place
@@ -37,7 +35,11 @@ def integers(key: Tensor, first: int, count: int, dtype: torch.dtype, group: int
 
 
 def _polar(key: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, int]:
-    """Radii and angles of the pairs that hold entries first, ..., first + count - 1, float64; the first one's entry."""
+    """Radii and angles of the pairs that hold entries first, ..., first + count - 1, float64; the first one's entry.
+
+    Box and Muller (1958): entries 2 j and 2 j + 1 of N(0, 1) share a radius, of 76 bits, at most 10.34, and an angle,
+    of 52: (b + 1/2)/2^bits, b of the pair's 128 bits.
+    """
     start = first // 2 * 2
     pairs = integers(key, start, (first + count + 1) // 2 * 2 - start, torch.int64, 0, NOISE).view(-1, 2)
     one, two = pairs.unbind(-1)
@@ -45,15 +47,6 @@ def _polar(key: Tensor, first: int, count: int) -> tuple[Tensor, Tensor, int]:
     low = (((one & LOW) << 12 | two & LOW).double() + 0.5) * 2.0**-76
     radius = high.add_(low).log_().abs_().mul_(2).sqrt_()  # no -0, whose error would have no bound
     return radius, (two >> 12 & MIDDLE).double().add_(0.5).mul_(2.0**-52).mul_(2 * math.pi), start
-
-
-def normals(key: Tensor, first: int, count: int) -> Tensor:
-    """Entries first, ..., first + count - 1 of N(0, 1) by Box and Muller (1958): (count,), float64, at most 10.34.
-
-    Entries 2 j and 2 j + 1 share a radius, of 76 bits, and an angle, of 52: (b + 1/2)/2^bits, b of the pair's 128 bits.
-    """
-    radius, angle, start = _polar(key, first, count)
-    return _across(radius, angle)[first - start :][:count]
 
 
 def rounded_normals(key: Tensor, first: int, units: Tensor) -> Tensor:
@@ -114,20 +107,3 @@ def words(
     whole = rounded_normals(key, first * math.prod(shape[1:]), each).view(shape)
     whole += (values.double() * scale).long()[:, None]  # toward zero
     return whole.mul_(signs.mT[..., None]).to(dtype)
-
-
-def add(
-    sums: Tensor, values: Tensor, rows: Tensor, signs: Tensor, units: Tensor, key: Tensor, first: int, scale: float
-) -> None:
-    """Each server's share of each word into its row, in place."""
-    (servers, _, columns), (copies, _) = sums.shape, rows.shape
-    step = max(1, WORDS_AT_ONCE // max(1, copies * columns))
-    for begin in range(0, len(values), step):
-        part, number = slice(begin, begin + step), first + begin
-        total = words(values[part], rows[:, part], signs[:, part], units, key, number, scale, sums.dtype)
-        total, places = total.view(-1, columns), rows[:, part].mT.flatten()
-        for k in range(1, servers):
-            masks = integers(key, number * copies * columns, total.numel(), sums.dtype, k, MASKS).view_as(total)
-            add_rows(sums[k - 1], places, masks)
-            total -= masks
-        add_rows(sums[-1], places, total)

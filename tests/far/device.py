@@ -298,7 +298,6 @@ KERNELS = {
     "response_counts": ("counts",),
     "unary_counts": ("tally",),
     "rounded_features": ("rounded_counts", "positive_counts"),
-    "secure_sketch": ("add",),
     "correlated_noise": ("add",),
 }
 

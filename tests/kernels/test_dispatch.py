@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchdp.kernels import dispatch, privunit, response_counts, rounded_features, secure_sketch
+from torchdp.kernels import correlated_noise, dispatch, privunit, response_counts, rounded_features
 from torchdp.kernels.dispatch import Kernel, examples
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.noise import SeededNoise
@@ -264,8 +264,8 @@ def test_nothing_is_tried_or_called_dead_while_a_graph_is_captured(monkeypatch):
 
 
 def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(device, auto, monkeypatch):
-    """Then the reference adds to sums that are whole: no share is counted twice."""
-    module = pytest.importorskip("torchdp.kernels.secure_sketch.fused")
+    """Then the reference adds to a state that is whole: no step is counted twice."""
+    module = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
     launches = []
 
     class Unlaunched:
@@ -274,15 +274,14 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(devi
             return broken
 
     monkeypatch.setattr(module, "add_kernel", Unlaunched())
-    monkeypatch.setattr(secure_sketch.ADD, "_faults", {CPU: None})
-    monkeypatch.setattr(secure_sketch.ADD, "_told", set())
-    (sums, *rest), _ = examples.secure_sketch(CPU, 10)
-    sums += 5
-    wanted = sums.clone()
-    secure_sketch.reference.add(wanted, *rest)
+    monkeypatch.setattr(correlated_noise.ADD, "_faults", {CPU: None})
+    monkeypatch.setattr(correlated_noise.ADD, "_told", set())
+    (changed, *rest), _ = examples.correlated_noise(CPU, 10)
+    wanted = [each.clone() for each in changed]
+    correlated_noise.reference.add(wanted, *rest)
     with pytest.warns(RuntimeWarning, match="does not run"):
-        secure_sketch.add(sums, *rest[:5], first=rest[5], scale=rest[6])
-    assert torch.equal(sums, wanted) and len(launches) == 1
+        correlated_noise.add(changed, *rest)
+    assert all(map(torch.equal, changed, wanted)) and len(launches) == 1
 
 
 @pytest.mark.parametrize(
@@ -343,7 +342,7 @@ QUICK = ("response_counts", "rounded_features", "guided_draws")
 # Faults of branches that an example does not take, which the kernels' own tests see: another dtype, another size.
 BEYOND = """raw values are counted in memory, copies of the counters overlap, a program counts its last block alone,
 chances of 0 and 1 are the same, sums of float64 begin anew, sums of tiles replace one another,
-the last share of the small ring keeps its masks, bands have no noise of their own"""
+bands have no noise of their own"""
 
 
 def planted():
@@ -380,9 +379,10 @@ def test_a_fault_in_a_branch_is_seen_before_data(device, package, fault, monkeyp
     assert any(each.fault(device) for each in tried)
 
 
-def test_bits_are_not_fused_and_keys_are_signed(monkeypatch):
-    """A fused a b + c would move integers that a server's sum is exact in; a key has all 64 bits."""
-    module, seen = pytest.importorskip("torchdp.kernels.secure_sketch.fused"), []
+def test_keys_are_signed(monkeypatch):
+    """A key has all 64 bits."""
+    module = pytest.importorskip("torchdp.kernels.correlated_noise.fused")
+    seen = []
 
     class Recorded:
         def __getitem__(self, grid):
@@ -390,7 +390,7 @@ def test_bits_are_not_fused_and_keys_are_signed(monkeypatch):
 
     monkeypatch.setattr(module.add_kernel, "kernel", Recorded())
     module.add_kernel[(1,)](2**64 - 5, 2.0, num_warps=4)
-    assert seen == [((-5, 2.0), {"num_warps": 4, "enable_fp_fusion": False})]
+    assert seen == [((-5, 2.0), {"num_warps": 4, "enable_fp_fusion": True})]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
-"""The keyed secure sketch: sums against words computed one by one, the law of its normals, shares that say nothing."""
+"""The keyed secure sketch: words computed one by one, the law of its normals, sums of rows."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -7,8 +8,8 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from laws import byte_chi_square
-from scipy.stats import chi2, kstest
+from laws import keyed_normals as normals
+from scipy.stats import kstest
 
 from torchdp.kernels import chacha, secure_sketch
 from torchdp.kernels.secure_sketch import reference
@@ -45,41 +46,16 @@ def stream(key, first, count, bits, nonce):
 
 
 @pytest.mark.parametrize("bits", [32, 64])
-@pytest.mark.parametrize(("first", "servers"), [(0, 2), (5, 4)])
-def test_sums_are_those_of_words_computed_one_by_one(bits, first, servers):
+@pytest.mark.parametrize("first", [0, 5])
+def test_words_are_those_computed_one_by_one(bits, first):
     n, s, d, m, scale = 7, 2, 3, 5, 2.0**10
     (A, rows, signs, units), key = problem(n, s, d, m), new_key()
-    G, start = reference.normals(key, first * s * d, n * s * d).tolist(), first * s * d
-    masks = [stream(key, start, n * s * d, bits, (k, 1)) for k in range(1, servers)]
-    expected = [[[0] * d for _ in range(m)] for _ in range(servers)]
-    for e in range(n * s * d):
-        i, c, l = e // (s * d), e // d % s, e % d
-        j = int(rows[c, i])
-        word = int(signs[c, i]) * (math.trunc(float(A[i, l]) * scale) + round(float(units[j]) * G[e]))
-        for k in range(servers - 1):
-            expected[k][j][l] += masks[k][e]
-            word -= masks[k][e]
-        expected[-1][j][l] += word
-    expected = [[[signed(v, bits) for v in row] for row in table] for table in expected]
-    sums = torch.zeros(servers, m, d, dtype=DTYPES[bits])
-    assert secure_sketch.add(sums, A, rows, signs, units, key, first=first, scale=scale) is sums
-    assert sums.tolist() == expected
-
-
-@pytest.mark.parametrize("bits", [32, 64])
-def test_parts_add_up_to_the_whole_and_the_sums_to_the_words(bits, monkeypatch):
-    (A, rows, signs, units), key = problem(101, 3, 5, 6), new_key(1)
-    whole = torch.zeros(3, 6, 5, dtype=DTYPES[bits])
-    secure_sketch.add(whole, A, rows, signs, units, key, scale=1024.0)
-    monkeypatch.setattr(secure_sketch.reference, "WORDS_AT_ONCE", 100)  # six clients at once
-    parts = torch.zeros_like(whole)
-    for part in (slice(0, 1), slice(1, 64), slice(64, 64), slice(64, 101)):
-        held = A[part], rows[:, part], signs[:, part]
-        secure_sketch.add(parts, *held, units, key, first=part.start, scale=1024.0)
-    assert torch.equal(whole, parts)
-    words = secure_sketch.words(A, rows, signs, units, key, 0, 1024.0, whole.dtype)
-    total = torch.zeros_like(whole[0]).index_add_(0, rows.mT.flatten(), words.flatten(0, 1))
-    assert torch.equal(whole.sum(0, dtype=whole.dtype), total)
+    G = normals(key, first * s * d, n * s * d).view(n, s, d).tolist()
+    found = secure_sketch.words(A, rows, signs, units, key, first, scale, DTYPES[bits])
+    for i, c, l in itertools.product(range(n), range(s), range(d)):
+        noise = round(float(units[rows[c, i]]) * G[i][c][l])
+        word = int(signs[c, i]) * (math.trunc(float(A[i, l]) * scale) + noise)
+        assert int(found[i, c, l]) == signed(word, bits)
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())
@@ -97,7 +73,7 @@ def test_rows_add_up_modulo_the_ring_as_index_add_does(dtype, count, m, d):
 def test_normals_are_those_of_their_bits():
     key, count = new_key(2), 400
     numbers = stream(key, 0, count, 64, (0, 0))
-    G = reference.normals(key, 0, count)
+    G = normals(key, 0, count)
     for j in range(count // 2):
         one, two = numbers[2 * j : 2 * j + 2]
         radius_bits = one << 12 | two & 0xFFF
@@ -107,13 +83,13 @@ def test_normals_are_those_of_their_bits():
         assert abs(float(G[2 * j]) - radius * math.cos(angle)) < 4e-15 * max(radius, 1)
         assert abs(float(G[2 * j + 1]) - radius * math.sin(angle)) < 4e-15 * max(radius, 1)
     for first, part in ((0, 1), (1, 1), (3, 7), (8, 0), (13, 387)):
-        assert torch.equal(reference.normals(key, first, part), G[first : first + part])
+        assert torch.equal(normals(key, first, part), G[first : first + part])
 
 
 def test_normals_at_the_ends_of_their_bits(monkeypatch):
     def bits(one, two):
         monkeypatch.setattr(reference, "integers", lambda *rest: torch.tensor([one, two]))
-        return reference.normals(new_key(), 0, 2).norm()
+        return normals(new_key(), 0, 2).norm()
 
     assert float(bits(0, 0)) == pytest.approx(math.sqrt(2 * 77 * math.log(2)), rel=1e-14)  # the farthest
     assert float(bits(-1, -1)) < 1e-7  # 64 ones: not infinite, not NaN
@@ -123,87 +99,12 @@ def test_normals_at_the_ends_of_their_bits(monkeypatch):
 
 
 def test_normals_have_the_normal_law():
-    G = reference.normals(new_key(3), 0, 200_000)
+    G = normals(new_key(3), 0, 200_000)
     assert kstest(G.numpy(), "norm").pvalue > 1e-3
     one, two = G.view(-1, 2).unbind(1)
     for a, b in ((one, two), (one.square() - 1, two.square() - 1), (G[:-8], G[8:])):
         assert abs(float((a * b).mean() / (a.square().mean() * b.square().mean()).sqrt())) < 4 / math.sqrt(len(a))
     assert abs(float((G > 0).double().mean()) - 0.5) < 4 * 0.5 / math.sqrt(len(G))
-
-
-def test_a_cut_of_the_normals_tail_costs_what_the_readme_says():
-    """Mass of a disc of radius T outside its shift by v, pair by pair: at most P(R > T - v), which the cost adds up."""
-    for bits in (20, 53, 77):
-        T = math.sqrt(2 * bits * math.log(2))
-        for v in (1e-3, 0.1, 1.0):
-            r = T - v * (np.arange(4000) + 0.5) / 4000  # radii that a shift by v may carry out of the disc
-            beyond = (T**2 - r**2 - v**2) / (2 * r * v)  # the cosine from which |r + v| > T
-            angle = np.arccos(np.clip(beyond, -1, 1)) / np.pi
-            exact = float((angle * r * np.exp(-(r**2) / 2)).sum() * v / 4000)
-            bound = math.exp(-((T - v) ** 2) / 2)
-            assert 0 < exact <= bound
-            assert v < 1 or exact > math.exp(-(T**2) / 2)  # the tail's own mass would be too little
-
-
-LIMIT = float(chi2.isf(1e-7, 255))
-
-
-def shares(key, servers, dtype, n=2000, d=10):
-    """Each client's shares, as sums in rows of their own."""
-    rows, signs = torch.arange(n)[None], torch.ones(1, n, dtype=torch.int8)
-    sums = torch.zeros(servers, n, d, dtype=dtype)
-    return secure_sketch.add(sums, torch.zeros(n, d), rows, signs, torch.full((n,), 5.0).double(), key)
-
-
-@pytest.mark.parametrize("dtype", DTYPES.values())
-def test_all_shares_but_one_are_uniform_alone_and_together(dtype):
-    drawn = shares(new_key(4), 4, dtype)
-    for left_out in range(4):
-        seen = drawn[[k for k in range(4) if k != left_out]]
-        combinations = [*seen, seen[0] - seen[1], seen[0] + seen[2], seen[0] + seen[1] + seen[2]]
-        assert max(map(byte_chi_square, combinations)) < LIMIT
-    assert byte_chi_square(drawn.sum(0, dtype=dtype)) > 10 * LIMIT  # all of them are the words
-
-
-def test_a_counter_that_is_used_twice_would_be_seen(monkeypatch):
-    genuine = reference.integers
-    # one for all servers
-    monkeypatch.setattr(reference, "integers", lambda *a: genuine(*a[:4], min(a[4], 1), a[5]))
-    drawn = shares(new_key(4), 4, torch.int64)
-    assert byte_chi_square(drawn[0]) < LIMIT < byte_chi_square(drawn[0] - drawn[1])
-
-
-def test_no_two_draws_of_one_key_share_a_block(monkeypatch):
-    used, genuine = [], reference.keystream
-
-    def watched(key, first, blocks, group, stream):
-        used.append((group, stream, first, first + blocks))
-        return genuine(key, first, blocks, group, stream)
-
-    monkeypatch.setattr(reference, "keystream", watched)
-    shares(new_key(), 5, torch.int64, n=3)
-    assert sorted(use[:2] for use in used) == [(0, 0), (1, 1), (2, 1), (3, 1), (4, 1)]
-    assert {use[2:] for use in used} == {(0, 4)}  # 30 entries, 8 in each block
-
-
-@pytest.mark.parametrize("dtype", DTYPES.values())
-def test_guarantee_all_sums_but_one_are_a_bijection_of_the_masks_for_all_data(dtype, monkeypatch):
-    """Whoever lacks server k's sum sees the same with other data, where k's masks are others: equally likely ones."""
-    (A, rows, signs, units), key, genuine = problem(40, 2, 3, 6), new_key(5), reference.integers
-    B = A.flip(0)
-    told = secure_sketch.add(torch.zeros(4, 6, 3, dtype=dtype), A, rows, signs, units, key, scale=64.0)
-    move = [secure_sketch.words(X, rows, signs, units, key, 0, 64.0, dtype) for X in (B, A)]
-    move = (move[0] - move[1]).flatten()
-    for left_out in range(4):
-
-        def moved(k, first, count, kind, group, stream, left_out=left_out):
-            drawn = genuine(k, first, count, kind, group, stream)
-            return drawn + move if stream == reference.MASKS and group == left_out + 1 else drawn
-
-        monkeypatch.setattr(reference, "integers", moved)
-        other = secure_sketch.add(torch.zeros_like(told), B, rows, signs, units, key, scale=64.0)
-        seen = [k for k in range(4) if k != left_out]
-        assert torch.equal(other[seen], told[seen]) and not torch.equal(other[left_out], told[left_out])
 
 
 def words64(key, block, group, nonce):
@@ -234,9 +135,7 @@ def test_guarantee_noise_is_rounded_without_error(unit, monkeypatch):
     exact = [by_hand(key, 3 + e, unit) for e in range(n)]
     assert decided.tolist() == [int(mpmath.nint(x)) for x in exact]
     radius = reference._polar(key, 3, n)[0].repeat_interleave(2)[1:][:n]
-    off = [
-        abs(x - mpmath.mpf(g) * unit) for x, g in zip(exact, reference.normals(key, 3, n).tolist(), strict=True)
-    ]
+    off = [abs(x - mpmath.mpf(g) * unit) for x, g in zip(exact, normals(key, 3, n).tolist(), strict=True)]
     room = (reference._error(radius, radius) * unit).tolist()
     assert max(float(o) / r for o, r in zip(off, room, strict=True)) < 0.25
     monkeypatch.setattr(reference, "ROUNDINGS", 1e30)
@@ -272,6 +171,4 @@ def test_few_entries_are_in_doubt(monkeypatch):
 def test_floats_decide_beyond_what_is_sure():
     key = new_key(7)
     units = torch.full((50,), 4 * reference.FARTHEST, dtype=torch.float64)
-    assert torch.equal(
-        reference.rounded_normals(key, 0, units), (reference.normals(key, 0, 50) * units).round().long()
-    )
+    assert torch.equal(reference.rounded_normals(key, 0, units), (normals(key, 0, 50) * units).round().long())

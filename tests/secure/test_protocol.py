@@ -11,9 +11,9 @@ import pytest
 import torch
 from contract import MessageContract
 from laws import generator
+from laws import keyed_normals as normals
 from products import gaussian_delta, written_out
 
-from torchdp.kernels.secure_sketch.reference import normals
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic, Model, gaussian_log_delta, gaussian_sigma
 from torchdp.regression.rows import shortened
