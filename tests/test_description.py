@@ -192,7 +192,7 @@ def test_reading_imports_no_module_that_is_not_torchdps():
 
 
 def test_a_class_that_another_version_had_is_refused_by_its_name():
-    gone = {"made": "torchdp.queries.adaptive:AdaptiveOracle", "of": {}}
+    gone = {"made": "torchdp.queries.oracle:AdaptiveOracle", "of": {}}
     with pytest.raises(ValueError, match=r"AdaptiveOracle is not torchdp's \(another version .*CHANGELOG"):
         made(gone, object)
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from torchdp.pairwise.rounds.projection import project
+from torchdp.pairwise.rounds.three_round import project
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator

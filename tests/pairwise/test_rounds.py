@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 from pairs import from_factors
-from pairwise.common import mse
 from scipy.stats import ks_2samp
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.collection import Journal
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, Pairs, ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.rounds.interactive import extremes
-from torchdp.pairwise.rounds.question import Question
+from torchdp.pairwise.rounds.round import Question
 from torchdp.pairwise.rounds.scalar import scalar_response, variance, worst_variance
 from torchdp.privacy import Model, compose
 from torchdp.protocol import Crowd, Tally

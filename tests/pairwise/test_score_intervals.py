@@ -6,10 +6,10 @@ import warnings
 import pytest
 import torch
 from channels import nested
-from pairwise.common import mse
 from scipy.special import ndtr
 from scipy.stats import ncx2
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import (

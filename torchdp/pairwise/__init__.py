@@ -29,11 +29,10 @@ from torchdp.pairwise.bound import lower_bound
 from torchdp.pairwise.choose import choose, histograms
 from torchdp.pairwise.consistent import consistent
 from torchdp.pairwise.messages import OneMessage, TwoMessage
-from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.population import mann_whitney
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.ratios import concordance, gamma, gini, ratio
-from torchdp.pairwise.reports import SubsetPairs
+from torchdp.pairwise.reports import RandomizedResponsePlugIn, SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.shuffled import ShuffledForm
 from torchdp.pairwise.standard import (

@@ -10,9 +10,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.pairwise.bound import lower_bound
 from torchdp.pairwise.messages import OneMessage, TwoMessage
-from torchdp.pairwise.plug_in import RandomizedResponsePlugIn
 from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.reports import SubsetPairs
+from torchdp.pairwise.reports import RandomizedResponsePlugIn, SubsetPairs
 from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
 from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import Pairs, PairwiseStatistic, histograms_of, one_kernel

@@ -20,7 +20,7 @@ from torchdp.regression.rows import within
 from torchdp.regression.second_moment_noise import NoisyMoments, debiased
 from torchdp.secure.protocol import SecureSketch
 from torchdp.sketching.constructions import balanced_count_sketch
-from torchdp.sketching.gaussian_noise import entry_variance
+from torchdp.sketching.noise import entry_variance
 from torchdp.threads import one_thread
 
 Release = GramRelease | SecureSketch | LocalRows

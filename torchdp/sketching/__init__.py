@@ -31,8 +31,7 @@ from torchdp.sketching.constructions import (
     osnap,
     rademacher,
 )
-from torchdp.sketching.gaussian_noise import GaussianNoise, entry_variance
-from torchdp.sketching.pure_noise import LaplaceNoise
+from torchdp.sketching.noise import GaussianNoise, LaplaceNoise, entry_variance
 from torchdp.sketching.sketch import Sketch
 
 __all__ = [

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.sketching.gaussian_noise import GaussianNoise
-from torchdp.sketching.pure_noise import LaplaceNoise
+from torchdp.sketching.noise import GaussianNoise, LaplaceNoise
 from torchdp.sketching.sketch import Sketch
 
 

@@ -11,10 +11,8 @@
 Each round is a local protocol of its own, a public function of the tallies before it.
 """
 
-from torchdp.pairwise.rounds.projection import Projection, project
-from torchdp.pairwise.rounds.question import Question
-from torchdp.pairwise.rounds.round import Round
-from torchdp.pairwise.rounds.three_round import ProjectedTwoRound, ThreeRound
+from torchdp.pairwise.rounds.round import Question, Round
+from torchdp.pairwise.rounds.three_round import ProjectedTwoRound, Projection, ThreeRound, project
 from torchdp.pairwise.rounds.two_round import TwoRound
 
 __all__ = ["ProjectedTwoRound", "Projection", "Question", "Round", "ThreeRound", "TwoRound", "project"]

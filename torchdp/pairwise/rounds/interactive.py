@@ -10,8 +10,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.rounds.question import Question, check_clip
-from torchdp.pairwise.rounds.round import Round, round_layout, round_limits
+from torchdp.pairwise.rounds.round import Question, Round, check_clip, round_layout, round_limits
 from torchdp.pairwise.rounds.scalar import scalar_response, variance
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
 from torchdp.privacy import Guarantee, compose

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, extremes
-from torchdp.pairwise.rounds.question import Question, ask
+from torchdp.pairwise.rounds.round import Question, ask
 from torchdp.pairwise.rounds.scalar import worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
