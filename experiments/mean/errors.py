@@ -22,7 +22,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from adaptive import coinpress
 from torch import Tensor
 
 from torchdp.domains import (
@@ -48,6 +47,8 @@ from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns, subplots
 
 RHO, DELTA, EPSILON = 0.5, 1e-6, 1.0
+ROUNDS = 4  # of CoinPress
+FAILING = 0.01  # the chance that CoinPress may lose the mean
 
 
 def from_origin(domain: Domain, p: float) -> NoiseShape:
@@ -163,6 +164,31 @@ def pure(name: str, domain: Domain, draws: int) -> dict[str, str | float]:
     blocks = " ".join(f"{block.size}:l_{block.order:g}" for block in mechanism.blocks)
     cells = {"measured": measured, "standard_error": error, "worst_data": bound, "ratio": predicted / bound}
     return {"domain": name, "blocks": blocks, "predicted": predicted, **cells}
+
+
+def coinpress(
+    x: Tensor, centre: Tensor, radius: float, deviation: float, rho: float, generator, users: int | None = None
+) -> Tensor:
+    """Rounds of clipping to a ball and adding noise; what radius is left follows from a normal distribution's tails.
+
+    users: where there are more of them, as many for each row of x.
+    """
+    n, d = users or len(x), x.shape[1]
+    spent = [rho / 4 / (ROUNDS - 1)] * (ROUNDS - 1) + [3 * rho / 4]
+
+    def tail(k: float, failing: float) -> float:
+        """With this chance a chi of d degrees, times k, is no larger."""
+        log = math.log(1 / failing)
+        return k * math.sqrt(d + 2 * math.sqrt(d * log) + 2 * log)
+
+    for part in spent:
+        reach = radius + tail(deviation, FAILING / 4 / n)
+        z = x - centre
+        z = z * (reach / z.norm(dim=1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
+        sigma = 2 * reach / n / math.sqrt(2 * part)
+        centre = centre + z.mean(0) + sigma * torch.randn(d, dtype=torch.float64, generator=generator)
+        radius = tail(math.hypot(sigma, deviation / math.sqrt(n)), FAILING / 4)
+    return centre
 
 
 def adaptive(name: str, domain: Domain, p: float, users: int, runs: int) -> dict[str, float]:
