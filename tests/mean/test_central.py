@@ -120,6 +120,18 @@ def test_what_is_published_is_the_mean_and_the_noise_root_times_the_draws(draw, 
     torch.testing.assert_close(again.value, published.value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_integers_are_taken_without_rounding_or_refused(dtype):
+    small = GaussianMean.tuned(box(9.0, 9.0), epsilon=1.0, delta=1e-6)
+    x = torch.tensor([[3, 9], [0, 1], [7, 7]], dtype=dtype)
+    found = small.estimate(x, noise=SeededNoise(0)).value
+    assert torch.equal(found, small.estimate(x.double(), noise=SeededNoise(0)).value)
+    large = GaussianMean.tuned(box(2.0**60, 2.0**60), epsilon=1.0, delta=1e-6)
+    assert large.validate(torch.tensor([[2**53, 2**53 - 1]])).tolist() == [[2**53, 2**53 - 1]]
+    with pytest.raises(ValueError, match=r"beyond 2\^53 in size, which float64 rounds; change the unit"):
+        large.validate(torch.tensor([[0, 2**53 + 2]]))
+
+
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
 def test_a_skewed_box_gains_what_the_closed_form_says(p):
     domain = box(*(2.0**k for k in range(6)))

@@ -20,6 +20,7 @@ from torchdp.protocol import Crowd, Estimate, Layout, Objective, Protocol, Tally
 from torchdp.protocol.rounded_sum import in_blocks
 from torchdp.randomness import keyed_generator
 
+EXACT = 2**53  # up to here float64 holds all integers
 WIDTHS = 1 << 14  # draws of the noise for the width of a domain
 
 
@@ -47,8 +48,14 @@ class DomainProtocol(Protocol[Crowd]):
         return (self.domain.dimension,)
 
     def validate(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError, ValueError."""
+        """x, (n, d) with n >= 1, in the domain and on the shape's device. Raises TypeError, ValueError.
+
+        Integers become float64, exactly: those beyond 2^53 in size are refused.
+        """
+        given = x
         x = super().validate(x)
+        if not given.is_floating_point() and max(map(abs, checks.ends(given)[0])) > EXACT:
+            raise ValueError("x holds integers beyond 2^53 in size, which float64 rounds; change the unit")
         device = self.shape.root.device
         if x.device != device:
             raise ValueError(f"x is on {x.device}, the shape on {device}; move one to the other")
