@@ -128,8 +128,9 @@ def test_integers_are_taken_without_rounding_or_refused(dtype):
     assert torch.equal(found, small.estimate(x.double(), noise=SeededNoise(0)).value)
     large = GaussianMean.tuned(box(2.0**60, 2.0**60), epsilon=1.0, delta=1e-6)
     assert large.validate(torch.tensor([[2**53, 2**53 - 1]])).tolist() == [[2**53, 2**53 - 1]]
-    with pytest.raises(ValueError, match=r"beyond 2\^53 in size, which float64 rounds; change the unit"):
-        large.validate(torch.tensor([[0, 2**53 + 2]]))
+    for beyond in (2**53 + 1, -(2**53) - 1, -(2**63)):
+        with pytest.raises(ValueError, match=r"beyond 2\^53 in size, which float64 rounds; change the unit"):
+            large.validate(torch.tensor([[0, beyond]]))
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])

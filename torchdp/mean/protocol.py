@@ -54,8 +54,11 @@ class DomainProtocol(Protocol[Crowd]):
         """
         given = x
         x = super().validate(x)
-        if not given.is_floating_point() and max(map(abs, checks.ends(given)[0])) > EXACT:
-            raise ValueError("x holds integers beyond 2^53 in size, which float64 rounds; change the unit")
+        if not given.is_floating_point():
+            # As integers: 2^53 + 1 is 2^53 among floats.
+            whole = given.long()
+            if not torch.equal(whole.clamp(-EXACT, EXACT), whole):
+                raise ValueError("x holds integers beyond 2^53 in size, which float64 rounds; change the unit")
         device = self.shape.root.device
         if x.device != device:
             raise ValueError(f"x is on {x.device}, the shape on {device}; move one to the other")
