@@ -1,10 +1,19 @@
 """What a user runs on one number of [-1, 1]: the better of two randomizers of the one-dimensional ball."""
 
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer
+from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
+
+KNOTS = 400  # of a spline through log epsilon, which then has a relative error below 1e-6
 
 
 def scalar_response(epsilon: float) -> BallRandomizer:
@@ -24,3 +33,21 @@ def variance(response: BallRandomizer, values: Tensor) -> Tensor:
 def worst_variance(epsilon: float) -> float:
     """Var of ``scalar_response`` at value 0, where it is largest."""
     return scalar_response(epsilon).moments.variance
+
+
+def searched_variance(dim: int, epsilon: float) -> float:
+    """v of ``PrivUnit`` at radius 1, to a relative 1e-6: for searches, which ask for hundreds of epsilons."""
+    return math.exp(float(_log_variance(dim)(math.log(epsilon))))
+
+
+def searched_worst_variance(epsilon: float) -> float:
+    """``worst_variance`` to a relative 1e-6, for searches."""
+    sign = 1 / math.tanh(epsilon / 2) ** 2
+    return min(sign, searched_variance(1, epsilon))
+
+
+@lru_cache(maxsize=64)
+def _log_variance(dim: int) -> CubicSpline:
+    logs = np.linspace(math.log(SMALLEST_EPSILON), math.log(LARGEST_EPSILON), KNOTS)
+    epsilons = torch.from_numpy(np.exp(logs)).clamp(SMALLEST_EPSILON, LARGEST_EPSILON)
+    return CubicSpline(logs, PrivUnit.unit_variance(dim, epsilons).log().numpy())

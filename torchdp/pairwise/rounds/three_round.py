@@ -16,9 +16,8 @@ from torchdp import checks
 from torchdp.factorization.solvers.acceleration import descended
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, draws, extremes
 from torchdp.pairwise.rounds.round import Question, ask
-from torchdp.pairwise.rounds.scalar import worst_variance
+from torchdp.pairwise.rounds.scalar import searched_variance, searched_worst_variance, worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, one_kernel
-from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
@@ -135,8 +134,11 @@ class ProjectedProtocol(PairsInRounds):
 
     @staticmethod
     @abstractmethod
-    def answers_error(most: Extremes, second: float, budgets: tuple[float, ...]) -> float:
-        """A bound of n times the answers' variance, from the half ranges; second: v_Y/n."""
+    def answers_error(most: Extremes, second: float, answers: tuple[float, ...]) -> float:
+        """A bound of n times the variance of all answers, from the half ranges.
+
+        second: v_Y/n. answers: ``worst_variance`` of each.
+        """
 
     def worst(self, n: float, most: Extremes) -> float:
         """v_Y max weights^2 min(r v, (2 C^2 proxy n log k)^{1/2})/n^2, Theorem 19, plus the bound of the answers."""
@@ -144,7 +146,8 @@ class ProjectedProtocol(PairsInRounds):
         near = statistic.radius * math.sqrt(2 * first.subgaussian.proxy * math.log(max(statistic.types, 2)) * n)
         near = min(statistic.dim * first.moments.variance, near)
         published = second.moments.variance * float(statistic.form.weights.square().max()) * near / n**2
-        return published + self.answers_error(most, second.moments.variance / n, self.budgets) / n
+        answers = tuple(worst_variance(budget) for budget in self.answer_budgets)
+        return published + self.answers_error(most, second.moments.variance / n, answers) / n
 
     def offset(self, means: tuple[Tensor, ...], n: float) -> Tensor:
         return -(self.statistic.form.weights * means[1] * self.project(means[0])).sum(-1)
@@ -206,9 +209,9 @@ class ThreeRound(ProjectedProtocol):
         return tuple(ask(self.statistic.points, each, self.clip) for each in turned)
 
     @staticmethod
-    def answers_error(most: Extremes, second: float, budgets: tuple[float, ...]) -> float:
+    def answers_error(most: Extremes, second: float, answers: tuple[float, ...]) -> float:
         third = (most.half + most.noise * second**0.5) ** 2
-        return most.half**2 * worst_variance(budgets[2]) + third * worst_variance(budgets[3])
+        return most.half**2 * answers[0] + third * answers[1]
 
 
 @dataclass(frozen=True)
@@ -235,8 +238,8 @@ class ProjectedTwoRound(ProjectedProtocol):
         return (ask(self.statistic.points, self.statistic.form.weights * both, self.clip),)
 
     @staticmethod
-    def answers_error(most: Extremes, second: float, budgets: tuple[float, ...]) -> float:
-        return (2 * most.half + most.noise * second**0.5) ** 2 * worst_variance(budgets[2])
+    def answers_error(most: Extremes, second: float, answers: tuple[float, ...]) -> float:
+        return (2 * most.half + most.noise * second**0.5) ** 2 * answers[0]
 
 
 def _best(
@@ -269,11 +272,12 @@ def _best(
         budgets = split(logits)
         if min(budgets) < SMALLEST_EPSILON or max(budgets) > LARGEST_EPSILON:
             return math.inf
-        first, second = (
-            PrivUnit(statistic.dim, each, statistic.radius).moments.variance / n for each in budgets[:2]
-        )
+        scale = statistic.radius**2 / n
+        first = scale * searched_variance(statistic.dim, budgets[0])
+        second = scale * searched_variance(statistic.dim, budgets[1])
+        answering = tuple(searched_worst_variance(budget) for budget in budgets[2:])
         near = min(statistic.dim * first, width * first**0.5)
-        return math.log(second * largest * near + answers(most, second, budgets) / n)
+        return math.log(second * largest * near + answers(most, second, answering) / n)
 
     found = minimize(value, np.zeros(messages - 1), method="Nelder-Mead", options={"xatol": 1e-3, "fatol": 1e-6})
     return split(found.x)

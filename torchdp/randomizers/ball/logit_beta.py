@@ -79,8 +79,9 @@ class LogitBeta:
         return a + t * (b + t * (c + t * (d + t * (e + t * f))))
 
 
+@lru_cache
 def panel_rule(panels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights on [0, 1]: so many equal panels of 20 Gauss-Legendre nodes."""
+    """Nodes and weights on [0, 1]: so many equal panels of 20 Gauss-Legendre nodes. Not to be written to."""
     nodes, weights = np.polynomial.legendre.leggauss(20)
     return ((np.arange(panels)[:, None] + (nodes + 1) / 2) / panels).ravel(), np.tile(weights / 2 / panels, panels)
 
