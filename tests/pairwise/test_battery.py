@@ -148,7 +148,7 @@ class TestRound(Pairwise, LocalContract):
     protocol = Round(
         GINI.points,
         (3.0, 2.0),
-        tuple(pairwise.rounds.question.ask(GINI.points, GINI.points[1] * c, 0.5 * c) for c in (1.0, 3.0)),
+        tuple(pairwise.rounds.round.ask(GINI.points, GINI.points[1] * c, 0.5 * c) for c in (1.0, 3.0)),
         (1.0, 3.0),
     )
 
