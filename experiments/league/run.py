@@ -13,12 +13,12 @@ What: peers are installed by pip into environments of their own (results/league/
     measured anew. A new row is an entry of rows.py and a function in each of sides/by_<peer>.py.
 Expected: experiments/bench/league_cpu.md. Ours is the fastest side of 13 of the 17 rows that have another one. Slower:
     ridge (diffprivlib and scikit-learn, a fifth and less of the time), 1e9 users (numpy by hand, 0.1 ms for 1.4), one
-    clipped step (opacus by ghost clipping, a third of the time: one call, which pays for the checks of the first batch),
-    consistent marginals (mbi, a quarter). dp-accounting's epsilon of sampled sums is 0.05 % less, opendp's noise is exact
-    where ours is rounded. Raw shares have the same error on all sides; diffprivlib's ridge has 29 times the error, for a
-    guarantee without delta. Two promises do not hold to the last digit: autodp's calibrated noise is 3.5e-9 too small,
-    one of opacus's clipped gradients is 4e-8 longer than its bound. Where another side does better than ours, the page
-    says so. The kept table has no ml-projunit and no opake, which wants Python 3.13.
+    clipped step (opacus by ghost clipping, a third of the time: one call, which pays for the checks of the first
+    batch), consistent marginals (mbi, a quarter). dp-accounting's epsilon of sampled sums is 0.05 % less, opendp's
+    noise is exact where ours is rounded. Raw shares have the same error on all sides; diffprivlib's ridge has 29 times
+    the error, for a guarantee without delta. Two promises do not hold to the last digit: autodp's calibrated noise is
+    3.5e-9 too small, one of opacus's clipped gradients is 4e-8 longer than its bound. Where another side does better
+    than ours, the page says so. The kept table has no ml-projunit and no opake, which wants Python 3.13.
 Output: results/league/run/turns.csv, league.csv, league.md and league.png (--keep: experiments/bench/league_cpu.*).
 Artifact: peers | the same work side by side
 Status: 18 rows, 13 peers, on a CPU
