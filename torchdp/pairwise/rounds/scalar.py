@@ -2,16 +2,19 @@
 
 import math
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.interpolate import CubicSpline
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
+
+if TYPE_CHECKING:
+    from scipy.interpolate import CubicSpline
 
 KNOTS = 400  # of a spline through log epsilon, which then has a relative error below 1e-6
 
@@ -47,7 +50,9 @@ def searched_worst_variance(epsilon: float) -> float:
 
 
 @lru_cache(maxsize=64)
-def _log_variance(dim: int) -> CubicSpline:
+def _log_variance(dim: int) -> "CubicSpline":
+    from scipy.interpolate import CubicSpline  # here, because loading it takes long
+
     logs = np.linspace(math.log(SMALLEST_EPSILON), math.log(LARGEST_EPSILON), KNOTS)
     epsilons = torch.from_numpy(np.exp(logs)).clamp(SMALLEST_EPSILON, LARGEST_EPSILON)
     return CubicSpline(logs, PrivUnit.unit_variance(dim, epsilons).log().numpy())
