@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from pairwise.common import mse
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.pairwise import Form, OneMessage, PairwiseStatistic, SubsetPairs
 from torchdp.randomness import keyed_generator

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from pairwise.common import mse
 from scipy.stats import kstest
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.collection import Collection, difference
 from torchdp.noise import SeededNoise

@@ -1,8 +1,8 @@
 """Consistency of pairwise estimates: the nearest mean vector of a histogram, never farther from the truth."""
 
 import torch
-from pairwise.common import mse
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.pairwise import OneMessage, StrategyReports
 from torchdp.randomizers import StrategyMatrix

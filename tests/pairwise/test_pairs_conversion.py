@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pairwise.common import mse
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, Pairs, RandomizedResponsePlugIn, SubsetPairs, TwoMessage

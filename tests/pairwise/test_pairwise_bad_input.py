@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from pairwise.common import mse
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, SubsetPairs, TwoMessage

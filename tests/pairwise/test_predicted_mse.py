@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 import torch
 from pairs import from_factors
-from pairwise.common import mse
 from scipy.integrate import quad
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.pairwise import (
     Form,

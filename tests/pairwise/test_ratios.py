@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 from channels import nested
-from pairwise.common import counted, mse, random_types, sign
 from scipy.stats import mannwhitneyu
 
+from pairwise.common import counted, mse, random_types, sign
 from torchdp import pairwise
 from torchdp.collection import Collection, Journal
 from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs

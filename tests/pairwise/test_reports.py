@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 import torch
 from pairs import from_factors
-from pairwise.common import mse
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from pairs import from_factors
-from pairwise.common import mse
 
+from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.pairwise import OneMessage, Pairs, ShuffledForm
 from torchdp.privacy import Model, Neighbours

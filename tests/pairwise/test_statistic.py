@@ -4,9 +4,9 @@ from itertools import product
 
 import pytest
 import torch
-from pairwise.common import counted, random_types, sign
 from sklearn.metrics import roc_auc_score
 
+from pairwise.common import counted, random_types, sign
 from torchdp import pairwise, workloads
 from torchdp.factorization import factorize, free_constant
 from torchdp.pairwise import Form, Pairs, PairwiseStatistic
