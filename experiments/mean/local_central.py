@@ -3,8 +3,9 @@
 Paper: Nikolov, Tang (2023), Theorems 15, 17, 4 and 55.
 Command:  python experiments/mean/local_central.py
 Expected: (E ||error||_2^2)^{1/2} at epsilon = 1. Local errors fall like n^{-1/2}, central ones like 1/n; shaped noise
-    errs 1.64 times less than round noise in both. PrivUnit is 2.5 times the local lower bound for every data set, and
-    9 % below a point release of full budget, whose error is in closed form. Measured / predicted is 1 within 0.03.
+    has an error 1.64 times less than that of round noise in both. PrivUnit is 2.5 times the local lower bound for every
+    data set, and 9 % below a point release of full budget, whose error is in closed form. Measured /
+    predicted is 1 within 0.03.
 Output: results/mean/local_central/local_central.csv and local_central.png.
 Artifact: Nikolov, Tang (2023) | Theorems 4, 15, 17, 55
 Status: agrees

@@ -54,7 +54,7 @@ def unary_counts(device: torch.device, users: int = 70) -> Call:
 
 
 def crowd(device: torch.device, users: int) -> tuple[Tensor, Tensor]:
-    """Points, and how many users hold each: nearly all of them the first, nobody the second."""
+    """Points, and how many users hold each: nearly all of them the first, none the second."""
     counts = torch.tensor([users - 18, 0, *[1] * 18], dtype=torch.int64, device=device)
     return (wave(device, len(counts), DIM) / DIM**0.5).float(), counts
 

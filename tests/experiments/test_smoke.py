@@ -291,7 +291,7 @@ def _(tables):
     for (method, n), value in predicted.items():
         model = method.split(",")[0].split()[0]
         assert value >= next(predicted[name, m] for name, m in predicted if m == n and f"{model} lower" in name)
-        if method in ("central, shaped", "local, shaped, PrivUnitG"):
+        if method in ("central, shaped", "local, shaped, PrivUnit"):
             assert value < predicted[method.replace("shaped", "round"), n]
 
 

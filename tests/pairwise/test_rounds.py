@@ -16,7 +16,13 @@ from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, Pairs, ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.rounds.interactive import extremes
 from torchdp.pairwise.rounds.round import Question
-from torchdp.pairwise.rounds.scalar import scalar_response, variance, worst_variance
+from torchdp.pairwise.rounds.scalar import (
+    scalar_response,
+    searched_variance,
+    searched_worst_variance,
+    variance,
+    worst_variance,
+)
 from torchdp.privacy import Model, compose
 from torchdp.protocol import Crowd, Tally
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
@@ -340,3 +346,11 @@ def test_the_square_of_the_noise_is_taken_off():
         found = protocol.sample_estimate(counts, generator=keyed_generator(b"square"), sample_shape=(40_000,))
         error = found.value - DIFFERENCE.exact(counts)
         assert abs(float(error.mean() / error.std())) * 200 < 4.5
+
+
+@pytest.mark.parametrize("dim", [1, 2, 16, 300])
+def test_the_variance_of_searches_is_that_of_the_randomizer(dim):
+    for epsilon in (1e-6, 3.3e-5, 0.011, 0.9, 1.044, 1.7, 6.1, 23.0, 50.0):
+        exact = float(PrivUnit.unit_variance(dim, epsilon))
+        assert searched_variance(dim, epsilon) == pytest.approx(exact, rel=1e-6)
+        assert searched_worst_variance(epsilon) == pytest.approx(worst_variance(epsilon), rel=1e-5)

@@ -179,8 +179,8 @@ class SecureSketch(SecureSums):
     def gathered(self, clients: int, parts: Iterable[Tensor], draws: Draws) -> Tally:
         """The exact sums, and one rounded normal in each entry in place of the clients' (``_together``).
 
-        Nobody's own noise is drawn, so nobody knows a part of it. By the second claim of ``torchdp.grid`` this is a
-        function of the Gaussian mechanism at mu^2 = sum_c D^2/(c_j sigma_j^2), no more than the h_j <= c_j honest
+        No client's own noise is drawn, so no client knows a part of it. By the second claim of ``torchdp.grid`` this is
+        a function of the Gaussian mechanism at mu^2 = sum_c D^2/(c_j sigma_j^2), no more than the h_j <= c_j honest
         clients of each row leave. Where the grid is too coarse for one number, clients draw their own.
         """
         heard = slice(clients)

@@ -39,12 +39,12 @@ def worst_variance(epsilon: float) -> float:
 
 
 def searched_variance(dim: int, epsilon: float) -> float:
-    """v of ``PrivUnit`` at radius 1, to a relative 1e-6: for searches, which ask for hundreds of epsilons."""
+    """``PrivUnit.unit_variance`` to a relative 1e-6: for searches, which ask for hundreds of epsilons."""
     return math.exp(float(_log_variance(dim)(math.log(epsilon))))
 
 
 def searched_worst_variance(epsilon: float) -> float:
-    """``worst_variance`` to a relative 1e-6, for searches."""
+    """``worst_variance`` to a relative 1e-5, for searches: what rounding to a grid adds is left out."""
     sign = 1 / math.tanh(epsilon / 2) ** 2
     return min(sign, searched_variance(1, epsilon))
 
