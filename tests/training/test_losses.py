@@ -309,12 +309,16 @@ def test_class_weights_are_refused_in_whatever_batch_they_first_differ():
             clip_and_sum(net, loss, X, torch.cat([same[:-1], same[-1:] + 1]), BOUND, at_once=at_once)
 
 
-def test_a_module_in_distributed_data_parallel_is_named():
+def test_a_module_that_is_wrapped_or_sharded_is_named():
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        net = nn.parallel.DistributedDataParallel(linear())
-        with pytest.raises(ValueError, match=r"DistributedDataParallel; pass what it wraps, its \.module"):
-            clip_and_sum(net, F.cross_entropy, X, Y, BOUND)
+        parallel = nn.parallel.DistributedDataParallel(linear())
+        flat = distributed.fsdp.FullyShardedDataParallel(linear(), device_id=torch.device("cpu"))
+        cut = distributed.fsdp.fully_shard(linear(), mesh=distributed.init_device_mesh("cpu", (1,)))
+        names = {"DistributedDataParallel": parallel, "FullyShardedDataParallel": flat, "FSDPModule": cut}
+        for name, net in names.items():
+            with pytest.raises(ValueError, match=rf"wrapped in {name}; pass what it wraps, its \.module"):
+                clip_and_sum(net, F.cross_entropy, X, Y, BOUND)
     finally:
         distributed.destroy_process_group()
 

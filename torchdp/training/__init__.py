@@ -14,10 +14,9 @@
     (12, True)
 
 :func:`choose` compares sampled batches with independent or banded noise and a fixed order with correlated noise; a
-:class:`Plan` holds what belongs together, a :class:`Run` spends it once (with Lightning or the Trainer of transformers:
-:mod:`torchdp.training.lightning`, :mod:`torchdp.training.transformers`). Underneath: :func:`clip_and_sum` makes the
-sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` enforce the participation that the
-noise is calibrated for, :class:`CorrelatedNoise` uses each random number once.
+:class:`Plan` holds what belongs together, a :class:`Run` spends it once. Underneath: :func:`clip_and_sum` makes the
+sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` enforce the participation that the noise
+is calibrated for, :class:`CorrelatedNoise` uses each random number once.
 
 Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients depend on earlier
 outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled: Choquette-Choo et al. 2023, Theorem 4).
@@ -51,13 +50,11 @@ from torchdp.training.participation import (
     Separated,
     sensitivity,
 )
-from torchdp.training.passes import Passes
 from torchdp.training.plan import Plan
 from torchdp.training.run import Run
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
-from torchdp.training.sharded import set_gradients
 from torchdp.training.strategy import Descent, Iterates, causal_strategy, standard_errors
-from torchdp.training.sums import clipped_sum
+from torchdp.training.sums import clipped_sum, set_gradients
 
 __all__ = [
     "ONCE",
@@ -73,7 +70,6 @@ __all__ = [
     "OwnBatches",
     "Participation",
     "ParticipationLog",
-    "Passes",
     "Plan",
     "Run",
     "SampledBatches",

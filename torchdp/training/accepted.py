@@ -12,7 +12,7 @@ from torchdp.training.sums import holds
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 TABLES = (nn.Embedding, nn.EmbeddingBag)
-PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+PARALLEL = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 
 def trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor]:
@@ -21,10 +21,10 @@ def trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor]
     for part in [*module.modules(), *losses]:
         if part.training and isinstance(part, MIXING):
             raise ValueError(MIXES)
-        if isinstance(part, PARALLEL):
+        if found := PARALLEL & {kind.__name__ for kind in type(part).__mro__}:
             raise ValueError(
-                f"module must not be wrapped in {type(part).__name__}; pass what it wraps, its .module: a run adds up "
-                "over a group's processes itself"
+                f"module must not be wrapped in {min(found)}; pass what it wraps, its .module, or a module that is not "
+                "sharded: a run adds up over a group's processes itself"
             )
         if isinstance(part, TABLES) and (part.max_norm is not None or part.sparse):
             raise ValueError(

@@ -15,7 +15,6 @@ from torchdp.training.meeting import MEETS, meet
 from torchdp.training.per_example import FEW, REMEMBERS, Both, Gradients, Inputs, Known, Passes, due, masks, pick
 from torchdp.training.record import MEANS, Untaken, eager
 from torchdp.training.routes import by_factors, by_loop, by_vmap
-from torchdp.training.sharded import gathered
 from torchdp.training.sums import Bounds, Sums, group_bounds
 
 ROUTES = ("factors", "vmap", "loop")
@@ -80,12 +79,11 @@ class Clipper:
         inputs = examples(self.module, inputs, targets)
         parameters = trainable(self.module, self.loss, dropout is not None)
         seed = None if dropout is None else int(Simulated(dropout).integers(()))
-        with gathered(self.module) as whole, torch.enable_grad(), eager(), masks(seed, targets.device):
-            parameters = {name: whole.get(name, p) for name, p in parameters.items()}
+        with torch.enable_grad(), eager(), masks(seed, targets.device):
             shapes = ((name, value.shape[1:], value.dtype) for name, value in named(inputs, targets).items())
             key = (*shapes, *((name, p.shape) for name, p in parameters.items()))
             known, fresh = self._known.get(key, Known(list(self.routes))), key not in self._known
-            passes = Passes(self._both, parameters, whole, seed is not None, known)
+            passes = Passes(self._both, parameters, seed is not None, known)
             fresh = fresh and len(targets) > 0
             sums = Sums(bounds)
             with passes.same_bits() if due(known.calls) else nullcontext():
@@ -197,12 +195,11 @@ def clip_and_sum(
 
     Returns one flat vector in the order of ``module.parameters()``, those that require no gradient left out;
     :func:`set_gradients` puts it back. A gradient counts as 0 that is not finite, or so long that bound / ||g_i|| is no
-    normal number (2^126 bounds in float32). Of a module that ``fully_shard`` has cut, every process calls this, for
-    the sum of its own examples, and has all parameters for the time of the call.
-    The dtype is the parameters', at least float32. Raises TypeError, ValueError: also on batch normalisation in
-    training mode; where a call sets or writes a registered buffer, which is named, as is a parameter that no example
-    reaches; where the module mixes examples; where the first example alone has another loss after the call than
-    before. On a GPU, which the host does not wait for, the sum is NaN where a comparison of losses or outputs fails.
+    normal number (2^126 bounds in float32). The dtype is the parameters', at least float32. Raises TypeError,
+    ValueError: also on batch normalisation in training mode; where a call sets or writes a registered buffer, which is
+    named, as is a parameter that no example reaches; where the module mixes examples; where the first example alone has
+    another loss after the call than before. On a GPU, which the host does not wait for, the sum is NaN where a
+    comparison of losses or outputs fails.
 
     Guarantees: adding or removing an example moves the sum by at most ``bound``, up to the rounding of the sum, where
     each example's gradient is a function of that example, module and loss remember none, and their author is honest.

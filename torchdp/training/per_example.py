@@ -79,14 +79,12 @@ class Known:
 class Passes:
     """Calls of module and loss on parameters of ours, and what must hold of them."""
 
-    def __init__(
-        self, both: Both, parameters: dict[str, Tensor], whole: dict[str, Tensor], seeded: bool, known: Known
-    ) -> None:
+    def __init__(self, both: Both, parameters: dict[str, Tensor], seeded: bool, known: Known) -> None:
         self.both, self.known, self.seeded = both, known, seeded
         self.randomness = "different" if seeded else "error"
-        self.leaves = {name: p.requires_grad_() if name in whole else p for name, p in parameters.items()}
-        self.sharded = bool(whole)
-        self.frozen = {name: p for name, p in whole.items() if name not in parameters}
+        self.leaves = parameters
+        self.own: dict[str, Tensor] = {}  # what stands in for the module's parameters in plain calls
+        self.frozen: dict[str, Tensor] = {}  # likewise, in all calls, for those without a gradient
         self.buffers = dict(both.named_buffers(remove_duplicate=False))
         self.device = next(iter(parameters.values())).device
 
@@ -118,7 +116,7 @@ class Passes:
         return found
 
     def plain(self, x: Any, y: Any) -> tuple[Tensor, Any]:
-        """On the module's own parameters: nothing stands in for them but for shards."""
+        """On the module's own parameters: nothing stands in for them but in ``widened``."""
         with self.unset():
             return self._set(x, y)
 
@@ -126,11 +124,7 @@ class Passes:
         """As ``plain``, and attributes that the call sets stay set."""
         buffers = {place: value.clone() for place, value in self.buffers.items()}
         with self.kept(buffers), traced():
-            return self.call(self.own(), x, y, buffers=buffers)
-
-    def own(self) -> Mapping[str, Tensor]:
-        """What stands in for the module's parameters: nothing, but for shards."""
-        return self.leaves if self.sharded else {}
+            return self.call(self.own, x, y, buffers=buffers)
 
     @contextmanager
     def same_bits(self) -> Iterator[None]:
@@ -138,8 +132,7 @@ class Passes:
 
         ``_version`` does not see what is written through ``.data``, numpy or dlpack.
         """
-        own = {} if self.sharded else dict(self.both.module.named_parameters())
-        held = {f"module.{name}": p for name, p in (own | self.frozen | self.leaves).items()} | self.buffers
+        held = {f"module.{name}": p for name, p in self.both.module.named_parameters()} | self.buffers
         copies = {name: value.detach().clone() for name, value in held.items()}
         changed = list[str]()
         try:
@@ -205,9 +198,10 @@ class Passes:
     def widened(self, x: Inputs, y: Tensor) -> tuple["Passes", Inputs, Tensor]:
         """The same on float32 copies of what has half precision."""
         other = copy(self)
-        rest = {k: p.detach() for k, p in self.both.module.named_parameters() if k not in self.leaves}
-        other.sharded, other.frozen = True, {name: _wide(p) for name, p in (rest | self.frozen).items()}
+        rest = {name: p for name, p in self.both.module.named_parameters() if name not in self.leaves}
+        other.frozen = {name: _wide(p.detach()) for name, p in rest.items()}
         other.leaves = {name: _wide(p.detach()).requires_grad_() for name, p in self.leaves.items()}
+        other.own = other.leaves
         other.buffers = {place: _wide(value) for place, value in self.buffers.items()}
         wide = _wide(x) if isinstance(x, Tensor) else {name: _wide(value) for name, value in x.items()}
         return other, wide, _wide(y)

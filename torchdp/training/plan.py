@@ -47,7 +47,7 @@ class Plan(Mechanism):
 
         noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
         file that does not exist yet; it records each step before its gradient is released. module: in a group of
-        processes a copy in each, or cut by ``fully_shard``; see :class:`Run`. at_once: examples whose gradients are in
+        processes a copy in each. at_once: examples whose gradients are in
         memory together, None for :func:`clip_and_sum`'s own number. routes, unused, groups: as there. Raises
         TypeError, ValueError.
         """

@@ -158,7 +158,7 @@ def _called(passes: Passes, record: Record, x: Inputs, y: Tensor) -> tuple[Tenso
     seen = record.data(x) if isinstance(x, Tensor) else {name: record.data(value) for name, value in x.items()}
     labels = record.data(y) if record.inside else None
     with passes.kept(buffers), record:
-        found = passes.call(passes.own(), seen, labels, buffers=buffers)
+        found = passes.call(passes.own, seen, labels, buffers=buffers)
     record.finished()
     return found
 
@@ -233,7 +233,7 @@ def _losses(
 
     outs, others = [leaves[i].detach() for i in places], [leaves[i].detach() for i in rest]
     if known.reached is None:
-        known.reached = passes.captured(one(passes.own(), [t[0] for t in outs], [t[0] for t in others], y[0])[0])
+        known.reached = passes.captured(one(passes.own, [t[0] for t in outs], [t[0] for t in others], y[0])[0])
     own = {name: passes.leaves[name].detach() for name in known.reached}
     each = vmap(grad(one, argnums=(0, 1), has_aux=True), (None, 0, 0, 0), randomness=passes.randomness)
     (mine, down), lost = each(own, outs, others, y)

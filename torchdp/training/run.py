@@ -18,10 +18,9 @@ from torchdp.training.ledger import Ledger
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise
 from torchdp.training.secret import Secret, opened
-from torchdp.training.sharded import reshard, set_gradients
 from torchdp.training.steps import NO_BATCH, Steps
 from torchdp.training.stream import KEY
-from torchdp.training.sums import clipped_rows
+from torchdp.training.sums import clipped_rows, set_gradients
 
 
 class Run(Steps):
@@ -45,11 +44,8 @@ class Run(Steps):
     at once only those with one ledger keep from releasing a step twice: the later one gets a RuntimeError.
 
     Several processes (a group of torch.distributed): all of them make the run; the key is process 0's. Each hands out
-    and clips its part of a batch, draws and keeps the noise of its part of the gradient, and gets all of it. The module
-    may be cut by ``torch.distributed.fsdp.fully_shard``: ``backward`` gathers its parameters for the time of the call,
-    in their own dtype, and ``.grad`` is a shard, as the optimizer's state then is; every process calls it equally
-    often, as those of one ``loader`` do. Raises ValueError on parameters that are cut along another dimension than 0,
-    and on FullyShardedDataParallel.
+    and clips its part of a batch, draws and keeps the noise of its part of the gradient, and gets all of it. Every
+    process calls ``backward`` equally often, as those of one ``loader`` do. The module must not be sharded.
 
     Guarantees: all gradients together, and so the trained parameters, have ``plan.guarantee``, where each user's
     gradient is a function of that user, and the module's author is honest; how examples are kept apart ``route``
@@ -68,8 +64,8 @@ class Run(Steps):
         at_once: int | None = None,
         **clipping: Any,
     ) -> None:
-        self.module, self.loss = module, loss
-        reshard(checks.instance("module", module, nn.Module))
+        self.module = checks.instance("module", module, nn.Module)
+        self.loss = loss
         self._clipper = Clipper(module, loss, **clipping)
         self._options = {} if at_once is None else {"at_once": checks.integer("at_once", at_once, 1)}
         parameters = [p for p in module.parameters() if p.requires_grad]

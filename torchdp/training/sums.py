@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.training.factors import Form, Rows
@@ -32,6 +32,17 @@ def clipped_sum(gradients: Sequence[Tensor], bound: float) -> Tensor:
     """
     given = {str(i): g for i, g in enumerate(checks.several("gradients", gradients, Tensor))}
     return clipped_rows(given, group_bounds(bound, list(given)))[0]
+
+
+def set_gradients(module: nn.Module, gradient: Tensor) -> None:
+    """Puts a flat vector into ``.grad`` of the parameters that require one, for any optimizer. Raises ValueError."""
+    checks.instance("module", module, nn.Module)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    sizes = [p.numel() for p in parameters]
+    if checks.dense("gradient", gradient).shape != (sum(sizes),):
+        raise ValueError(f"gradient must be a flat tensor of shape ({sum(sizes)},)")
+    for p, part in zip(parameters, gradient.detach().split(sizes), strict=True):
+        p.grad = part.view(p.shape).to(p.device, p.dtype)
 
 
 def clipped_rows(gradients: Mapping[str, Tensor], bounds: Bounds) -> tuple[Tensor, Tensor]:
