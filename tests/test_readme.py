@@ -68,7 +68,7 @@ TOLD = {  # pages whose blocks follow one another: what all of them print
     r"rounding: 0\.0009\nprivacy: 0\.0006\n9\d\.\d% right",
     "from_opacus.md": r"Opacus: [12]\.\d\d\ncentral.*at most epsilon = 2, [\s\S]*\nnoise multiplier "
     r"(0\.99|1\.0[01])\n10 steps are left\n",
-    "lora.md": r"2496 numbers trained\nloss on unseen source: 2\.[56]\d before, 2\.[234]\d after\n"
+    "lora.md": r"\{.*\}\n2496 numbers trained\nloss on unseen source: 2\.[56]\d before, 2\.[234]\d after\n"
     r"central[^\n]*at most epsilon = 4, [\s\S]*\n30 steps are spent\n",
     "story_training.md": HEAD + r"cyclic Poisson, 8 bands +\d\.\d+ [\s\S]*DP-SGD 0\.8\d, the best plan 2[\s\S]*"
     r"DP-SGD: [89]\d\.\d% to [89]\d\.\d% of 297[\s\S]*\ncentral differential privacy, at most epsilon = 8",

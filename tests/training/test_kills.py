@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from frameworks import squares
 from scipy.stats import beta
 from torch import nn
-from trained import squares
 
 from torchdp.noise import SeededNoise
 from torchdp.training import Iterates, choose, clipped_sum

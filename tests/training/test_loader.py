@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from frameworks import squares
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
-from trained import squares
 
 from torchdp.noise import SeededNoise
-from torchdp.training import CyclicPoisson, Iterates, choose
+from torchdp.training import CyclicPoisson, Iterates, Passes, choose
 from torchdp.training.loading import Collate
 
 STEPS = 8
@@ -75,6 +75,21 @@ def test_a_loader_reads_the_batches_of_the_run_ahead(plans, kind, workers):
     for (rows, found), (users, wanted) in zip(seen, expected, strict=True):
         assert torch.equal(rows, X[users, 0]) and torch.equal(found, wanted)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_each_iteration_is_one_pass_and_the_rest_of_one_after_a_kill(plans):
+    run = plans["fixed order"].start(Model(), squares)
+    passes, seen = Passes(run, TensorDataset(X, 2 * X)), []
+    for batch in run.loader(passes.dataset):
+        run.backward(*batch)
+        if run.step == 3:
+            break
+    for _ in range(3):
+        before = run.step
+        for batch in passes:
+            run.backward(*batch)
+        seen.append(run.step - before)
+    assert len(passes) == 4 and seen == [1, 4, 0]
 
 
 def test_a_batch_of_nobody_has_tensors_of_no_rows(plans):

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from frameworks import squares
 from torch import nn
 from torch.utils.data import TensorDataset
-from trained import squares
 
 from torchdp.noise import SeededNoise
 from torchdp.training import CyclicPoisson, Iterates, choose

@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from frameworks import squares
 from torch import nn
-from trained import squares
 
 from torchdp.factorization import BandedStrategy
 from torchdp.factorization.solvers.banded_solver import banded_strategy

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from frameworks import squares
 from laws import stored
 from torch import nn
 from torch.func import functional_call, grad, vmap
-from trained import squares
 
 from torchdp.factorization import BandedStrategy
 from torchdp.noise import SeededNoise

@@ -14,9 +14,10 @@
     (12, True)
 
 :func:`choose` compares sampled batches with independent or banded noise and a fixed order with correlated noise; a
-:class:`Plan` holds what belongs together, a :class:`Run` spends it once. Underneath: :func:`clip_and_sum` makes the
-sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` enforce the participation that the noise
-is calibrated for, :class:`CorrelatedNoise` uses each random number once.
+:class:`Plan` holds what belongs together, a :class:`Run` spends it once (with Lightning or the Trainer of transformers:
+:mod:`torchdp.training.lightning`, :mod:`torchdp.training.transformers`). Underneath: :func:`clip_and_sum` makes the
+sums, :class:`Batches`, :class:`SampledBatches` and :class:`ParticipationLog` enforce the participation that the
+noise is calibrated for, :class:`CorrelatedNoise` uses each random number once.
 
 Guarantees: the outputs of all steps together are (epsilon, delta)-DP, also where a step's gradients depend on earlier
 outputs (Denisov et al. 2022, Theorem 2.1; Balle, Wang 2018, Theorem 8; sampled: Choquette-Choo et al. 2023, Theorem 4).
@@ -50,6 +51,7 @@ from torchdp.training.participation import (
     Separated,
     sensitivity,
 )
+from torchdp.training.passes import Passes
 from torchdp.training.plan import Plan
 from torchdp.training.run import Run
 from torchdp.training.sampled import CyclicPoisson, SampledBatches
@@ -70,6 +72,7 @@ __all__ = [
     "OwnBatches",
     "Participation",
     "ParticipationLog",
+    "Passes",
     "Plan",
     "Run",
     "SampledBatches",

@@ -1,0 +1,43 @@
+"""What the tests of Lightning's and transformers' trainers share: plans, rows, and the loop that they are held to."""
+
+import functools
+
+import torch
+
+from torchdp.noise import SeededNoise
+from torchdp.training import Iterates, choose
+
+STEPS = 8  # two passes over 60 users in batches of 15
+PLANS = ("fixed order", "Poisson, independent noise", "cyclic Poisson, 4 bands")
+
+
+@functools.cache
+def plans():
+    choice = choose(Iterates(STEPS), 60, 15, epsilon=4.0, delta=1e-4)
+    return {one.name: one.protocol for one in choice.candidates}
+
+
+def by_hand(plan, net, loss, optimizer, data, parts, steps=STEPS):
+    """The parameters after each step of our own loop, flat. parts: of a batch, inputs and targets."""
+    run, seen = plan.start(net, loss, noise=SeededNoise(1)), []
+    for batch in run.loader(data):
+        run.backward(*parts(batch))
+        optimizer.step()
+        seen.append(flat(net))
+        if run.step == steps:
+            return seen
+    return seen
+
+
+def flat(net):
+    return torch.cat([p.detach().flatten().clone() for p in net.parameters() if p.requires_grad])
+
+
+def squares(output, target):
+    return torch.nn.functional.mse_loss(output, target, reduction="none").mean(1)
+
+
+def holds(path, key):
+    """Whether the bytes of a run's key are in a file, or in one of a folder's."""
+    files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
+    return any(bytes(key.tolist()) in one.read_bytes() for one in files)
