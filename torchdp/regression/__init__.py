@@ -19,7 +19,7 @@
 | ``phi``, ``psi`` | | loss over the least loss; excess risk of a space |
 
 Theorems: sensitivities, ``regression.sensitivity``; noise, Balle, Wang (2018), Theorem 8; "Analyze Gauss", Dwork,
-Talwar, Thakurta, Zhang (2014); regularization, Stein (1981). Published constants: ``regression.paper``.
+Talwar, Thakurta, Zhang (2014); regularization, Stein (1981).
 """
 
 from torchdp.regression.choose import choose_low_rank, choose_regression

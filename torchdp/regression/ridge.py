@@ -10,6 +10,7 @@ from torchdp.batch import Numbers, each
 from torchdp.regression.errors import SecondMoments, least_loss, least_squares, level, loss
 from torchdp.regression.second_moment_noise import NoisyMoments
 
+FAILING = 0.05  # chance that the noise is larger than what cautious_ridge regularizes for
 STEPS = 128  # of the search for the regularization, over twelve decades
 
 
@@ -58,20 +59,19 @@ def adaptive_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     return (vectors @ chosen[..., None])[..., 0]
 
 
-def cautious_ridge(noisy: NoisyMoments, ridge: float, failing: float = 0.05) -> Tensor:
+def cautious_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     """Solution with as much more regularization as the largest noise may ask for: (*batch, d), float64.
 
-    (G + t I)^-1 c, t = max(ridge, r - max(l, 0), r/2 - l), r = (d ln(2 d^2/failing))^{1/2} gram_sigma, l the least
-    eigenvalue of G: the rule of AdaSSP, from one release of A^T A and A^T b, so that no third of the budget
-    goes to the eigenvalue, and with it G + t I stays r/2 away from singular, whatever the noise. It can
-    have lower error than :func:`adaptive_ridge` where noise nearly swamps everything. ridge >= 0; failing in (0, 1):
-    the chance that the noise is larger. Raises TypeError, ValueError.
+    (G + t I)^-1 c, t = max(ridge, r - max(l, 0), r/2 - l), r = (d ln(2 d^2/.05))^{1/2} gram_sigma, l the least
+    eigenvalue of G: the rule of AdaSSP, from one release of A^T A and A^T b, so that no third of the budget goes to the
+    eigenvalue, and with it G + t I stays r/2 away from singular, whatever the noise. It can have lower error than
+    :func:`adaptive_ridge` where noise nearly swamps everything. ridge >= 0. Raises TypeError, ValueError.
 
     Source: Wang (2018), Algorithm 2.
     """
     (gram, cross), d = _parts(noisy), noisy.columns
-    ridge, failing = checks.non_negative("ridge", ridge), checks.fraction("failing", failing)
-    norm = math.sqrt(d * math.log(2 * d**2 / failing)) * noisy.gram_sigma.double()
+    ridge = checks.non_negative("ridge", ridge)
+    norm = math.sqrt(d * math.log(2 * d**2 / FAILING)) * noisy.gram_sigma.double()
     least = torch.linalg.eigvalsh(gram)[..., 0]
     return solve_ridge(gram, cross, torch.maximum(norm - least.clamp_min(0), norm / 2 - least).clamp_min(ridge))
 

@@ -20,11 +20,6 @@ def gram_sensitivity(bound: float, columns: int) -> float:
     return bound**2 * (math.sqrt(2) if columns > 1 else 1.0)
 
 
-def cross_sensitivity(bound: float, label_bound: float) -> float:
-    """Largest |y x - y' x'| over |x|, |x'| <= B and |y|, |y'| <= C: 2 B C. Raises ValueError."""
-    return 2 * checks.squarable("bound", bound, 4) * checks.squarable("label_bound", label_bound, 4)
-
-
 def joint_sensitivity(bound: float, columns: int) -> float:
     """Largest distance of (x x^T, y x) from (x' x'^T, y' x'), |x|, |x'|, abs(y), abs(y') <= B: 3 B^2/sqrt 2.
 
