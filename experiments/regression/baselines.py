@@ -17,11 +17,10 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, ga
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import farthest
 from torchdp.protocol.users import tensor_of
-from torchdp.regression.errors import SecondMoments
+from torchdp.regression.errors import RowsProtocol, SecondMoments
+from torchdp.regression.gram import gram_sensitivity
 from torchdp.regression.ridge import solve_ridge
-from torchdp.regression.rows import RowsProtocol
 from torchdp.regression.second_moment_noise import NoisyMoments, svec, triangular
-from torchdp.regression.sensitivity import gram_sensitivity
 
 
 class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):

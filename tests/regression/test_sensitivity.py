@@ -11,8 +11,8 @@ from scipy.optimize import minimize
 
 from torchdp.noise import SeededNoise
 from torchdp.regression import GramRelease
+from torchdp.regression.gram import gram_sensitivity
 from torchdp.regression.second_moment_noise import svec, symmetric, vectorized
-from torchdp.regression.sensitivity import gram_sensitivity
 
 B = 1.7
 

@@ -12,7 +12,7 @@ import torch
 
 from torchdp import regression, sketching
 from torchdp.grid import grid_sensitivity, grid_sigma
-from torchdp.regression import sensitivity
+from torchdp.regression import gram as sensitivity
 from torchdp.secure import PureSecureSketch
 from torchdp.secure.ring import Ring
 from torchdp.sketching import (

@@ -11,7 +11,7 @@ from trained import squares
 
 from torchdp.noise import SeededNoise
 from torchdp.training import CyclicPoisson, Iterates, choose
-from torchdp.training.loading import Collate
+from torchdp.training.batches import Collate
 
 STEPS = 8
 X = torch.linspace(-1, 1, 60)[:, None]

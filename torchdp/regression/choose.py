@@ -11,12 +11,16 @@ from torchdp.draws import Simulated
 from torchdp.protocol import Choice, Estimate
 from torchdp.protocol.choice import Candidate
 from torchdp.protocol.users import single
-from torchdp.regression.errors import SecondMoments, checked, phi
+from torchdp.regression.errors import SecondMoments, checked, phi, within
 from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows
-from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch
-from torchdp.regression.ridge import adaptive_ridge, cautious_ridge, predicted_phi_of_sketch
-from torchdp.regression.rows import within
+from torchdp.regression.ridge import (
+    adaptive_ridge,
+    cautious_ridge,
+    predicted_phi_of_sketch,
+    predicted_psi,
+    predicted_psi_of_sketch,
+)
 from torchdp.regression.second_moment_noise import NoisyMoments, debiased
 from torchdp.secure.protocol import SecureSketch
 from torchdp.sketching.constructions import balanced_count_sketch

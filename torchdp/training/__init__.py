@@ -34,15 +34,15 @@ A user's steps are limited by a :class:`Participation`, with a custom loader by 
 | standard_errors | | row norms of W C^{-1}: at sigma = 1 | no |
 """
 
-from torchdp.training.adaptive import AdaptiveBound
-from torchdp.training.batches import Batches, ParticipationLog
+from torchdp.training.batches import Batches, ParticipationLog, SampledBatches
 from torchdp.training.choose import choose
 from torchdp.training.clipping import clip_and_sum
 from torchdp.training.layers import FeatureLayer, SketchLayer
-from torchdp.training.mechanism import Mechanism
+from torchdp.training.mechanism import AdaptiveBound, Mechanism
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.participation import (
     ONCE,
+    CyclicPoisson,
     Epochs,
     OwnBatches,
     Participation,
@@ -52,7 +52,6 @@ from torchdp.training.participation import (
 )
 from torchdp.training.plan import Plan
 from torchdp.training.run import Run
-from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.strategy import Descent, Iterates, causal_strategy, standard_errors
 from torchdp.training.sums import clipped_sum, set_gradients
 

@@ -1,9 +1,9 @@
 """Public random features and sketches as layers: buffers, no parameters, gradients in the input."""
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,30 +30,34 @@ class FeatureLayer(nn.Module):
             raise TypeError(f"features must be density.Features, not {type(features).__name__}; call family.draw")
         if isinstance(features, SignFeatures):
             raise TypeError("features must have a gradient, and signs have none: use GaussianFourier or another")
-        parts = {field.name: getattr(features, field.name) for field in dataclasses.fields(features)}
-        self.names = tuple(name for name, part in parts.items() if isinstance(part, Tensor))
-        if any(not isinstance(part, Tensor | Family | int) for part in parts.values()):
-            raise TypeError(f"{type(features).__name__} is made of other features; draw them by a plain family")
-        for name in self.names:
-            self.register_buffer(name, parts[name].detach().clone())
-        self.features = copy.copy(features)
-        for name in self.names:
-            object.__setattr__(self.features, name, None)  # the buffers are the only copy
+        self._rest = dict[str, Any]()
+        for field in dataclasses.fields(features):
+            part = getattr(features, field.name)
+            if isinstance(part, Tensor):
+                self.register_buffer(field.name, part.detach().clone())
+            elif isinstance(part, Family | int):
+                self._rest[field.name] = part
+            else:
+                raise TypeError(
+                    f"{type(features).__name__} is made of other features; draw them by a plain family"
+                )
+        self._kind = type(features)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d) -> (..., instances), in x's dtype."""
-        return self._scaled(x, lambda features, rows: features.f(rows))
+        return self._scaled(x, self._kind.f)
 
     def queries(self, y: Tensor) -> Tensor:
         """g(y) / sqrt(repetitions): (..., d) -> (..., instances)."""
-        return self._scaled(y, lambda features, rows: features.g(rows))
+        return self._scaled(y, self._kind.g)
 
     def _scaled(self, x: Tensor, values: Callable[[Features, Tensor], Tensor]) -> Tensor:
-        rows = _rows(x, self.features.family.dimension).reshape(-1, x.shape[-1])
-        held = dataclasses.replace(self.features, **{name: getattr(self, name) for name in self.names})
+        parts: dict[str, Any] = self._rest | dict(self.named_buffers())
+        features = self._kind(**parts)
+        rows = _rows(x, features.family.dimension).reshape(-1, x.shape[-1])
         with torch.autocast(x.device.type, enabled=False):
-            found = values(held, rows)
-            return found.reshape(*x.shape[:-1], found.shape[-1]) / math.sqrt(held.repetitions)
+            found = values(features, rows)
+            return found.reshape(*x.shape[:-1], found.shape[-1]) / math.sqrt(features.repetitions)
 
 
 class SketchLayer(nn.Module):

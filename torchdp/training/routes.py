@@ -15,8 +15,8 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from torchdp.training.accepted import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime
 from torchdp.training.factors import Form, Rows, joined
-from torchdp.training.meeting import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime
 from torchdp.training.per_example import DRAWS, Gradients, Inputs, Passes, due, flat, pick, short
 from torchdp.training.record import Inside, Record, Refused, Still, Untaken
 from torchdp.training.rules import RULES
