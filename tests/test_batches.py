@@ -10,7 +10,7 @@ from laws import generator, normal
 
 from torchdp import pairwise, privacy, regression
 from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, StrategyMatrix
-from torchdp.regression import errors, low_rank, ridge
+from torchdp.regression import errors, ridge
 from torchdp.regression.second_moment_noise import NoisyMoments, moment_vector
 from torchdp.shuffle import RandomizedResponseSum, least_flip
 from torchdp.sketching import entry_variance
@@ -134,14 +134,14 @@ OBJECTS = {
     "phi": lambda at, m, noisy: regression.phi(m, X[at], 0.5),
     "least_squares": lambda at, m, noisy: errors.least_squares(m, 0.5),
     "psi": lambda at, m, noisy: regression.psi(m, SPACE[at]),
-    "random_psi": lambda at, m, noisy: low_rank.random_psi(m, 2),
-    "predicted_psi": lambda at, m, noisy: low_rank.predicted_psi(m, 2, 3.0),
-    "predicted_psi_of_sketch": lambda at, m, noisy: low_rank.predicted_psi_of_sketch(m, 2, 9, 0.1),
+    "random_psi": lambda at, m, noisy: ridge.random_psi(m, 2),
+    "predicted_psi": lambda at, m, noisy: ridge.predicted_psi(m, 2, 3.0),
+    "predicted_psi_of_sketch": lambda at, m, noisy: ridge.predicted_psi_of_sketch(m, 2, 9, 0.1),
     "predicted_phi_of_sketch": lambda at, m, noisy: ridge.predicted_phi_of_sketch(m, 0.5, 30, 0.1),
     "solve_ridge": lambda at, m, noisy: ridge.solve_ridge(m.gram, m.cross, RIDGES[at]),
     "adaptive_ridge": lambda at, m, noisy: ridge.adaptive_ridge(noisy, 0.5),
     "cautious_ridge": lambda at, m, noisy: ridge.cautious_ridge(noisy, 0.5),
-    "top_directions": lambda at, m, noisy: low_rank.top_directions(m.matrix, 2).abs(),  # of either sign
+    "top_directions": lambda at, m, noisy: ridge.top_directions(m.matrix, 2).abs(),  # of either sign
 }
 
 

@@ -26,7 +26,7 @@ from torchdp.noise import SeededNoise
 from torchdp.privacy import Model
 from torchdp.randomizers import RandomizedResponse
 from torchdp.regression import GramRelease, adaptive_ridge, top_directions
-from torchdp.regression.rows import shortened
+from torchdp.regression.errors import shortened
 
 with checks.needing("torchdp.sklearn", "scikit-learn"):
     from sklearn import base

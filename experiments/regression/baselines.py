@@ -17,11 +17,10 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, ga
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.records import farthest
 from torchdp.protocol.users import tensor_of
-from torchdp.regression.errors import SecondMoments
+from torchdp.regression.errors import RowsProtocol, SecondMoments
+from torchdp.regression.gram import gram_sensitivity
 from torchdp.regression.ridge import solve_ridge
-from torchdp.regression.rows import RowsProtocol
 from torchdp.regression.second_moment_noise import NoisyMoments, svec, triangular
-from torchdp.regression.sensitivity import cross_sensitivity, gram_sensitivity
 
 
 class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):
@@ -134,12 +133,12 @@ class SufficientStatistics(CentralMoments):
     @cached_property
     def cross_sigma(self) -> float:
         """Standard deviation of each entry of A^T b."""
-        return gaussian_sigma(self.epsilon / 2, self.delta / 2, cross_sensitivity(self.bound, self.label_bound))
+        return gaussian_sigma(self.epsilon / 2, self.delta / 2, 2 * self.bound * self.label_bound)
 
     @property
     def guarantee(self) -> Guarantee:
         """As it was split; what the two promise as one Gaussian mechanism is in its mu."""
-        gram, cross = gram_sensitivity(self.bound, self.columns), cross_sensitivity(self.bound, self.label_bound)
+        gram, cross = gram_sensitivity(self.bound, self.columns), 2 * self.bound * self.label_bound
         mu = math.hypot(gram / self.gram_sigma, cross / self.cross_sigma)
         source = "Balle, Wang (2018), Theorem 8, for each half; basic composition, Dwork et al. (2006)"
         return Guarantee(self.epsilon, self.delta, Model.CENTRAL, Neighbours.REPLACE_ONE, False, source, mu=mu)
@@ -184,7 +183,7 @@ class AdaSSP(CentralMoments):
     def sensitivities(self) -> tuple[float, float, float]:
         """Of the smallest eigenvalue, A^T A and A^T b."""
         gram = gram_sensitivity(self.bound, self.columns)
-        return self.bound**2, gram, cross_sensitivity(self.bound, self.label_bound)
+        return self.bound**2, gram, 2 * self.bound * self.label_bound
 
     @cached_property
     def sigmas(self) -> tuple[float, float, float]:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from torchdp.randomness import keyed_generator
 from torchdp.regression import GramRelease, LocalRows, SecondMoments, phi, psi, solve_ridge, top_directions
-from torchdp.regression.rows import shortened
+from torchdp.regression.errors import shortened
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.simulate.report import read_table
 

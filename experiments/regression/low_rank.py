@@ -23,8 +23,8 @@ from synthetic import spectrum_rows
 
 from torchdp.randomness import keyed_generator
 from torchdp.regression import GramRelease, LocalRows, SecondMoments, psi, top_directions
-from torchdp.regression.low_rank import predicted_psi, random_psi
-from torchdp.regression.rows import shortened
+from torchdp.regression.errors import shortened
+from torchdp.regression.ridge import predicted_psi, random_psi
 from torchdp.simulate import Experiment, Report, columns, subplots
 from torchdp.sketching import GaussianNoise, balanced_count_sketch, entry_variance, paper
 

@@ -9,7 +9,7 @@ from products import spectrum_rows
 
 from torchdp.protocol import Estimate
 from torchdp.regression import GramRelease, SecondMoments, debiased, psi, top_directions
-from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch, random_psi
+from torchdp.regression.ridge import predicted_psi, predicted_psi_of_sketch, random_psi
 from torchdp.sketching import balanced_count_sketch
 
 

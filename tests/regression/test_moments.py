@@ -9,10 +9,10 @@ from contract import MessageContract
 from products import gaussian_delta
 from scipy import stats
 
-from torchdp.privacy import Arithmetic, Model, Neighbours, gaussian_guarantee, gaussian_sigma
+from torchdp.privacy import Arithmetic, Model, Neighbours, gaussian_sigma
 from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
-from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram, paper
+from torchdp.regression import FrequencyMoments, GramRelease, SecureHistogram
 
 ALPHA, EPSILON, DELTA = 1e-6, 0.5, 1e-5
 NUMBERS = torch.linspace(-2, 2.5, 30, dtype=torch.float64)
@@ -122,17 +122,6 @@ def test_the_error_does_not_depend_on_n_and_histograms_add_up():
         histogram = SecureHistogram(30, 4, 1.0, delta, corrupt=20)
         assert float(histogram.estimate(TYPES).value.sum()) == pytest.approx(30)
         assert float(histogram.worst_mse(30)) == pytest.approx(0.75 * histogram.level**2)
-
-
-def test_the_papers_variance_is_not_private_for_a_bound_above_one():
-    """True epsilon at the exact sensitivity D^k, for D = 2, k = 2: 0.78 where 0.5 is claimed."""
-    sigma = math.sqrt(paper.moment_variance(2.0, 2.0, 0.5, 1e-6))
-    truth = gaussian_guarantee(sigma, 1e-6, 4.0, Model.LINEAR_TRANSFORM, Neighbours.REPLACE_ONE)
-    assert truth.epsilon > 0.75
-    fitting = math.sqrt(paper.moment_variance(1.0, 2.0, 0.5, 1e-6))
-    assert gaussian_guarantee(fitting, 1e-6, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE).epsilon < 0.5
-    exact = FrequencyMoments(100, 2.0, (2.0,), 0.5, 1e-6)
-    assert float(exact.worst_mse(100).sqrt()) > 1.4 * sigma
 
 
 @pytest.mark.parametrize(

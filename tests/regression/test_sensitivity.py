@@ -11,8 +11,8 @@ from scipy.optimize import minimize
 
 from torchdp.noise import SeededNoise
 from torchdp.regression import GramRelease
+from torchdp.regression.gram import gram_sensitivity
 from torchdp.regression.second_moment_noise import svec, symmetric, vectorized
-from torchdp.regression.sensitivity import cross_sensitivity, gram_sensitivity
 
 B = 1.7
 
@@ -60,17 +60,6 @@ def test_joint_sensitivity_is_reached_and_never_exceeded(d, label_bound):
 @pytest.mark.parametrize("d", [1, 3])
 def test_gram_sensitivity_is_that_of_no_label(d):
     assert found(d, 0.0) == pytest.approx(gram_sensitivity(B, d), rel=1e-3)
-
-
-def test_cross_sensitivity_is_reached_and_never_exceeded():
-    x = np.array([B, 0.0])
-    assert np.linalg.norm(2 * x - (-2) * x) == pytest.approx(cross_sensitivity(B, 2.0))
-    points = np.random.default_rng(1).normal(size=(2, 20000, 3))
-    points *= B / np.linalg.norm(points, axis=-1, keepdims=True)
-    labels = np.random.default_rng(2).uniform(-2, 2, size=(2, 20000, 1))
-    assert np.linalg.norm(labels[0] * points[0] - labels[1] * points[1], axis=-1).max() <= cross_sensitivity(
-        B, 2.0
-    )
 
 
 def test_svec_is_an_isometry_and_symmetric_its_inverse():

@@ -16,7 +16,7 @@ from products import gaussian_delta, written_out
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic, Model, gaussian_log_delta, gaussian_sigma
-from torchdp.regression.rows import shortened
+from torchdp.regression.errors import shortened
 from torchdp.secure import SecureSketch, reconstruct, share
 from torchdp.secure.protocol import one_key
 from torchdp.sketching import (

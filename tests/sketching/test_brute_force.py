@@ -12,7 +12,7 @@ import torch
 
 from torchdp import regression, sketching
 from torchdp.grid import grid_sensitivity, grid_sigma
-from torchdp.regression import sensitivity
+from torchdp.regression import gram as sensitivity
 from torchdp.secure import PureSecureSketch
 from torchdp.secure.ring import Ring
 from torchdp.sketching import (
@@ -135,7 +135,6 @@ def sensitivities(chance, fault):
         d, B, C = int(chance.integers(1, 4)), chance.uniform(0.3, 2), chance.uniform(0.2, 3)
         claims = {
             "gram_sensitivity": (gram, sensitivity.gram_sensitivity(B, d)),
-            "cross_sensitivity": (cross, sensitivity.cross_sensitivity(B, C)),
             "joint_sensitivity": (functools.partial(joint, B / C), sensitivity.joint_sensitivity(B, d)),
             "upper triangle": (upper, sensitivity.gram_sensitivity(B, d)),
         }

@@ -16,8 +16,8 @@ from torch import nn
 
 from torchdp.noise import SeededNoise
 from torchdp.training import Iterates, choose, clipped_sum
-from torchdp.training.ledger import Ledger
-from torchdp.training.sampled import CyclicPoisson
+from torchdp.training.participation import CyclicPoisson
+from torchdp.training.secret import Ledger
 
 X = torch.linspace(-1, 1, 60)[:, None]
 NAMES = dict(ordered="fixed order", independent="Poisson, independent noise", banded="cyclic Poisson, 4 bands")

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from torchdp.noise import SeededNoise
 from torchdp.training import CyclicPoisson, Iterates, Passes, choose
-from torchdp.training.loading import Collate
+from torchdp.training.batches import Collate
 
 STEPS = 8
 X = torch.linspace(-1, 1, 60)[:, None]

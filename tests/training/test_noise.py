@@ -273,7 +273,6 @@ def test_compiled_noise_is_the_same_noise_and_no_part_of_it_is_compiled():
         (lambda: make(sigma=1e304), ValueError, "where torch.float64 noise keeps"),
         (lambda: make(dtype=torch.float32)(W[0, :SIZE] * 1e6), ValueError, "total is so large that torch.float32"),
         (lambda: make(size=10**15), ValueError, "size would hold"),
-        (lambda: make(alone=2), TypeError, "alone must be a bool"),
         (lambda: make(dtype=torch.bfloat16), TypeError, "noise must be float32"),
         (lambda: make().load_secret_state({}), ValueError, "state must be what secret_state"),
         (lambda: make().guarantee(1.0, 1e-5, ONCE, "add"), TypeError, "neighbours must be"),

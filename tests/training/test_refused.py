@@ -8,6 +8,7 @@ from torch.nn.functional import mse_loss
 
 from torchdp.randomness import keyed_generator
 from torchdp.training import clip_and_sum, clipped_sum
+from torchdp.training.per_example import masks
 
 
 class Functional(nn.Module):
@@ -32,6 +33,17 @@ def test_dropout_that_no_module_shows_is_refused_and_draws_from_no_global_genera
     assert torch.equal(torch.get_rng_state(), before)
     assert clip_and_sum(net, mse_loss, x, y, 1.0, dropout=keyed_generator(b"masks")).isfinite().all()
     assert clip_and_sum(net.eval(), mse_loss, x, y, 1.0).any()
+
+
+def test_guarantee_masks_are_seeded_on_their_own_device_alone_and_its_state_is_put_back(monkeypatch):
+    """Two generators stand for those of two GPUs; one that is seeded and not put back would repeat its numbers."""
+    gpus = [torch.Generator().manual_seed(place) for place in (1, 2)]
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    before = [each.get_state() for each in gpus]
+    with masks(7, torch.device("cuda", 1)):
+        assert torch.equal(gpus[0].get_state(), before[0])
+        assert gpus[1].initial_seed() == torch.initial_seed() == 7
+    assert all(torch.equal(each.get_state(), old) for each, old in zip(gpus, before, strict=True))
 
 
 def test_what_is_no_loss_or_no_gradient_is_named():

@@ -18,17 +18,16 @@
 | ``gram_sigma``, ``cross_sigma`` | | standard deviations of their noise, not squared |
 | ``phi``, ``psi`` | | loss over the least loss; excess risk of a space |
 
-Theorems: sensitivities, ``regression.sensitivity``; noise, Balle, Wang (2018), Theorem 8; "Analyze Gauss", Dwork,
-Talwar, Thakurta, Zhang (2014); regularization, Stein (1981). Published constants: ``regression.paper``.
+Theorems: sensitivities, ``regression.gram``; noise, Balle, Wang (2018), Theorem 8; "Analyze Gauss", Dwork,
+Talwar, Thakurta, Zhang (2014); regularization, Stein (1981).
 """
 
 from torchdp.regression.choose import choose_low_rank, choose_regression
 from torchdp.regression.errors import SecondMoments, loss, phi, psi
 from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows
-from torchdp.regression.low_rank import top_directions
 from torchdp.regression.moments import FrequencyMoments, SecureHistogram
-from torchdp.regression.ridge import adaptive_ridge, cautious_ridge, solve_ridge
+from torchdp.regression.ridge import adaptive_ridge, cautious_ridge, solve_ridge, top_directions
 from torchdp.regression.second_moment_noise import debiased
 
 __all__ = [

@@ -11,12 +11,16 @@ from torchdp.draws import Simulated
 from torchdp.protocol import Choice, Estimate
 from torchdp.protocol.choice import Candidate
 from torchdp.protocol.users import single
-from torchdp.regression.errors import SecondMoments, checked, phi
+from torchdp.regression.errors import SecondMoments, checked, phi, within
 from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows
-from torchdp.regression.low_rank import predicted_psi, predicted_psi_of_sketch
-from torchdp.regression.ridge import adaptive_ridge, cautious_ridge, predicted_phi_of_sketch
-from torchdp.regression.rows import within
+from torchdp.regression.ridge import (
+    adaptive_ridge,
+    cautious_ridge,
+    predicted_phi_of_sketch,
+    predicted_psi,
+    predicted_psi_of_sketch,
+)
 from torchdp.regression.second_moment_noise import NoisyMoments, debiased
 from torchdp.secure.protocol import SecureSketch
 from torchdp.sketching.constructions import balanced_count_sketch
@@ -37,7 +41,6 @@ def choose_regression(
     epsilon: float,
     delta: float,
     generator: torch.Generator,
-    most_words: int | None = None,
 ) -> Choice[Release]:
     """Gram route, sketch of the best height, or local noise, solved either way: the phi of each for data like these.
 
@@ -47,9 +50,9 @@ def choose_regression(
 
     moments: a *public* guess of the data's, n among them, labels last (of an earlier or a synthetic table); a choice
     made from private moments is not private. ridge >= 0; bound, label_bound: B and C; generator: draws the public
-    sketch and what is predicted from; most_words: numbers that a client may send to each server, None for any. The
-    sketch has one copy (one word for each column and the label) and exact noise. Local noise is left out at an epsilon
-    that its randomizer does not take (``GaussianVector``). Raises TypeError, ValueError.
+    sketch and what is predicted from. The sketch has one copy (one word for each column and the label) and exact noise.
+    Local noise is left out at an epsilon that its randomizer does not take (``GaussianVector``). Raises TypeError,
+    ValueError.
 
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: the errors are measured, the height is of ``predicted_phi_of_sketch``.
@@ -66,19 +69,19 @@ def choose_regression(
 
     shown = _sketch(sketched, d + 2, V, gram, longest, generator)
     height = shown.protocol.sketch.height
-    drawn: list[tuple[int, Candidate[Release], NoisyMoments]] = [
-        (gram.words, Candidate("gram", gram, 0.0, _gram_note(gram)), _released(gram, moments, generator)),
-        (d + 1, shown, _normal_sketch(moments, height, V, generator)),
+    drawn: list[tuple[Candidate[Release], NoisyMoments]] = [
+        (Candidate("gram", gram, 0.0, _gram_note(gram)), _released(gram, moments, generator)),
+        (shown, _normal_sketch(moments, height, V, generator)),
     ]
     if local is not None:
         alone = Candidate("local", local, 0.0, _local_note(local, n))
-        drawn.append((local.size, alone, _released(local, moments, generator)))
+        drawn.append((alone, _released(local, moments, generator)))
     candidates = []
-    for words, one, noisy in drawn:
+    for one, noisy in drawn:
         for solve in (adaptive_ridge, cautious_ridge):
             error = float(phi(moments, solve(noisy, ridge), ridge).mean())
-            candidates.append((words, replace(one, name=f"{one.name}, {solve.__name__}", error=error)))
-    return _affordable(candidates, most_words)
+            candidates.append(replace(one, name=f"{one.name}, {solve.__name__}", error=error))
+    return Choice(tuple(candidates))
 
 
 def _released(
@@ -107,7 +110,6 @@ def choose_low_rank(
     epsilon: float,
     delta: float,
     generator: torch.Generator,
-    most_words: int | None = None,
 ) -> Choice[Release]:
     """Gram route, sketch of the best height, or local noise: the predicted psi of each for data like these.
 
@@ -130,15 +132,12 @@ def choose_low_rank(
         return float(predicted_psi_of_sketch(moments, rank, height, V))
 
     whole = Candidate("gram", gram, float(predicted_psi(moments, rank, gram.gram_sigma)), _gram_note(gram))
-    candidates: list[tuple[int, Candidate[Release]]] = [
-        (gram.words, whole),
-        (d, _sketch(sketched, rank + 1, V, gram, bound, generator)),
-    ]
+    candidates: list[Candidate[Release]] = [whole, _sketch(sketched, rank + 1, V, gram, bound, generator)]
     if local is not None:
         level = math.sqrt(2 * n * local.sigma**4 + 4 * local.sigma**2 * trace)
         alone = Candidate("local", local, float(predicted_psi(moments, rank, level)), _local_note(local, n))
-        candidates.append((local.size, alone))
-    return _affordable(candidates, most_words)
+        candidates.append(alone)
+    return Choice(tuple(candidates))
 
 
 def _local(d: int, bound: float, epsilon: float, delta: float, label_bound: float | None) -> LocalRows | None:
@@ -176,14 +175,3 @@ def _gram_note(gram: GramRelease) -> str:
 def _local_note(local: LocalRows, clients: int) -> str:
     level = math.sqrt(clients) * local.sigma**2
     return f"{local.size} words; noise of an entry of A^T A: at least {level:.3g}; no servers to trust"
-
-
-def _affordable(candidates: list[tuple[int, Candidate[Release]]], most_words: int | None) -> Choice[Release]:
-    """Those of at most so many words a client, to each server."""
-    if most_words is not None:
-        checks.integer("most_words", most_words, 1)
-        least = min(words for words, _ in candidates)
-        candidates = [(words, one) for words, one in candidates if words <= most_words]
-        if not candidates:
-            raise ValueError(f"most_words must be at least {least}: every route sends its row or more")
-    return Choice(tuple(one for _, one in candidates))

@@ -14,8 +14,7 @@ from torchdp.protocol import Layout, Limits, Objective, Relay, Tally, Users
 from torchdp.protocol.records import ROUNDING
 from torchdp.protocol.users import beside, tensor_of
 from torchdp.randomizers import GaussianVector
-from torchdp.regression.errors import SecondMoments
-from torchdp.regression.rows import RowsProtocol
+from torchdp.regression.errors import RowsProtocol, SecondMoments
 from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows, product_variances
 
 

@@ -28,7 +28,7 @@ class FrequencyMoments(SharedSum[Tally]):
     Guarantees: (epsilon, delta)-DP for replacing one client's value, n public: that of :class:`SecureSketch` or
         :class:`PureSecureSketch` on a plain sum, at the exact sensitivity before rounding.
     Source: Balle, Wang (2018), Theorem 8; Ghosh, Roughgarden, Sundararajan (2012); the problem: Burkhardt, Keller,
-        Orlandi, Schwiegelshohn (2025), section 4.1, corrected (see ``regression.paper``).
+        Orlandi, Schwiegelshohn (2025), section 4.1, corrected.
     """
 
     clients: int

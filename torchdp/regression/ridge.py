@@ -1,4 +1,7 @@
-"""Ridge regression from released second moments: the plain solution, and one whose regularization fits the noise."""
+"""Ridge regression and low rank from released second moments, and their errors predicted.
+
+The plain solution, and those whose regularization fits the noise; top directions.
+"""
 
 import math
 
@@ -7,9 +10,11 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.batch import Numbers, each
-from torchdp.regression.errors import SecondMoments, least_loss, least_squares, level, loss
+from torchdp.protocol.users import beside
+from torchdp.regression.errors import SecondMoments, checked, least_loss, least_squares, level, loss
 from torchdp.regression.second_moment_noise import NoisyMoments
 
+FAILING = 0.05  # chance that the noise is larger than what cautious_ridge regularizes for
 STEPS = 128  # of the search for the regularization, over twelve decades
 
 
@@ -58,20 +63,19 @@ def adaptive_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     return (vectors @ chosen[..., None])[..., 0]
 
 
-def cautious_ridge(noisy: NoisyMoments, ridge: float, failing: float = 0.05) -> Tensor:
+def cautious_ridge(noisy: NoisyMoments, ridge: float) -> Tensor:
     """Solution with as much more regularization as the largest noise may ask for: (*batch, d), float64.
 
-    (G + t I)^-1 c, t = max(ridge, r - max(l, 0), r/2 - l), r = (d ln(2 d^2/failing))^{1/2} gram_sigma, l the least
-    eigenvalue of G: the rule of AdaSSP, from one release of A^T A and A^T b, so that no third of the budget
-    goes to the eigenvalue, and with it G + t I stays r/2 away from singular, whatever the noise. It can
-    have lower error than :func:`adaptive_ridge` where noise nearly swamps everything. ridge >= 0; failing in (0, 1):
-    the chance that the noise is larger. Raises TypeError, ValueError.
+    (G + t I)^-1 c, t = max(ridge, r - max(l, 0), r/2 - l), r = (d ln(2 d^2/.05))^{1/2} gram_sigma, l the least
+    eigenvalue of G: the rule of AdaSSP, from one release of A^T A and A^T b, so that no third of the budget goes to the
+    eigenvalue, and with it G + t I stays r/2 away from singular, whatever the noise. It can have lower error than
+    :func:`adaptive_ridge` where noise nearly swamps everything. ridge >= 0. Raises TypeError, ValueError.
 
     Source: Wang (2018), Algorithm 2.
     """
     (gram, cross), d = _parts(noisy), noisy.columns
-    ridge, failing = checks.non_negative("ridge", ridge), checks.fraction("failing", failing)
-    norm = math.sqrt(d * math.log(2 * d**2 / failing)) * noisy.gram_sigma.double()
+    ridge = checks.non_negative("ridge", ridge)
+    norm = math.sqrt(d * math.log(2 * d**2 / FAILING)) * noisy.gram_sigma.double()
     least = torch.linalg.eigvalsh(gram)[..., 0]
     return solve_ridge(gram, cross, torch.maximum(norm - least.clamp_min(0), norm / 2 - least).clamp_min(ridge))
 
@@ -126,3 +130,57 @@ def predicted_phi_of_sketch(moments: SecondMoments, ridge: float, height: int, v
     norm = 1 + x.square().sum(-1, keepdim=True)
     noise = (V * (values * norm + residual) + height * V**2 * (norm + x.square())) / (values + ridge)
     return torch.minimum(1 + (noise.sum(-1) + d * residual[..., 0] / (height - d - 1)) / least, zero)
+
+
+def top_directions(gram: Tensor, rank: int) -> Tensor:
+    """The rank directions of largest variance: top eigenvectors of a (noisy) A^T A, (*batch, d, d) -> (*batch, d, k).
+
+    The top right singular vectors of a sketch Y are those of Y^T Y; subtracting a multiple of the identity, as
+    ``debiased`` does, changes nothing. rank: 1 <= k <= d. Raises TypeError, ValueError.
+
+    Source: Dwork, Talwar, Thakurta, Zhang (2014), section 3; for sketches Burkhardt, Keller, Orlandi,
+    Schwiegelshohn (2025), Theorem 5.4.
+    """
+    gram = checks.shaped("gram", checks.matrix("gram", gram), ..., "d", "d", note=", Y^T Y of a sketch Y")
+    rank = checks.integer("rank", rank, 1, gram.shape[-1])
+    gram = gram.to(torch.promote_types(gram.dtype, torch.float32))
+    return torch.linalg.eigh((gram + gram.mT) / 2).eigenvectors[..., -rank:].flip(-1)
+
+
+def predicted_psi(moments: SecondMoments, rank: int, gram_sigma: float) -> Tensor:
+    """E psi of the top directions of M + noise of this level, to first order; or a random space's psi if less.
+
+    sum_{i <= k < j} (gram_sigma^2 / 2)/(lambda_i - lambda_j)/n: direction i is turned towards j by
+    E_ij / (lambda_i - lambda_j), and E_ij has variance gram_sigma^2 / 2 in any orthonormal basis. (*batch), as all
+    predictions here. Raises ValueError.
+    """
+    variance = level("gram_sigma", gram_sigma) ** 2 / 2
+    return _perturbed(moments, rank, torch.full_like(checked(moments).matrix, variance))
+
+
+def predicted_psi_of_sketch(moments: SecondMoments, rank: int, height: int, variance: float) -> Tensor:
+    """E psi of the top directions of a sketch of m rows whose entries carry noise V, to first order.
+
+    In the eigenbasis the (i, j) entry of Y^T Y has variance lambda_i lambda_j / m, from the sketch (as for normal
+    sketches), + V (lambda_i + lambda_j) + m V^2, from the noise. Raises ValueError.
+    """
+    height, V = checks.integer("height", height, 1), level("variance", variance)
+    values = torch.linalg.eigvalsh(checked(moments).matrix).clamp_min(0).flip(-1)
+    one, two = values[..., :, None], values[..., None, :]
+    return _perturbed(moments, rank, one * two / height + V * (one + two) + height * V**2)
+
+
+def random_psi(moments: SecondMoments, rank: int) -> Tensor:
+    """E psi of a uniformly random space: (sum_{i <= k} lambda_i - (k/d) tr M)/n. Raises ValueError."""
+    rank = checks.integer("rank", rank, 1, checked(moments).columns)
+    values = torch.linalg.eigvalsh(moments.matrix)
+    return (values[..., -rank:].sum(-1) - rank / moments.columns * values.sum(-1)) / beside(moments.n)
+
+
+def _perturbed(moments: SecondMoments, rank: int, variances: Tensor) -> Tensor:
+    """variances: (*batch, d, d), of the perturbation's entries in the eigenbasis, largest eigenvalue first."""
+    rank = checks.integer("rank", rank, 1, moments.columns)
+    values, own = torch.linalg.eigvalsh(moments.matrix).flip(-1), variances[..., :rank, rank:]
+    gaps = values[..., :rank, None] - values[..., None, rank:]
+    terms = torch.where(own > 0, own / gaps, 0.0).sum((-2, -1))
+    return torch.minimum(terms / beside(moments.n), random_psi(moments, rank))

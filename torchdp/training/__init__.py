@@ -1,4 +1,4 @@
-"""Differentially private training: plans of least error, correlated noise, public features as layers.
+"""Differentially private training: plans of least error, correlated noise.
 
     >>> import torch
     >>> from torchdp import training
@@ -35,15 +35,14 @@ A user's steps are limited by a :class:`Participation`, with a custom loader by 
 | standard_errors | | row norms of W C^{-1}: at sigma = 1 | no |
 """
 
-from torchdp.training.adaptive import AdaptiveBound
-from torchdp.training.batches import Batches, ParticipationLog
+from torchdp.training.batches import Batches, ParticipationLog, SampledBatches
 from torchdp.training.choose import choose
 from torchdp.training.clipping import clip_and_sum
-from torchdp.training.layers import FeatureLayer, SketchLayer
-from torchdp.training.mechanism import Mechanism
+from torchdp.training.mechanism import AdaptiveBound, Mechanism
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.participation import (
     ONCE,
+    CyclicPoisson,
     Epochs,
     OwnBatches,
     Participation,
@@ -54,7 +53,6 @@ from torchdp.training.participation import (
 from torchdp.training.passes import Passes
 from torchdp.training.plan import Plan
 from torchdp.training.run import Run
-from torchdp.training.sampled import CyclicPoisson, SampledBatches
 from torchdp.training.strategy import Descent, Iterates, causal_strategy, standard_errors
 from torchdp.training.sums import clipped_sum, set_gradients
 
@@ -66,7 +64,6 @@ __all__ = [
     "CyclicPoisson",
     "Descent",
     "Epochs",
-    "FeatureLayer",
     "Iterates",
     "Mechanism",
     "OwnBatches",
@@ -78,7 +75,6 @@ __all__ = [
     "SampledBatches",
     "Sensitivity",
     "Separated",
-    "SketchLayer",
     "calibrated_noise",
     "causal_strategy",
     "choose",

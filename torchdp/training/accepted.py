@@ -1,18 +1,167 @@
-"""Modules, losses and examples of which each example has a gradient of its own; others are refused by name."""
+"""Modules, losses and examples of which each example has a gradient of its own; others are refused by name.
+
+Whether a module's examples meet is seen by what it makes of some of them beside others that are foreign to them. Not by
+examples alone: these draw other numbers, and what is rare in a batch (near neighbours, an expert that is full, numbers
+above a threshold) does not occur. The foreign ones are made of the examples that are looked at: copies, and copies with
+numbers ``FAR`` times as large. Which examples are looked at, and where they are in the batch, is drawn from the system
+at each check.
+"""
 
 import inspect
+import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch._functorch.autograd_function import custom_function_call
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from torchdp import checks
-from torchdp.training.per_example import DRAWS, Inputs
-from torchdp.training.record import MIXES
+from torchdp.training.per_example import DRAWS, FEW, Inputs, Passes, masks
+from torchdp.training.record import MIXES, Untaken
 from torchdp.training.sums import holds
 
 MIXING = (nn.modules.batchnorm._BatchNorm,)  # an example's gradient would depend on the others
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 PARALLEL = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+MEETS = (
+    "module mixes examples: what it returns for one of them changes with the others of its batch, as of statistics, "
+    "attention, sorting or sums along the batch; an example's gradient would be another's too, or that of another "
+    "function than the module's: let each example go by itself (GroupNorm or LayerNorm in the place of batch "
+    "normalisation), or call .eval() on it"
+)
+FAR = 1e3
+# Of an example's numbers: how far they may move by rounding, and by searches that stop by the whole batch's error.
+MOVES = 2.0**-7
+# Numbers of examples that are no multiple of one another: where n divides none of the sizes that a pass has made,
+# a dimension that n divides is the batch's.
+PRIMES = (5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+SYSTEM = random.SystemRandom()
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A batch of examples that are looked at, and of others.
+
+    sources: the example at each place. kept: places of those that are looked at. far: places of those that are FAR
+    times as large.
+    """
+
+    sources: list[int]
+    kept: list[int]
+    far: list[int]
+
+    @staticmethod
+    def of(rows: list[int], n: int) -> "Beside":
+        """``rows`` at places that are drawn, beside copies of them, each second one far; len(rows) < n."""
+        order = SYSTEM.sample(range(n), n)
+        sources = [rows[0]] * n
+        for i, place in enumerate(order):
+            sources[place] = rows[i % len(rows)]
+        return Beside(sources, order[: len(rows)], order[len(rows) :: 2])
+
+    @staticmethod
+    def copies(row: int, n: int) -> "Beside":
+        """All of them one example, which is looked at where it is."""
+        return Beside([row] * n, [row], [])
+
+    def batch(self, x: Inputs, factor: float) -> Inputs:
+        """What is at each place; far away by ``factor``."""
+        if not isinstance(x, Tensor):
+            return {name: self._one(value, factor) for name, value in x.items()}
+        return self._one(x, factor)
+
+    def _one(self, x: Tensor, factor: float) -> Tensor:
+        x = x[self.sources]
+        if x.is_floating_point():
+            x[self.far] *= factor
+        return x
+
+
+def factors(device: torch.device) -> tuple[float, ...]:
+    """By which others are far away, the first one that the module takes; an index out of range would stop a GPU."""
+    return (FAR, 1.0) if device.type == "cpu" else (1.0,)
+
+
+def prime(n: int, sizes: set[int]) -> int:
+    """A number of examples, about n or FEW, that divides none of these sizes; n where there is none."""
+    for p in PRIMES:
+        if p >= min(n, FEW) and not any(size and size % p == 0 for size in sizes):
+            return p
+    return n
+
+
+def meet(passes: Passes, x: Inputs, n: int) -> Tensor | None:
+    """Whether the module's output for an example moves with the other examples; None where that can not be seen.
+
+    Each is looked at beside foreign ones at the place where it is, the first and the last one also where all are copies
+    of it. Draws are the same in all of these passes.
+    """
+    first = _outputs(passes, x)
+    order = SYSTEM.sample(range(n), n)
+    batches = [Beside.copies(0, n), Beside.copies(n - 1, n)]
+    # Each half beside copies of itself, by each digit of a row's rank: no two of few rows are in one half throughout.
+    digits = (n - 1).bit_length() if n <= FEW else 1
+    for digit in range(digits):
+        for half in (0, 1):
+            kept = [row for rank, row in enumerate(order) if rank >> digit & 1 == half]
+            others = [row for rank, row in enumerate(order) if rank >> digit & 1 != half]
+            sources = list(range(n))
+            for i, place in enumerate(others):
+                sources[place] = kept[i % len(kept)]
+            batches.append(Beside(sources, kept, others[digit % 2 :: 2]))
+    # Numbers of half precision round by more than MOVES.
+    coarse = torch.finfo(torch.bfloat16).eps ** 0.5 if passes.halves(x) else MOVES
+    flags = list[Tensor]()
+    for beside in batches:
+        second = list[Tensor]()
+        for factor in factors(passes.device):
+            second = second or _outputs(passes, beside.batch(x, factor))
+        for a, b in zip(first, second, strict=False):
+            flags += _moved(a, b, n, beside.kept, coarse)
+    return torch.stack(flags).any() if flags else None
+
+
+def _outputs(passes: Passes, x: Inputs) -> list[Tensor]:
+    """The tensors that the module returns, none where it does not take these examples."""
+    seed = 0 if passes.seeded else None
+    try:
+        with torch.no_grad(), masks(seed, passes.device):
+            output = passes.plain(x, None)[1]
+    except Exception:  # of whatever kind: numbers that are far away are no input of some modules
+        return []
+    return [leaf.detach() for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def _moved(a: Tensor, b: Tensor, n: int, kept: list[int], coarse: float) -> list[Tensor]:
+    """Whether numbers of the kept examples differ, along each dimension that may be the batch's; none if none may."""
+    if a.shape != b.shape or not a.is_floating_point():
+        return []
+    found = list[Tensor]()
+    for dim in range(a.ndim):
+        if a.shape[dim] == n and a.numel():
+            mine = a.movedim(dim, 0)[kept].reshape(len(kept), -1).float()
+            other = b.movedim(dim, 0)[kept].reshape(len(kept), -1).float()
+            size = mine.abs().amax(1)
+            off = (other - mine).abs().amax(1)
+            least = torch.finfo(torch.float32).eps * size.nan_to_num(posinf=0.0).amax()
+            found.append((size.isfinite() & ~(off <= coarse * size + least)).any())
+    return [torch.stack(found).all()] if found else []
+
+
+class OwnRules(TorchFunctionMode):
+    """Raises Untaken where a custom function has a rule of its own for vmap, in which examples may meet."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is custom_function_call and args[0].vmap is not Function.vmap:
+            raise Untaken(f"{args[0].__name__} has a rule of its own for vmap, in which examples may meet")
+        return func(*args, **kwargs or {})
 
 
 def trainable(module: nn.Module, loss: object, masks: bool) -> dict[str, Tensor]:

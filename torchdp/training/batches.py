@@ -1,15 +1,27 @@
-"""Enforced participation: batches in a fixed order, a check of external batches, and batches waiting to be used."""
+"""Enforced participation: batches in a fixed order or sampled, a check of external batches, rows read ahead.
 
+Batches that were handed out wait to be used; a ``DataLoader`` reads a data set's rows for them.
+"""
+
+import copy
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
 from torchdp import checks
-from torchdp.training.participation import Participation
+from torchdp.noise import Noise, SeededNoise, source
+from torchdp.training.participation import CyclicPoisson, Participation
+
+# by the plan; out of order a batch would be used for another step, and users would come back too soon
+DECIDED = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "generator", "in_order")
 
 
 class ParticipationLog:
@@ -128,6 +140,49 @@ class Batches(PlannedBatches):
         return self._order[place : place + self.size].tolist()
 
 
+class SampledBatches(PlannedBatches):
+    """The batches of :class:`CyclicPoisson` for all steps: users' numbers, of any size.
+
+    A user's group is drawn once; each step draws its group's members by one word for each, so that the chance is at
+    most ``sampling.chance`` and at least that less 2^-63. ``step`` batches are handed out; after the last one iteration
+    raises RuntimeError. The draws are secret: who knows them knows who was in a batch.
+
+    users: how many. steps: at least 1. noise: source of the 256 bits of which all draws are a function, None for the
+    system's. first: the step to go on from, after a restart with the same bits. Raises TypeError, ValueError.
+
+    Guarantees: the groups and who is in a step do not depend on the data; given the groups, users are in a step
+    independently of each other, and of all other steps.
+    """
+
+    def __init__(
+        self,
+        sampling: CyclicPoisson,
+        users: int,
+        steps: int,
+        *,
+        noise: Noise | None = None,
+        first: int = 0,
+    ) -> None:
+        checks.instance("sampling", sampling, CyclicPoisson)
+        self.sampling = sampling
+        super().__init__(users, steps, first)
+        checks.fits("users", self.users)
+        self._key = source(noise).words((4,)).cpu().numpy().tobytes()
+        # each user's, all of them alike in size
+        self._group = self._draws(self.steps).permutation(self.users) % self.sampling.groups
+
+    def _users(self, step: int) -> list[int]:
+        members = (self._group == step % self.sampling.groups).nonzero()[:, 0]
+        if self.sampling.chance < 1:
+            words = self._draws(step).integers((len(members),))
+            members = members[words < math.floor(self.sampling.chance * 2**63)]
+        return members.tolist()
+
+    def _draws(self, step: int) -> Noise:
+        """Of one step, ``steps`` for the groups: steps that are passed over need no draws."""
+        return SeededNoise(int.from_bytes(self._key + step.to_bytes(8, "little"), "little"), "cpu")
+
+
 @dataclass(frozen=True)
 class Waiting:
     """A batch that was handed out and is not released: for which step, its rows, and those that were used.
@@ -155,3 +210,66 @@ class Waiting:
     def with_part(self, total: Tensor, count: int, more: bool) -> "Waiting":
         """After a part that is not the last."""
         return Waiting(self.step, self.rows, self.used + count, self.parts - (not more), total)
+
+
+class PrefetchSampler(Sampler[list[int]]):
+    """This process's part of the batches that are left, drawn before they are due: the given ones stay where they are.
+
+    max_rows: batches are cut in parts of at most so many, equally many in every process; None: whole. counts: of each
+    batch that was drawn this process's rows and its parts, 0 of an empty batch, which is handed out nonetheless.
+    """
+
+    def __init__(self, batches: Batches | SampledBatches, rank: int, ranks: int, max_rows: int | None) -> None:
+        self.counts: deque[tuple[int, int]] = deque()
+        self.max_rows = None if max_rows is None else checks.integer("max_rows", max_rows, 1)
+        self._batches, self._rank, self._ranks = copy.copy(batches), rank, ranks
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for users in self._batches if len(self._batches) else ():
+            mine, most = users[self._rank :: self._ranks], -(-len(users) // self._ranks)
+            rows = self.max_rows or max(most, 1)
+            parts = -(-most // rows)
+            self.counts.append((len(mine), parts))
+            for start in range(0, max(parts, 1) * rows, rows):
+                yield mine[start : start + rows]
+
+
+class Collate:
+    """The rows of a batch by ``collate``; of an empty batch what it makes of one row, less that row."""
+
+    def __init__(self, data: Dataset[Any], collate: Callable[[list[Any]], Any]) -> None:
+        self.data, self.collate = data, collate
+
+    def __call__(self, rows: list[Any]) -> Any:
+        return self.collate(rows) if len(rows) else _emptied(self.collate([self.data[0]]))
+
+
+def loader(
+    data: Dataset[Any], ahead: PrefetchSampler, users: int, generator: torch.Generator, options: Any
+) -> DataLoader[Any]:
+    """The rows of each batch, collated. Raises TypeError, ValueError."""
+    if isinstance(data, IterableDataset) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        raise TypeError(
+            f"data must be a data set with a length and rows by number, not {type(data).__name__}: "
+            "torch.utils.data.TensorDataset makes one of tensors"
+        )
+    if len(data) != users:
+        raise ValueError(f"data must hold one row for each of the plan's {users} users, not {len(data)}")
+    if wrong := sorted(set(DECIDED) & set(options)):
+        raise ValueError(f"{', '.join(wrong)} must be left out: the plan decides who is in a batch")
+    collate = Collate(data, options.pop("collate_fn", None) or default_collate)
+    return DataLoader(data, batch_sampler=ahead, collate_fn=collate, generator=generator, **options)
+
+
+def _emptied(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray):
+        return value[:0] if value.ndim else value
+    if isinstance(value, MutableMapping):
+        emptied = copy.copy(value)
+        emptied.update({name: _emptied(part) for name, part in value.items()})
+        return emptied
+    if hasattr(value, "_fields"):
+        return type(value)(*map(_emptied, value))
+    if isinstance(value, tuple | list):
+        return type(value)([] if all(isinstance(part, str) for part in value) else map(_emptied, value))
+    return value

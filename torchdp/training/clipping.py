@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.draws import Simulated
-from torchdp.training.accepted import examples, named, parameters_named, refuse_unreached, trainable
-from torchdp.training.meeting import MEETS, meet
+from torchdp.training.accepted import MEETS, examples, meet, named, parameters_named, refuse_unreached, trainable
 from torchdp.training.per_example import FEW, REMEMBERS, Both, Gradients, Inputs, Known, Passes, due, masks, pick
 from torchdp.training.record import MEANS, Untaken, eager
 from torchdp.training.routes import by_factors, by_loop, by_vmap

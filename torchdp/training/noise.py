@@ -30,7 +30,6 @@ class CorrelatedNoise(nn.Module):
         sigma: standard deviation of Z's entries.
         noise: the 256 bits from which all of it is made come from here, for None from the system.
         dtype: of the noise, float32 or float64; ``.half()`` and others move the module and change no number.
-        alone: in a process group, this process alone draws noise.
         shard: (first, whole): of a gradient of ``whole`` numbers this is for those from ``first`` on; each number has
             the noise that it has without shards.
 
@@ -60,18 +59,17 @@ class CorrelatedNoise(nn.Module):
         *,
         noise: Noise | None = None,
         dtype: torch.dtype = torch.float32,
-        alone: bool = False,
         shard: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         size, sigma = checks.integer("size", size, 1), checks.positive("sigma", sigma)
-        alone, (first, whole) = checks.instance("alone", alone, bool), shard or (0, size)
+        first, whole = shard or (0, size)
         first = checks.integer("shard", first, 0)
         whole = checks.integer("shard", whole, first + size)
         self._strategy = as_strategy(strategy)
         recurrence = self._strategy.recurrence
         key = source(noise).words((4,)).cpu().numpy().tobytes()
-        self._stream = Stream(recurrence, (first, size, whole), sigma, key, dtype, alone, shard is not None)
+        self._stream = Stream(recurrence, (first, size, whole), sigma, key, dtype, shard is not None)
 
     @property
     def sigma(self) -> float:
@@ -203,13 +201,12 @@ def calibrated_noise(
     neighbours: Neighbours = Neighbours.ADD_REMOVE,
     noise: Noise | None = None,
     dtype: torch.dtype = torch.float32,
-    alone: bool = False,
 ) -> CorrelatedNoise:
     """:class:`CorrelatedNoise` with the least sigma that makes all outputs together (epsilon, delta)-DP.
 
     The least where batches are not sampled at random: amplification by sampling is not counted. Where it could be, as
     for Poisson batches and small epsilon, plain DP-SGD with independent noise may need less.
-    bound: largest norm of a user's part of one sum (the clipping bound). noise, dtype, alone: as there. Raises
+    bound: largest norm of a user's part of one sum (the clipping bound). noise, dtype: as there. Raises
     TypeError, ValueError.
 
     Guarantees: ``guarantee(bound, delta, participation, neighbours).epsilon`` <= epsilon.
@@ -217,7 +214,7 @@ def calibrated_noise(
     """
     found = _scaled(strategy, bound, participation, neighbours)
     sigma = gaussian_sigma(epsilon, delta, found.value)
-    return CorrelatedNoise(strategy, size, sigma, noise=noise, dtype=dtype, alone=alone)
+    return CorrelatedNoise(strategy, size, sigma, noise=noise, dtype=dtype)
 
 
 def noise_guarantee(

@@ -1,8 +1,8 @@
-"""Participation patterns, and the sensitivity of a matrix mechanism under them."""
+"""Who takes part in which steps: patterns, sampling at random and its amplification, and sensitivities under them."""
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,8 +11,11 @@ from torchdp import checks
 from torchdp.factorization import StreamStrategy
 from torchdp.factorization.certificates.worst_sets import most_apart, worst_separated
 from torchdp.factorization.streams.strategy import ATTAINED, Sensitivity, signs
+from torchdp.privacy import Guarantee, sampled_guarantee, sampled_multiplier
+from torchdp.training.strategy import Strategy, as_strategy
 
 EPS = torch.finfo(torch.float64).eps
+AMPLIFIED = "Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4"
 LOOSE = 0.01  # of what a user moves: more than rounding of C may be
 
 
@@ -132,6 +135,61 @@ class OwnBatches:
 
     def __post_init__(self) -> None:
         checks.instance("rule", self.rule, Participation)
+
+
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Users are in ``groups`` groups, made without the data; step t takes each of group t mod groups with ``chance``.
+
+    One group: Poisson sampling. The number of users is public, as groups are alike in size: who is removed leaves a
+    number that adds 0. A strategy of at most ``groups`` bands answers one user's steps by rows that no two of them
+    share, so that all steps together are as private as steps / groups sums of a user with this chance.
+
+    groups: at least 1; chance: in (0, 1]. Raises ValueError.
+    Source: Choquette-Choo, Ganesh, McKenna, McMahan, Rush, Thakurta, Xu (2023), Theorem 4.
+    """
+
+    groups: int
+    chance: float
+
+    def __post_init__(self) -> None:
+        checks.keep(self, groups=checks.count, chance=checks.positive)
+        checks.within("chance", self.chance, 0, 1, ": take fewer groups, or smaller batches")
+
+    def guarantee(self, strategy: Strategy, sigma: float, bound: float, delta: float) -> Guarantee:
+        """The guarantee of the outputs W (G + C^{-1} Z) of all steps: C is ``strategy``, Z of N(0, sigma^2) entries.
+
+        bound: largest norm of a user's part of one sum. Raises ValueError, also where C has more than ``groups`` bands.
+
+        Guarantees: (epsilon, delta)-DP for adding or removing one user, each sum's gradients depending on all earlier
+        outputs: given these, the rows of one step of a user are N(0, sigma^2 I), shifted by g c_t with this chance,
+        ||g c_t|| <= bound * largest column norm of C.
+        Source: as the class; Denisov et al. (2022), Theorem 2.1, for what depends on earlier outputs.
+        """
+        C = as_strategy(strategy)
+        multiplier = checks.positive("sigma", sigma) / (checks.positive("bound", bound) * self._longest(C))
+        found = sampled_guarantee(multiplier, self.chance, self.times(C.steps), delta)
+        return replace(found, source=f"{found.source}; {AMPLIFIED}")
+
+    def sigma(self, strategy: Strategy, bound: float, epsilon: float, delta: float) -> float:
+        """The least sigma, within 1e-4 of itself, for which ``guarantee`` is at most ``epsilon``. Raises ValueError."""
+        C = as_strategy(strategy)
+        longest = checks.positive("bound", bound) * self._longest(C)
+        multiplier = sampled_multiplier(epsilon, delta, self.chance, self.times(C.steps))
+        return multiplier * longest * (1 + 1e-12)
+
+    def times(self, steps: int) -> int:
+        """How many of ``steps`` steps take one user's group, at most."""
+        return -(-steps // self.groups)
+
+    def _longest(self, C: StreamStrategy) -> float:
+        """The largest column norm, rounded up, of a strategy of few enough bands."""
+        if C.bands > self.groups:
+            raise ValueError(
+                f"strategy must be one square lower triangular matrix of at most {self.groups} bands, as many as there "
+                "are groups; more would let two steps of a user share an output"
+            )
+        return sensitivity(C, ONCE).value
 
 
 def sensitivity(strategy: Tensor | StreamStrategy, participation: Participation) -> Sensitivity:

@@ -278,14 +278,21 @@ def _neither(alone: Tensor, found: Tensor, eps: float, more: Tensor | float) -> 
     return off.abs().amin() > eps**0.5 * alone.abs().mean() + more
 
 
+def generators(device: torch.device) -> list[torch.Generator]:
+    """torch's own, of the CPU and of this device."""
+    if device.type != "cuda":
+        return [torch.default_generator]
+    place = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[place]]
+
+
 @contextmanager
 def undrawn(device: torch.device, refused: bool = True) -> Iterator[None]:
     """torch's own generators stand where they stood. Raises ValueError where something was drawn from them."""
     if not refused:
         yield
         return
-    cuda = device.index if device.index is not None or device.type != "cuda" else torch.cuda.current_device()
-    own = [torch.default_generator, *([torch.cuda.default_generators[cuda]] if device.type == "cuda" else [])]
+    own = generators(device)
     before, drawn = [each.get_state() for each in own], False
     try:
         yield
@@ -304,12 +311,15 @@ def masks(seed: int | None, device: torch.device) -> Iterator[None]:
     if seed is None:
         yield
         return
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if cuda else []):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed notes the stack for each device to come
-        if cuda:
-            torch.cuda.manual_seed_all(seed)
+    own = generators(device)
+    before = [each.get_state() for each in own]
+    try:
+        for each in own:  # torch.manual_seed would seed other devices too, whose states are not put back
+            each.manual_seed(seed)
         yield
+    finally:
+        for each, state in zip(own, before, strict=True):
+            each.set_state(state)
 
 
 def due(times: int) -> bool:

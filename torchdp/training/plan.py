@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torchdp import checks
 from torchdp.description import described, made
 from torchdp.noise import Noise, source
-from torchdp.training.adaptive import AdaptiveBound
 from torchdp.training.clipping import ROUTES
-from torchdp.training.mechanism import Mechanism
+from torchdp.training.mechanism import AdaptiveBound, Mechanism
 from torchdp.training.run import Run
 
 FORMAT = "torchdp plan"  # of files that save writes, with a version that a change of their content raises

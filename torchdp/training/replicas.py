@@ -80,5 +80,5 @@ def check_agree(step: int, stream: bytes, total: Tensor) -> None:
         names = " and ".join(name for name, wrong in zip(WHAT, differ, strict=True) if wrong)
         raise RuntimeError(
             f"the processes differ in {names}; add up the sums over all of them (all_reduce) and make the noise alike "
-            "in each, or pass alone=True in the one that draws it"
+            "in each"
         )

@@ -15,8 +15,8 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from torchdp.training.accepted import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime
 from torchdp.training.factors import Form, Rows, joined
-from torchdp.training.meeting import MEETS, SYSTEM, Beside, OwnRules, factors, meet, prime
 from torchdp.training.per_example import DRAWS, Gradients, Inputs, Passes, due, flat, pick, short
 from torchdp.training.record import Inside, Record, Refused, Still, Untaken
 from torchdp.training.rules import RULES
@@ -196,13 +196,9 @@ def _derived(source: Tensor, parameters: list[Tensor], rows: Tensor) -> list[Ten
     """Gradients in the parameters that ``source`` is made of, of those in itself, (n, size)."""
     cotangents = rows.reshape(-1, *source.shape).to(source.dtype)
     options = {"allow_unused": True, "retain_graph": True}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return list(torch.autograd.grad(source, parameters, cotangents, is_grads_batched=True, **options))
-    except RuntimeError:
-        each = [torch.autograd.grad(source, parameters, c, **options) for c in cotangents]
-        return [None if side[0] is None else torch.stack(side) for side in zip(*each, strict=True)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return list(torch.autograd.grad(source, parameters, cotangents, is_grads_batched=True, **options))
 
 
 def _losses(

@@ -14,10 +14,9 @@ from torchdp.privacy import Guarantee
 from torchdp.training import replicas
 from torchdp.training.batches import ParticipationLog
 from torchdp.training.clipping import Clipper, Inputs
-from torchdp.training.ledger import Ledger
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.noise import CorrelatedNoise
-from torchdp.training.secret import Secret, opened
+from torchdp.training.secret import Ledger, Secret, opened
 from torchdp.training.steps import NO_BATCH, Steps
 from torchdp.training.stream import KEY
 from torchdp.training.sums import clipped_rows, set_gradients

@@ -13,11 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchdp.brief import Brief
 from torchdp.training import replicas
-from torchdp.training.batches import Batches, ParticipationLog, Waiting
-from torchdp.training.loading import PrefetchSampler, loader
+from torchdp.training.batches import Batches, ParticipationLog, PrefetchSampler, SampledBatches, Waiting, loader
 from torchdp.training.mechanism import Mechanism
 from torchdp.training.participation import OwnBatches, Participation
-from torchdp.training.sampled import SampledBatches
 from torchdp.training.secret import Secret
 
 NO_BATCH = "no batch waits: backward once for each batch that iteration hands out"

@@ -43,7 +43,6 @@ class Stream:
         sigma: float,
         key: bytes,
         dtype: torch.dtype,
-        alone: bool,
         sharded: bool,
     ) -> None:
         _has_digits(dtype, sigma, recurrence)
@@ -57,8 +56,9 @@ class Stream:
         self._law = hashlib.sha256(recurrence.digest() + repr((sigma, self.whole, str(dtype))).encode()).digest()
         self._lock, self._process = threading.RLock(), process()
         self._at = (0, 0, True)  # step; numbers of _past that are past it; whether the next ones are before it
-        self._alone, self._sharded = alone or not replicas.several(), sharded
-        self._key = key if self._alone else replicas.from_first(key)
+        self._several = replicas.several()
+        self._sharded = sharded
+        self._key = replicas.from_first(key) if self._several else key
         self._awaited: int | None = None
         self._refused: Tensor | None = None  # on another device than the CPU: whether a sum was refused
 
@@ -86,7 +86,7 @@ class Stream:
             if t >= self.steps:
                 raise RuntimeError(f"all {t} steps of the strategy are spent; make one for more steps")
             self._judge(total, self._deviations[min(t, len(self._deviations) - 1)])
-            if not self._alone:
+            if self._several:
                 digest = hashlib.sha256(self._key + self._law).digest()
                 replicas.check_agree(t, digest, total[:0] if self._sharded else total)
             private = self._advance(t, total)
