@@ -46,7 +46,7 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "regression": FLOOR | {"privacy", "protocol", "wire", "randomizers", "sketching", "secure"},
     "domains": FLOOR | {"factorization"},
     "mean": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "domains"},
-    "training": FLOOR | {"kernels", "privacy", "protocol", "workloads", "factorization"},
+    "training": FLOOR | {"kernels", "privacy", "protocol", "workloads", "factorization", "density", "sketching"},
     "sklearn": FLOOR | {"privacy", "density", "randomizers", "regression"},
     "cli": FLOOR
     | {"kernels", "privacy", "workloads", "factorization", "randomizers", "queries", "domains", "mean"}

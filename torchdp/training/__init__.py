@@ -1,4 +1,4 @@
-"""Differentially private training: plans of least error, correlated noise.
+"""Differentially private training: plans of least error, correlated noise, public features as layers.
 
     >>> import torch
     >>> from torchdp import training
@@ -38,6 +38,7 @@ A user's steps are limited by a :class:`Participation`, with a custom loader by 
 from torchdp.training.batches import Batches, ParticipationLog, SampledBatches
 from torchdp.training.choose import choose
 from torchdp.training.clipping import clip_and_sum
+from torchdp.training.layers import FeatureLayer, SketchLayer
 from torchdp.training.mechanism import AdaptiveBound, Mechanism
 from torchdp.training.noise import CorrelatedNoise, calibrated_noise
 from torchdp.training.participation import (
@@ -64,6 +65,7 @@ __all__ = [
     "CyclicPoisson",
     "Descent",
     "Epochs",
+    "FeatureLayer",
     "Iterates",
     "Mechanism",
     "OwnBatches",
@@ -75,6 +77,7 @@ __all__ = [
     "SampledBatches",
     "Sensitivity",
     "Separated",
+    "SketchLayer",
     "calibrated_noise",
     "causal_strategy",
     "choose",

@@ -1,0 +1,130 @@
+"""Public features and sketches as layers: the same numbers, gradients, and how they travel."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from buckets import LaplacianBuckets
+from laws import stored
+from torch import nn
+
+from torchdp import density, sketching
+from torchdp.randomness import keyed_generator
+from torchdp.training import FeatureLayer, SketchLayer
+
+FAMILIES = [
+    density.GaussianFourier(5, 2.0),
+    density.GaussianOrthogonal(5, 2.0),
+    density.InnerProduct(5),
+    density.InnerProductRotated(5, 1.0),
+]
+
+
+def generator():
+    return keyed_generator(b"layers")
+
+
+def points(*shape):
+    return nn.functional.normalize(torch.randn(*shape, dtype=torch.float64, generator=generator()), dim=-1) * 0.9
+
+
+def feature_layer(family=FAMILIES[0]):
+    return FeatureLayer(family.draw(7, generator=generator()))
+
+
+def sketch_layer():
+    return SketchLayer(sketching.osnap(5, 4, 2, generator=generator()))
+
+
+MAKERS = [*(lambda family=family: feature_layer(family) for family in FAMILIES), sketch_layer]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_feature_layer_is_the_features(family):
+    features, layer, x = family.draw(7, generator=generator()), feature_layer(family), points(6, 5)
+    torch.testing.assert_close(layer(x), features.left(x) / 7**0.5, rtol=0, atol=1e-14)
+    torch.testing.assert_close(layer.queries(x), features.right(x) / 7**0.5, rtol=0, atol=1e-14)
+    torch.testing.assert_close(layer(x.view(2, 3, 5)).view(6, -1), layer(x))
+    assert not list(layer.parameters()) and layer(x.float()).dtype == torch.float32
+
+
+def test_inner_products_estimate_the_kernel():
+    family, x = density.GaussianOrthogonal(5, 2.0), points(6, 5)
+    layer = FeatureLayer(family.draw(4000, generator=generator()))
+    torch.testing.assert_close(layer(x) @ layer.queries(x).mT, family.kernel(x, x), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (0, 5)])
+def test_a_sketch_layer_is_the_sketch(shape):
+    sketch, layer, x = sketching.osnap(5, 4, 2, generator=generator()), sketch_layer(), points(*shape)
+    torch.testing.assert_close(layer(x), x @ sketch.dense().mT)
+    assert layer(x.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_gradients(make):
+    layer, x = make(), points(3, 5).requires_grad_()
+    assert torch.autograd.gradcheck(layer, x) and torch.autograd.gradgradcheck(layer, x)
+    if isinstance(layer, FeatureLayer):
+        assert torch.autograd.gradcheck(layer.queries, x)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_state_dict_deepcopy_pickle_and_to(make):
+    layer, x = make(), points(4, 5)
+    fresh = make()
+    for buffer in fresh.buffers():
+        buffer.zero_()
+    fresh.load_state_dict(stored(layer.state_dict()))
+    for other in (fresh, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))
+    moved = copy.deepcopy(layer).to(torch.float32)
+    torch.testing.assert_close(moved(x.float()).double(), layer(x), rtol=1e-4, atol=1e-5)
+    assert all(b.dtype != torch.float64 for b in moved.buffers())
+
+
+@pytest.mark.filterwarnings("ignore")  # no batching rule for clamp_ and a cached matrix: slower, not wrong
+@pytest.mark.parametrize("make", MAKERS)
+def test_vmap_and_autocast(make):
+    layer, x = make(), points(4, 5)
+    torch.testing.assert_close(torch.func.vmap(layer)(x), layer(x), rtol=0, atol=1e-14)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer(x.float()), layer(x.float()).float())
+        inside = layer(x.float())
+    assert torch.equal(inside, layer(x.float()))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [MAKERS[0], MAKERS[4]])
+def test_compile_in_one_graph(make):
+    torch._dynamo.reset()
+    layer, x = make(), points(4, 5).requires_grad_()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), layer(x), rtol=0, atol=1e-12)
+    weights = torch.randn(compiled(x).shape, dtype=x.dtype, generator=generator())
+    a, b = (torch.autograd.grad((f(x) * weights).sum(), x)[0] for f in (compiled, layer))
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: FeatureLayer(FAMILIES[0]), TypeError, "call family.draw"),
+        (lambda: feature_layer(density.GaussianSquareWave(5)), TypeError, "signs have none"),
+        (lambda: feature_layer(LaplacianBuckets(5)), TypeError, "plain family"),
+        (
+            lambda: feature_layer(density.Projected(9, density.GaussianFourier(5))),
+            TypeError,
+            "made of other features",
+        ),
+        (lambda: feature_layer()(torch.zeros(2, 4)), ValueError, r"x must have shape \(..., 5\)"),
+        (lambda: feature_layer()(torch.zeros(2, 5, dtype=torch.int64)), TypeError, "x must be a floating"),
+        (lambda: feature_layer()([0.0] * 5), TypeError, "x must be a torch.Tensor"),
+        (lambda: sketch_layer()(torch.zeros(4)), ValueError, r"x must have shape \(..., 5\)"),
+        (lambda: SketchLayer(torch.eye(3)), TypeError, "sketch must be"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
