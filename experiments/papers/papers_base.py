@@ -16,6 +16,7 @@ Verdict = Literal["agrees", "corrected", "beaten", "behind", "differs", "broken"
 Tables = Mapping[str, Rows]
 SIGMAS = 4.0  # standard errors within which two numbers agree
 SLACK = 1e-3  # relative: of an inequality or a comparison
+NOISY = 0.25  # relative: what 4 standard errors may grant; with more, what is wrong would agree as well
 LEGEND: Mapping[Verdict, str] = {
     "agrees": "the number equals the paper's, or the inequality holds, up to what is granted",
     "corrected": "an inequality fails as the paper prints it, at an instance that docs/corrections.md names",
@@ -24,7 +25,7 @@ LEGEND: Mapping[Verdict, str] = {
     "differs": "the number is not the paper's: the command ends with 1",
     "broken": "a promise of this package does not hold: the command ends with 1",
     "compared": "two numbers of this package, neither of which the paper prints: no verdict on the paper",
-    "not checkable": "no number to compute, or not with the data at hand",
+    "not checkable": "no number to compute, no data at hand, or 4 standard errors are above a quarter of it",
 }
 
 
@@ -45,6 +46,10 @@ class Finding:
     error: float | None
     verdict: Verdict
     granted: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.verdict == "agrees" and SIGMAS * (self.error or 0) > NOISY * abs(self.paper or 0):
+            object.__setattr__(self, "verdict", "not checkable")
 
     @staticmethod
     def equal(
@@ -75,7 +80,7 @@ class Finding:
         """An inequality of the paper: agrees where it holds, else corrected, as docs/corrections.md explains."""
         found = Finding.at_most(result, claim, measure, limit, ours, error)
         fails: Verdict = "differs" if math.isnan(ours) else "corrected"
-        return found if found.verdict == "agrees" else replace(found, verdict=fails)
+        return replace(found, verdict=fails) if found.verdict == "broken" else found
 
     @staticmethod
     def lower(

@@ -5,6 +5,7 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
+from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import norm
 
 from torchdp.privacy import gaussian_sigma, sampled_guarantee, sampled_multiplier, sampling
@@ -83,10 +84,17 @@ def test_the_least_multiplier(part, chance, times):
     assert found <= gaussian_sigma(epsilon, 1e-6, math.sqrt(times)) * (1 + 1e-8)
 
 
-def test_known_values():
+def test_known_values_are_found_in_few_steps(monkeypatch):
     """Noise for 120 steps of 50 of 1,500 users at epsilon = 2, delta = 1e-5, in 1 to 16 groups."""
+    composed, steps = privacy_loss_distribution.from_gaussian_mechanism, []
+    monkeypatch.setattr(
+        privacy_loss_distribution,
+        "from_gaussian_mechanism",
+        lambda *given, **more: steps.append(given) or composed(*given, **more),
+    )
     found = [sampled_multiplier(2.0, 1e-5, 50 * g / 1500, -(-120 // g)) for g in (1, 4, 16)]
     assert found == pytest.approx([1.1155, 1.8282, 3.2964], rel=1e-3)
+    assert len(steps) <= 20  # 23 from a bracket that knows nothing of sampling
 
 
 def test_where_delta_allows_everything_the_search_ends(monkeypatch):
@@ -98,6 +106,8 @@ def test_guarantee_delta_pays_for_the_transforms_and_below_that_chance_counts_no
     for delta in (1e-15, 1e-13):
         found = sampled_guarantee(1.2, 0.03, 120, delta)
         assert found.epsilon == sampled_guarantee(1.2, 1.0, 120, delta).epsilon
+    least = gaussian_sigma(1.0, 1e-300, math.sqrt(2))
+    assert sampled_multiplier(1.0, 1e-300, 0.5, 2) == pytest.approx(least, rel=1e-5)
     some = sampled_guarantee(1.2, 0.03, 120, 1e-11).epsilon
     assert some < 0.5 * sampled_guarantee(1.2, 1.0, 120, 1e-11).epsilon
     assert some > sampled_guarantee(1.2, 0.03, 120, 1.2e-11).epsilon

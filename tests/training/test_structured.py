@@ -1,6 +1,7 @@
 """Strategies and workloads as coefficients: the numbers of the matrices that are never formed, and a million steps."""
 
 import math
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,6 @@ from torchdp.factorization.solvers.banded_solver import banded_toeplitz, column_
 from torchdp.factorization.streams import search
 from torchdp.randomness import keyed_generator
 from torchdp.training import ONCE, Epochs, Iterates, choose, sensitivity, standard_errors
-from torchdp.training.choose import _Task
 
 
 def row(*c):
@@ -113,7 +113,9 @@ def test_plans_of_very_many_steps():
 def test_a_fixed_order_of_long_passes_has_buffers(W, monkeypatch):
     """5 passes of 120 steps; under prefix sums noise is drawn again."""
     monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=20))
-    plan = _Task(W, None, 120, 1, 8.0, 1e-5, 1.0, 2.0).ordered()
+    monkeypatch.setattr(sys.modules[choose.__module__], "MOST_BANDS", 4)
+    choice = choose(W, 120, 1, epsilon=8.0, delta=1e-5)
+    plan = next(one.protocol for one in choice.candidates if one.name == "fixed order")
     few = plan.strategy if W.momentum else plan.strategy.buffered
     assert isinstance(few, BufferedStrategy) and len(few.poles) == 4 and str(plan.strategy) in str(plan)
     assert plan.digest() != replace(plan, strategy=few.leading(599)).digest()
