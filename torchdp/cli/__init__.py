@@ -183,10 +183,10 @@ def _doctor(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
     doctor = commands.add_parser(
         "doctor",
         help="what is installed, which kernels run on this machine, and why not",
-        description="Tries every kernel against its reference, and times those that memory limits beside a copy.",
+        description="Tries every kernel against its reference.",
     )
     doctor.add_argument("--device", help="such as cuda:1 or cpu (default: the first CUDA device, else the CPU)")
-    interpreted = "try the fused kernels on the CPU, in Triton's interpreter; no times"
+    interpreted = "try the fused kernels on the CPU, in Triton's interpreter"
     doctor.add_argument("--interpret", action="store_true", help=interpreted)
 
 
