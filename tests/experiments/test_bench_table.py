@@ -9,7 +9,7 @@ import sys
 import pytest
 from scripts import FOLDER, loaded
 
-BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "factorization", "rooms")
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "rooms")
 QUICK = ("samplers",)  # the others take seconds
 
 

@@ -83,6 +83,7 @@ def error_curves(
     """
     rows, lines = checks.each_of("rows", rows, Row), checks.instance("lines", lines, (str, type(None)))
     checks.instance("x", x, str), checks.instance("title", title, str)
+    checks.instance("number", number, (str, type(None)))
     points = _points(rows, x, lines, panels, number)  # refuses before it draws
     figure, all_axes = subplots(points["panel"].nunique(), size=(7, 4.5))
     for axes, (panel, of_panel) in zip(all_axes, points.groupby("panel", sort=False), strict=True):
@@ -136,6 +137,8 @@ def _points(
     for row in rows:
         if missing := {x, lines or x} - set(row.config):
             raise ValueError(f"config {row.config} has no key {sorted(missing)}")
+        if number is not None and number not in row.metrics:
+            raise ValueError(f"number must be one of {list(row.metrics)}, not {number!r}")
         at = row.config[x]
         if isinstance(at, str | list | None) or not at > 0 or not (number or row.moments.mean > 0):
             raise ValueError(f"log axes need {x} > 0 and an error > 0, not {x}={at!r}, mean {row.moments.mean!r}")
