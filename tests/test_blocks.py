@@ -16,9 +16,9 @@ TUTORIALS = {  # every line that begins so
     "docs/sums.md": "torchdp secure ",  # tests/cli/test_secure_command.py
 }
 FORMULAS = "kernels/"  # indented lines there are mathematics
-DENSITY = "tests/experiments/test_density_scripts.py"
+DENSITY = "tests/experiments/test_scripts.py"
 COMMANDS = {  # a command: the test, or what CI calls, that runs it
-    "python3 run.py demo": ("tests/experiments/test_commands.py", 'command("pairwise/demo.py"'),
+    "python3 run.py demo": ("tests/experiments/test_scripts.py", 'command("pairwise/demo.py"'),
     "python3 run.py test": (".ci/run", "\npython3 run.py test\n"),
     "pip install .": ("docs/publish.py", "run(*pip, torch, wheel"),
     "python experiments/density/error.py --smoke": (DENSITY, 'smoke("density/error.py"'),
@@ -26,7 +26,7 @@ COMMANDS = {  # a command: the test, or what CI calls, that runs it
     "python experiments/density/error.py --device cuda:1": ("tests/far/test_scripts_there.py", "smokes.__file__"),
     "python experiments/density/error.py --draw-only": (DENSITY, 'main(["--draw-only"'),
     "python experiments/pairwise/error_vs_n.py --smoke": (
-        "tests/experiments/test_commands.py", 'command("pairwise/error_vs_n.py"'),
+        "tests/experiments/test_scripts.py", 'command("pairwise/error_vs_n.py"'),
     "torchdp doctor": ("tests/kernels/test_doctor.py", 'cli.main(["doctor"'),
 }  # fmt: skip
 

@@ -14,12 +14,15 @@ Time: on a GPU not yet measured; --smoke, without tests and benches, seconds on 
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch.utils.benchmark import Timer
 
-from torchdp.cli.doctor import bandwidth, fault, rate
+from torchdp.cli.doctor import fault
+from torchdp.kernels.dispatch import Kernel
 from torchdp.kernels.dispatch.every import KERNELS
 from torchdp.simulate import Experiment, Report
 
@@ -34,24 +37,39 @@ BENCHES = (("experiments/bench/run.py",),)
 @dataclass(frozen=True)
 class Config:
     size: int = 2**20  # users, rows or numbers of a kernel's call
+    copied: int = 2**28
     parity: tuple[tuple[str, ...], ...] = PARITY
     benches: tuple[tuple[str, ...], ...] = BENCHES
 
 
 FULL = Config()
-SMOKE = Config(2**7, (), ())
+SMOKE = Config(2**7, 2**10, (), ())
 
 
 def measure(config: Config, report: Report) -> None:
     device = torch.get_default_device()
     run(config.parity, report)
-    report.say(f"copy: {bandwidth(device):.4g} GB/s")
+    source = torch.zeros(config.copied, device=device)
+    copy = 2 * source.nbytes / seconds(source.clone) / 1e9
+    report.say(f"copy: {copy:.4g} GB/s")
     for kernel in KERNELS:
         why = fault(kernel, device)
         plain = rate(kernel, kernel.plain, device, config.size)
         fused = None if why else rate(kernel, kernel.fused, device, config.size)
         report.row("kernels", kernel=kernel.name, fused=fused, reference=plain, fault=why or "")
     run(config.benches, report)
+
+
+def rate(kernel: Kernel, form: Callable[..., object], device: torch.device, size: int) -> float:
+    """1e9 bytes of arguments and results in a second."""
+    moved = sum(each.nbytes for each in kernel.result(form, device, size))
+    arguments, options = kernel.example(device, size)
+    return moved / seconds(lambda: form(*arguments, **options)) / 1e9
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """The median; a device's work is waited for."""
+    return float(Timer("call()", globals={"call": call}).blocked_autorange(min_run_time=0.05).median)
 
 
 def run(commands: tuple[tuple[str, ...], ...], report: Report) -> None:

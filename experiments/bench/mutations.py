@@ -64,6 +64,11 @@ def definitions(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.AST]
             yield from definitions(child, inside)
 
 
+@lru_cache(maxsize=4)
+def named_in(tree: ast.AST) -> list[tuple[str, ast.AST]]:
+    return list(definitions(tree))
+
+
 def expressions(scope: ast.AST, pattern: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
     """Every expression that reads as the pattern, as a run of one."""
     as_text = ast.unparse(pattern)
@@ -108,14 +113,14 @@ class Fault:
 
     def code(self, root: Path) -> str:
         """The file with the fault. Raises LookupError where function or statement is not there once, ValueError where
-        the fault changes nothing, SyntaxError.
+        the fault changes nothing.
         """
         text = (root / self.file).read_text()
         tree = parsed(text)
         named = f"{self.file}::{self.function} ({self.what})"
         scopes: list[ast.AST] = [tree]
         if self.function:
-            scopes = [node for name, node in definitions(tree) if name == self.function]
+            scopes = [node for name, node in named_in(tree) if name == self.function]
         if not scopes:
             raise LookupError(f"{named}: no such function")
         right = ast.parse(self.right).body
@@ -136,9 +141,7 @@ class Fault:
         lines = text.encode().splitlines(keepends=True)
         before = b"".join(lines[: first.lineno - 1]) + lines[first.lineno - 1][: first.col_offset]
         after = lines[last.end_lineno - 1][last.end_col_offset :] + b"".join(lines[last.end_lineno :])
-        changed = before.decode() + new + after.decode()
-        ast.parse(changed)
-        return changed
+        return before.decode() + new + after.decode()
 
 
 def read(text: str) -> list[Fault]:
@@ -159,7 +162,9 @@ def read(text: str) -> list[Fault]:
 def planted(fault: Fault, copy: Path) -> Iterator[None]:
     path = copy / fault.file
     sound, at = path.read_bytes(), path.stat()
-    path.write_text(fault.code(copy))
+    changed = fault.code(copy)
+    ast.parse(changed)
+    path.write_text(changed)
     try:
         yield
     finally:

@@ -1,35 +1,21 @@
-"""The benches report every row that their docstrings promise; no time is judged."""
+"""The one command of the benches: what fails, what is forgiven, what is absent; the faults that are planted."""
 
+import importlib
+import json
 import re
+import runpy
+import sys
 
 import pytest
-from scripts import loaded
-
-
-def test_sketching(smoke):
-    tables = smoke("bench/sketching.py").tables
-    assert len(tables["settings"]) == 2
-    assert all(row["MB"] == pytest.approx(row["paper_MB"]) for row in tables["settings"])
-    agrees = {
-        name: [row[name] == pytest.approx(row["paper_MB"]) for row in tables["captions"]]
-        for name in ("MB", "MB_as_stated")
-    }
-    # the caption of Table 5 is wrong
-    assert agrees == {"MB": [True] * 16, "MB_as_stated": [True] * 10 + [False] * 6}
-
+from scripts import FOLDER, loaded
 
 slow = pytest.mark.slow
 ROOMS = (
     "privacy protocol collection factorization domains randomizers queries pairwise mean shuffle density sketching "
     "secure regression training simulate kernels"
 ).split()
-
-
-@slow
-def test_sweep_devices(command, tmp_path):
-    printed = command("bench/sweep_devices.py", "--out", tmp_path)
-    assert "the rows are the same bits" in printed
-    assert (tmp_path / "places.csv").read_text().count("\n") == 1 + 3
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "rooms")
+QUICK = ("samplers",)  # the others take seconds
 
 
 @slow
@@ -123,30 +109,111 @@ def test_mutations(smoke, tmp_path):
         copy.close()
 
 
-@slow
-def test_mechanisms(smoke):
-    """Each says of what it speaks; arithmetic costs integers nothing, and curators' whole numbers next to nothing."""
-    rows = smoke("bench/mechanisms.py").tables["mechanisms"]
-    kinds = {
-        kind: {row["mechanism"] for row in rows if row["arithmetic"] == kind} for kind in ("INTEGER", "ROUNDED")
-    }
-    assert {"HadamardResponse", "ShiftStrategy"} <= kinds["INTEGER"]
-    curators = {"CentralFactorization"}
-    users = {
-        "PrivUnit",
-        "GaussianVector",
-        "OneMessage of PrivUnit",
-        "TwoRound",
-        "BitSums of PoissonSum",
-    }
-    assert curators | users <= kinds["ROUNDED"]
-    costs = [row["bits_delta"] for row in rows if row["arithmetic"] != "REAL"]
-    assert all(float(cost) < 1e-20 for cost in costs)
-    assert rows and all(row["users_a_second"] > 0 for row in rows)
+@pytest.fixture
+def benches():
+    with loaded("bench/run.py") as module:
+        yield module
 
 
-def test_first_day(smoke):
-    """Every kernel beside its reference; without a GPU the reference alone, and it says so."""
-    rows = smoke("bench/first_day.py").tables["kernels"]
-    assert len({row["kernel"] for row in rows}) == len(rows) == 8
-    assert all(row["reference"] > 0 and "CUDA" in row["fault"] for row in rows)
+@pytest.fixture
+def harness(benches, monkeypatch):
+    module = importlib.import_module("harness")
+    monkeypatch.setattr(module, "grown", lambda make: None)  # forks
+    monkeypatch.setattr(module, "LEAST", 0.0)
+    return module
+
+
+def row(times, against="a copy", bench="fake", case="slow"):
+    return {"bench": bench, "case": case, "against": against, "kind": "floor", "times": times}
+
+
+def test_a_ratio_that_fell_fails(benches):
+    asked = []
+
+    def again(bench, cases):
+        asked.append((bench, cases))
+        return [row(2.0)]
+
+    lost = benches.fallen(
+        [row(2.0), row(1.0, case="fine"), row(9.0, case="new")], [row(1.5), row(1.0, case="fine")], again
+    )
+    assert [each["case"] for each in lost] == ["slow"]
+    assert asked == [("fake", ["slow"])] * 2  # measured three times in all, and nothing else is
+
+
+def test_noise_that_a_repetition_clears_passes(benches):
+    found = [row(8.0)]
+    assert not benches.fallen(found, [row(1.0)], lambda *_: [row(1.1)])
+    assert found[0]["times"] == 1.1  # the table says what the repetition found
+
+
+def test_a_case_that_raises_fails(benches):
+    broken = {"bench": "fake", "case": "broken", "kind": "failed", "against": "TypeError()"}
+    assert benches.fallen([broken], [], again=None) == [broken]
+
+
+FAKE = """
+from harness import Case, Part, Work
+
+def broken():
+    raise TypeError("no such call in this checkout")
+
+def cases(small):
+    yield Case("broken", broken)
+    yield Case("fake", lambda: Work(lambda: sum(range(900)), 9, {"copy": Part(lambda: sum(range(100)), 1)}))
+"""
+
+
+def test_a_bench_is_measured_by_its_own_process(harness, tmp_path, monkeypatch, capsys):
+    (tmp_path / "fake.py").write_text(FAKE)
+    monkeypatch.setattr(sys, "argv", ["harness.py", str(tmp_path / "fake.py"), "--small", "--rounds", "1"])
+    runpy.run_path(str(FOLDER / "bench" / "harness.py"), run_name="__main__")
+    broken, fake = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (broken["case"], broken["kind"]) == ("broken", "failed")
+    assert (fake["case"], fake["kind"], fake["against"]) == ("fake", "floor", "copy")
+
+
+@pytest.mark.parametrize(
+    "bench", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in BENCHES]
+)
+def test_every_case_of_every_bench_runs(harness, bench):
+    cases = list(harness.load(bench)(True))
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        found = list(harness.rows(case, 1))
+        assert any(each["kind"] == "floor" for each in found), case.name
+        assert all(each["kind"] == "absent" or each["times"] > 0 for each in found)
+
+
+def test_every_bench_is_in_the_one_command(benches):
+    there = {path.stem for path in (FOLDER / "bench").glob("*.py") if "\ndef cases(" in path.read_text()}
+    assert there - {benches.GATE} == set(benches.BENCHES) == set(BENCHES)
+
+
+def test_the_gate_of_each_commit_sees_a_call_half_as_slow_again(benches):
+    """Above 1.5 times its row in six measurements; a busy machine's one slow measurement is forgiven."""
+    committed = [row(1.0, bench=benches.GATE)]
+    here = {"machine": "a processor", "versions": "torch 2"}
+    limits = benches.gate_limit([{**committed[0], **here}], here), benches.GATE_REPEATS
+    asked = []
+
+    def always(bench, cases):
+        asked.append(cases)
+        return [row(1.6, bench=bench)]
+
+    assert benches.fallen([row(1.6, bench=benches.GATE)], committed, always, *limits)
+    assert len(asked) == benches.GATE_REPEATS == 5
+    assert not benches.fallen([row(1.4, bench=benches.GATE)], committed, always, *limits)
+    quiet = iter([4.0, 2.0, 1.2])
+    assert not benches.fallen(
+        [row(9.0, bench=benches.GATE)], committed, lambda *_: [row(next(quiet), bench=benches.GATE)], *limits
+    )
+
+
+def test_every_call_of_the_gate_has_a_row(benches):
+    """Read as text: a call without a row would never be held to one."""
+    committed = benches.read_table(FOLDER / "bench" / "tables" / "calls.csv")
+    calls = (FOLDER / "bench" / "calls.py").read_text()
+    names = set(re.findall(r'^        "([^"]+)": \(', calls, re.M))
+    assert names == {each["case"] for each in committed} and len(names) >= 20
+    assert all(each["times"] > 0 for each in committed)

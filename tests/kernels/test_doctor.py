@@ -18,21 +18,14 @@ def told(capsys, *arguments):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """No second is spent on times; small calls."""
+def automatic(monkeypatch):
     monkeypatch.delenv("TORCHDP_KERNELS", raising=False)
-    monkeypatch.setattr(doctor, "seconds", lambda call, device: call() is None or 0.5)
-    monkeypatch.setattr(doctor, "SIZES", {"chacha.keystream": 2**10})
-    monkeypatch.setattr(doctor, "COPIED", 2**10)
 
 
 def test_on_a_cpu_the_references_are_used(capsys):
     code, page = told(capsys, "--device", "cpu")
     assert code == 0 and f"torch {torch.__version__.partition('+')[0]}" in page and "cpu        " in page
     assert "[1] fused kernels need a CUDA device" in page and page.count("reference [1]") == len(KERNELS)
-    row = next(line for line in page.splitlines() if line.startswith("chacha.keystream"))
-    taken = 4 * (8 + 16 * 2**10 // 64)  # a key and words, on a CPU of fewer blocks
-    assert float(row.split()[-1]) == pytest.approx(taken / 0.5 / 1e9, rel=1e-2)
 
 
 def test_verdicts_are_said_and_a_kernel_that_fails_is_the_exit_code(capsys, monkeypatch):
@@ -52,7 +45,6 @@ def test_a_kernel_that_kills_its_context_is_named(monkeypatch):
 
     monkeypatch.setattr(Kernel, "fault", lost)
     assert "has killed" in doctor.fault(KERNELS[2], torch.device("cuda:0"))
-    assert doctor._speed(KERNELS[0], lost, torch.device("cpu")).startswith("no speed")
 
 
 @pytest.mark.parametrize(

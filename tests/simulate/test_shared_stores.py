@@ -1,6 +1,8 @@
 """Several sweeps, one result: on one store at once, in shards, merged; and what a store says of its making."""
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,9 +14,8 @@ import worker_trials as trials
 from worker_trials import GRID, PATIENCE, SETTINGS, block_lines, results
 
 import torchdp
-from torchdp.simulate import claims, merge, sweep
-from torchdp.simulate.claims import Claims
-from torchdp.simulate.store import load
+from torchdp.simulate import merge, sweep
+from torchdp.simulate.store import Claims, load
 
 
 def other_process(text: str, *arguments: object) -> subprocess.Popen:
@@ -24,22 +25,29 @@ def other_process(text: str, *arguments: object) -> subprocess.Popen:
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-HOLD = f"""
-import runpy, sys
-claims = runpy.run_path({claims.__file__!r})["Claims"](sys.argv[1])  # without torch
-assert claims.take("a block")
-print("held", flush=True)
-sys.stdin.read()
-"""
+def holding(store, *names):
+    """A process that has these blocks in work until it is killed."""
+    fork = multiprocessing.get_context("fork")  # at once, and claims are not a child's
+    held = fork.Event()
+
+    def hold():
+        claims = Claims(store)
+        assert all([claims.take(name) for name in names])
+        held.set()
+        signal.pause()
+
+    process = fork.Process(target=hold)
+    process.start()
+    assert held.wait(PATIENCE)
+    return process
 
 
 def test_a_claim_keeps_others_off_and_dies_with_its_process(tmp_path):
     store = tmp_path / "s.jsonl"
-    holder, ours = other_process(HOLD, store), Claims(store)
-    assert holder.stdout.readline() == "held\n"
+    holder, ours = holding(store, "a block"), Claims(store)
     assert not ours.take("a block") and ours.take("another")
     holder.kill()
-    holder.wait()
+    holder.join()
     assert ours.take("a block") and ours.take("a block")  # ours already
     ours.close()
 
@@ -85,16 +93,14 @@ def test_a_sweep_waits_for_blocks_in_other_hands_and_does_those_of_the_dead(tmp_
     kept = [line for line in block_lines(store) if b'"block":1,' not in line]
     store.write_bytes(b"\n".join(kept) + b"\n")
     names = [f"{key} 1 100" for key in load(store).runs]
-    hold = HOLD.replace('assert claims.take("a block")', "[claims.take(name) for name in sys.argv[2:]]")
-    holder = other_process(hold, store, *names)
-    assert holder.stdout.readline() == "held\n"
+    holder = holding(store, *names)
     killed = []
     dead = threading.Timer(0.5, lambda: (killed.append(True), holder.kill()))
     dead.start()
     rows = sweep(trials.make_trial, GRID, store=store, **SETTINGS)
     assert killed  # it had to wait for that
     assert results(rows) == expected
-    holder.wait()
+    holder.join()
     dead.join()
 
 

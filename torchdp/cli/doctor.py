@@ -1,12 +1,10 @@
-"""``torchdp doctor``: what is installed, the devices, which kernels agree with their references here, a few speeds."""
+"""``torchdp doctor``: what is installed, the devices, which kernels agree with their references here."""
 
 import argparse
 import os
 import platform
 import shutil
 import sys
-import time
-from collections.abc import Callable
 from importlib import metadata
 
 import torch
@@ -21,15 +19,6 @@ PACKAGES = (
     "matplotlib", "scikit-learn", "dask",
 )  # fmt: skip
 ON_CPU = "fused kernels need a CUDA device; --interpret tries them in Triton's interpreter"
-# Blocks, rows or numbers of the kernels that memory limits; a CPU takes fewer.
-SIZES = {
-    "chacha.keystream": 2**22,
-    "correlated_noise.add": 2**25,
-    "guided_draws.fill": 2**25,
-}
-COPIED = 2**28
-FEWER_ON_CPU = 64
-ROUNDS = 3
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -41,15 +30,11 @@ def doctor(options: argparse.Namespace) -> int:
     say(*installed(), *machine())
     faults = {kernel: fault(kernel, device, options.interpret) for kernel in KERNELS}
     reasons = [each for each in dict.fromkeys(faults.values()) if each]
-    rows = [("kernel", "form", "GB/s")]
+    rows = [("kernel", "form")]
     for kernel, reason in faults.items():
-        form = f"reference [{reasons.index(reason) + 1}]" if reason else "fused"
-        speed = "" if options.interpret else _speed(kernel, kernel.plain if reason else kernel.fused, device)
-        rows.append((kernel.name, form, speed))
+        rows.append((kernel.name, f"reference [{reasons.index(reason) + 1}]" if reason else "fused"))
     where = "in Triton's interpreter" if options.interpret else f"on {device}"
-    say("", f"kernels {where}, TORCHDP_KERNELS={mode()}; GB/s of what a call takes and gives")
-    if not options.interpret:
-        rows.append(("torch's copy", "", f"{bandwidth(device):.3g}"))
+    say("", f"kernels {where}, TORCHDP_KERNELS={mode()}")
     say(*aligned(rows), *(f"[{number}] {reason}" for number, reason in enumerate(reasons, 1)))
     return int(any(reason not in (None, ON_CPU) for reason in faults.values()))
 
@@ -87,51 +72,6 @@ def machine() -> list[str]:
     if not torch.cuda.device_count() and shutil.which("nvidia-smi"):
         lines.append(f"cuda       nvidia-smi is here, but torch {torch.__version__} sees no device: a CPU build?")
     return lines
-
-
-def bandwidth(device: torch.device) -> float:
-    """1e9 bytes that a copy reads and writes in a second."""
-    source = torch.zeros(_fewer(COPIED, device), device=device)
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds(lambda: target.copy_(source), device) / 1e9
-
-
-def rate(kernel: Kernel, form: Callable[..., object], device: torch.device, n: int) -> float:
-    """1e9 bytes of arguments and results in a second, of a call of ``n`` users, rows or numbers."""
-    moved = sum(each.nbytes for each in kernel.result(form, device, n))
-    arguments, options = kernel.example(device, n)
-    return moved / seconds(lambda: form(*arguments, **options), device) / 1e9
-
-
-def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The median of a few rounds after one that does not count."""
-    times = []
-    for _ in range(ROUNDS + 1):
-        _wait(device)
-        start = time.perf_counter()
-        call()
-        _wait(device)
-        times.append(time.perf_counter() - start)
-    return sorted(times[1:])[ROUNDS // 2]
-
-
-def _speed(kernel: Kernel, form: Callable[..., object], device: torch.device) -> str:
-    """Of a kernel that memory limits."""
-    if kernel.name not in SIZES:
-        return ""
-    try:
-        return f"{rate(kernel, form, device, _fewer(SIZES[kernel.name], device)):.3g}"
-    except RuntimeError as error:  # out of memory, or a lost device
-        return f"no speed: {type(error).__name__}"
-
-
-def _fewer(size: int, device: torch.device) -> int:
-    return size if device.type == "cuda" else size // FEWER_ON_CPU
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _device(options: argparse.Namespace) -> torch.device:

@@ -1,4 +1,4 @@
-"""``torchdp sweep``: the grid of an experiment script."""
+"""``torchdp sweep``: the grid of an experiment script; ``report`` and ``merge``: what a store holds."""
 
 import argparse
 import importlib.util
@@ -218,3 +218,18 @@ class Script:
 @cache
 def _loaded(path: str, smoke: bool) -> Sweep:
     return load(path, smoke)
+
+
+def report(options: argparse.Namespace) -> int:
+    """Writes the page; prints its files."""
+    given = Path(options.store)
+    store = given / "results.jsonl" if given.is_dir() else given
+    out = Path(options.out) if options.out else store.with_name("report.html")
+    say(*write_page(store, out, options.title or ""))
+    return 0
+
+
+def merge(options: argparse.Namespace) -> int:
+    """Adds stores to one; prints how many blocks were new."""
+    say(f"{simulate.merge(options.stores, options.into)} new blocks in {options.into}")
+    return 0

@@ -26,13 +26,12 @@ merge. Intervals cover asymptotically, with a target as it tends to 0 (Chow, Rob
 number of trials (Clopper, Pearson 1934).
 """
 
+from torchdp.simulate.blocks import run
 from torchdp.simulate.config_runs import OnError, OtherCode, Row
-from torchdp.simulate.engine import run
-from torchdp.simulate.experiment import Experiment, Sweep
 from torchdp.simulate.moments import Moments
 from torchdp.simulate.page import write_page
 from torchdp.simulate.plots import error_curves, subplots
-from torchdp.simulate.report import Report, columns
+from torchdp.simulate.report import Experiment, Report, Sweep, columns
 from torchdp.simulate.store import merge
 from torchdp.simulate.sweep import Trial, read, sweep
 

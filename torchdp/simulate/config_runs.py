@@ -11,11 +11,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from torchdp.simulate.blocks import Asked, Block, Gathering
-from torchdp.simulate.claims import Claims
-from torchdp.simulate.engine import progress_bar
+from torchdp.simulate.blocks import Asked, Block, Gathering, progress_bar
 from torchdp.simulate.moments import Measured, Moments
-from torchdp.simulate.store import Failure, Reader, Record, Run, RunKey, Start, append
+from torchdp.simulate.store import Claims, Failure, Reader, Record, Run, RunKey, Start, append
 from torchdp.simulate.streams import canonical, digest
 from torchdp.simulate.workers import Jobs
 

@@ -20,7 +20,7 @@ from torchdp import checks
 from torchdp.simulate.blocks import Asked
 from torchdp.simulate.config_runs import ConfigRun, Row
 from torchdp.simulate.moments import Moments
-from torchdp.simulate.plots import error_curves, means, measured, others, ratio_strip
+from torchdp.simulate.plots import error_curves, measured, others, ratio_strip, word
 from torchdp.simulate.store import Reader, Start, load
 from torchdp.simulate.streams import canonical
 from torchdp.text import shown
@@ -28,7 +28,6 @@ from torchdp.text import shown
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WORDS = {"n": "users", "eps": "epsilon", "k": "types", "d": "dimensions", "dim": "dimensions", "p": "norm p"}
 COMPARED = ("mechanism", "protocol", "method")  # lines of one figure, if the configurations have them
 MOST = 12  # figures of one kind
 _STYLE = """body{font:16px/1.5 system-ui,sans-serif;max-width:62em;margin:2em auto;padding:0 1em;color:#222}
@@ -44,36 +43,46 @@ class Page:
     """
 
     def __init__(self, title: str) -> None:
-        self._html, self._text = [f"<h1>{_safe(title)}</h1>"], [f"# {_marked(title)}"]
+        self._html: list[str] = []
+        self._text: list[str] = []
         self.title = title
+        self._add(f"<h1>{_safe(title)}</h1>", f"# {_marked(title)}")
+
+    def _add(self, as_html: str, as_markdown: str) -> None:
+        self._html.append(as_html)
+        self._text.append(as_markdown)
 
     def heading(self, text: str) -> None:
-        self._html.append(f"<h2>{_safe(text)}</h2>")
-        self._text.append(f"## {_marked(text)}")
+        self._add(f"<h2>{_safe(text)}</h2>", f"## {_marked(text)}")
 
     def say(self, text: str, bad: bool = False) -> None:
-        self._html.append(f"<p{' class=bad' * bad}>{_safe(text)}</p>")
-        self._text.append(_marked(text))
+        self._add(f"<p{' class=bad' * bad}>{_safe(text)}</p>", _marked(text))
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        kinds = [all(isinstance(row[at], str) for row in rows) for at in range(len(columns))]
-        mark = [' class="word"' if words else "" for words in kinds]
-        head = "".join(f"<th{kind}>{_safe(name)}</th>" for kind, name in zip(mark, columns, strict=True))
-        body = "".join(
-            "<tr>" + "".join(f"<td{m}>{_safe(_cell(c))}</td>" for m, c in zip(mark, row, strict=True)) + "</tr>"
-            for row in rows
+        words = [all(isinstance(row[at], str) for row in rows) for at in range(len(columns))]
+        kinds = [' class="word"' if each else "" for each in words]
+        cells = [list(columns), *([_cell(cell) for cell in row] for row in rows)]
+        made = [
+            "".join(f"<td{kind}>{_safe(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
+            for row in cells
+        ]
+        head = made[0].replace("<td", "<th").replace("</td>", "</th>")
+        body = "".join(f"<tr>{row}</tr>" for row in made[1:])
+        lines = [list(map(_marked, row)) for row in cells]
+        lines.insert(1, ["---" if each else "---:" for each in words])
+        self._add(
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>",
+            "\n".join("| " + " | ".join(line) + " |" for line in lines),
         )
-        self._html.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-        rule, cells = ["---" if words else "---:" for words in kinds], [[_cell(c) for c in row] for row in rows]
-        lines = [list(map(_marked, columns)), rule, *(list(map(_marked, row)) for row in cells)]
-        self._text.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
 
     def figure(self, figure: "Figure", caption: str) -> None:
         drawn = io.StringIO()
         figure.savefig(drawn, format="svg", metadata={"Date": None})
         picture = drawn.getvalue()[drawn.getvalue().index("<svg") :]
-        self._html.append(f"<figure>{picture}<figcaption>{_safe(caption)}</figcaption></figure>")
-        self._text.append(f"(In the HTML page: a figure. {_marked(caption)})")
+        self._add(
+            f"<figure>{picture}<figcaption>{_safe(caption)}</figcaption></figure>",
+            f"(In the HTML page: a figure. {_marked(caption)})",
+        )
 
     def picture(self, path: Path, caption: str, beside: Path) -> None:
         """A PNG file, inside of the HTML; the Markdown names it from the folder ``beside``."""
@@ -163,19 +172,18 @@ def _plain(metrics: Mapping[str, Moments]) -> list[list[float | str]]:
     ]
 
 
-def word(name: str) -> str:
-    """What a person calls a key of a configuration."""
-    return WORDS.get(name, name.replace("_", " "))
-
-
 def _figures(page: Page, rows: Sequence[Row]) -> None:
     for names, part in _views(rows):
-        figure = error_curves(part, **names, word=word)
-        page.figure(figure, f"Root mean squared error against {word(names['x'])}. Bars: 95 % intervals.")
-        for name in others(part):
-            if all(name in row.metrics and row.metrics[name].share for row in part):
-                drawn = means(part, name, **names, word=word)
-                page.figure(drawn, f"{word(name)} against {word(names['x'])}. Bars: exact 95 % intervals.")
+        page.figure(
+            error_curves(part, **names),
+            f"Root mean squared error against {word(names['x'])}. Bars: 95 % intervals.",
+        )
+        for number in others(part):
+            if all(number in row.metrics and row.metrics[number].share for row in part):
+                page.figure(
+                    error_curves(part, **names, number=number),
+                    f"{word(number)} against {word(names['x'])}. Bars: exact 95 % intervals.",
+                )
     if any(row.facts.get("predicted_mse", 0) > 0 for row in rows):
         page.heading("Measured over predicted squared error")
         caption = "Each configuration of the table below, in its order. Bars: 95 % intervals."

@@ -2,13 +2,14 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from torchdp import checks
 from torchdp.simulate.config_runs import Row
+from torchdp.simulate.moments import Moments
 from torchdp.simulate.report import write_table
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 # Okabe and Ito 2008, without the yellow, which vanishes on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#882255")
 _MARKERS = "os^Dv"
+WORDS = {"n": "users", "eps": "epsilon", "k": "types", "d": "dimensions", "dim": "dimensions", "p": "norm p"}
 _MEASURED = ("trials", "mse", "mse_low", "mse_high", "rmse", "predicted_mse", "ratio", "z", "seconds", "code",
              "error")  # fmt: skip
 
@@ -46,6 +48,11 @@ def subplots(
     return figure, axes[:count]
 
 
+def word(name: str) -> str:
+    """What a person calls a key of a configuration."""
+    return WORDS.get(name, name.replace("_", " "))
+
+
 def error_curves(
     rows: Sequence[Row],
     *,
@@ -53,7 +60,7 @@ def error_curves(
     lines: str | None,
     title: str,
     panels: str | None = None,
-    word: Callable[[str], str] = str,
+    number: str | None = None,
 ) -> "Figure":
     """Root mean squared error against ``config[x]`` on log-log axes: a figure to show or to save.
 
@@ -67,7 +74,7 @@ def error_curves(
         lines: configuration key whose values name the lines; None: one line.
         title: say the privacy unit and the model here.
         panels: configuration key whose values get a panel each (default: one panel).
-        word: what a person calls a key.
+        number: instead of the error the mean of the number of this name, such as a coverage, on a linear axis.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -76,82 +83,96 @@ def error_curves(
     """
     rows, lines = checks.each_of("rows", rows, Row), checks.instance("lines", lines, (str, type(None)))
     checks.instance("x", x, str), checks.instance("title", title, str)
-    points = _points(rows, x, lines, panels)  # refuses before it draws
+    checks.instance("number", number, (str, type(None)))
+    points = _points(rows, x, lines, panels, number)  # refuses before it draws
     figure, all_axes = subplots(points["panel"].nunique(), size=(7, 4.5))
-    for axes, (name, panel) in zip(all_axes, points.groupby("panel", sort=False), strict=True):
-        for place, (line, group) in enumerate(panel.groupby("line", sort=False)):
-            label = "measured" if lines is None else _verbatim(f"{word(lines)}={line}")
-            _draw(axes, group.sort_values("x"), label, place)
-        dashed = "; dashed: predicted" if panel["predicted"].notna().any() else ""
+    for axes, (panel, of_panel) in zip(all_axes, points.groupby("panel", sort=False), strict=True):
+        for place, (line, group) in enumerate(of_panel.groupby("line", sort=False)):
+            group = group.sort_values("x")
+            label = "measured" if lines is None else f"{word(lines)}={line}"
+            if number is None and len(group) > 1:
+                label += f", slope {np.polyfit(np.log(group['x']), np.log(group['middle']), 1)[0]:.2f}"
+            _bars(axes, group, place, label=_verbatim(label))
+            known = group.dropna(subset="predicted")
+            axes.plot(known["x"], known["predicted"], "--", color=_COLOURS[place % len(_COLOURS)], alpha=0.7)
+        dashed = "; dashed: predicted" if of_panel["predicted"].notna().any() else ""
         axes.grid(True, which="both", linewidth=0.3, alpha=0.5)
         axes.legend(title=f"bars: 95 % CI of the mean{dashed}", fontsize="small", title_fontsize="small")
-        head = _verbatim(title if panels is None else str(name))
-        axes.set(xscale="log", yscale="log", xlabel=_verbatim(word(x)), ylabel="RMSE", title=head)
+        axes.set(xscale="log", xlabel=_verbatim(word(x)), title=_verbatim(title if panels is None else str(panel)))
+        if number is None:
+            axes.set(yscale="log", ylabel="RMSE")
+        else:
+            axes.set(ylabel=_verbatim(word(number)))
     if panels is not None:
         figure.suptitle(_verbatim(title))
     return figure
 
 
-def _points(rows: Sequence[Row], x: str, lines: str | None, panels: str | None) -> "pandas.DataFrame":
-    """A point for each row: its panel, line, x, squared error with its interval's ends, and predicted one."""
-    import pandas
+def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
+    """Measured over predicted mean squared error of each row that has a prediction, with its 95 % interval.
 
+    Rows in order from left to right on a linear axis around 1: the picture most sensitive to a wrong formula. Raises
+    ImportError where matplotlib is not installed, TypeError, ValueError where no row has a ``predicted_mse`` > 0.
+    """
+    rows, title = checks.each_of("rows", rows, Row), checks.instance("title", title, str)
+    known = [row for row in rows if row.facts.get("predicted_mse", 0) > 0]
+    if not known:
+        raise ValueError("no row has a predicted_mse; there is nothing to compare")
+    points = _middle_and_ends([row.moments for row in known])
+    points = points.div([row.facts["predicted_mse"] for row in known], axis=0)
+    figure, (axes,) = subplots(size=(8, 3))
+    axes.axhline(1, color="black", linewidth=0.8)
+    _bars(axes, points.assign(x=range(len(known))), 0, linestyle="none")
+    axes.set(xlabel="configuration", ylabel="measured / predicted MSE", title=title)
+    return figure
+
+
+def _points(
+    rows: Sequence[Row], x: str, lines: str | None, panels: str | None, number: str | None
+) -> "pandas.DataFrame":
+    """A point for each row: panel, line, x, the middle with its interval's ends, and what was predicted."""
     panel = "" if panels is None else checks.instance("panels", panels, str)
     if not rows:
         raise ValueError("rows is empty; there is nothing to draw")
     for row in rows:
         if missing := {x, lines or x} - set(row.config):
             raise ValueError(f"config {row.config} has no key {sorted(missing)}")
+        if number is not None and number not in row.metrics:
+            raise ValueError(f"number must be one of {list(row.metrics)}, not {number!r}")
         at = row.config[x]
-        if isinstance(at, str | list | None) or not at > 0 or not row.moments.mean > 0:
+        if isinstance(at, str | list | None) or not at > 0 or not (number or row.moments.mean > 0):
             raise ValueError(f"log axes need {x} > 0 and an error > 0, not {x}={at!r}, mean {row.moments.mean!r}")
-    points = pandas.DataFrame({
-        "panel": [str(row.config.get(panel)) for row in rows],
-        "line": [str(row.config[lines]) if lines else "" for row in rows],
-        "x": [float(row.config[x]) for row in rows],
-        "mse": [row.moments.mean for row in rows],
-        "low": [max(0.0, row.moments.interval()[0]) for row in rows],
-        "high": [row.moments.interval()[1] for row in rows],
-        "predicted": [row.facts.get("predicted_mse", math.nan) for row in rows],
-    })  # fmt: skip
+    points = _middle_and_ends([row.metrics[number] if number else row.moments for row in rows])
+    predicted = math.nan
+    if number is None:
+        points["predicted"] = [row.facts.get("predicted_mse", math.nan) for row in rows]
+        points = np.sqrt(points.clip(lower=0))
+        predicted = points["predicted"]
+    points = points.assign(
+        panel=[str(row.config.get(panel)) for row in rows],
+        line=[str(row.config[lines]) if lines else "" for row in rows],
+        x=[float(row.config[x]) for row in rows],
+        predicted=predicted,
+    )
     for twice in points[points.duplicated(["panel", "line", "x"])].itertuples():
         raise ValueError(f"two rows at {x}={twice.x:g} on the line {lines}={twice.line}; select the rows first")
     return points
 
 
-def _draw(axes: "Axes", group: "pandas.DataFrame", label: str, place: int) -> None:
-    """One line, from left to right; its marker tells it apart in grey."""
-    at, rmse = group["x"].to_numpy(), np.sqrt(group["mse"].to_numpy())
-    if len(group) > 1:
-        label += f", slope {np.polyfit(np.log(at), np.log(rmse), 1)[0]:.2f}"
-    bars = np.abs(np.sqrt(group[["low", "high"]].to_numpy().T) - rmse)  # (2, points): below, above
-    style = _style(place)
-    axes.errorbar(at, rmse, yerr=np.where(np.isfinite(bars), bars, 0.0), label=label, **style)
-    known = group.dropna(subset="predicted")
-    axes.plot(known["x"], np.sqrt(known["predicted"]), "--", color=style["color"], linewidth=1.5, alpha=0.7)
+def _middle_and_ends(moments: Sequence[Moments]) -> "pandas.DataFrame":
+    import pandas
+
+    return pandas.DataFrame([(each.mean, *each.interval()) for each in moments], columns=["middle", "low", "high"])
 
 
-def _style(place: int) -> dict[str, Any]:
-    colour, marker = _COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)]
-    return {"color": colour, "marker": marker, "markersize": 4, "capsize": 3, "linewidth": 1}
-
-
-def means(
-    rows: Sequence[Row], name: str, *, x: str, lines: str | None, title: str, word: Callable[[str], str] = str
-) -> "Figure":
-    """The mean of one number, such as a coverage, against ``config[x]`` with its interval, as :func:`error_curves`."""
-    figure, (axes,) = subplots(size=(7, 4.5))
-    named = [str(row.config[lines]) if lines else "measured" for row in rows]
-    for place, line in enumerate(dict.fromkeys(named)):
-        group = [row for row, each in zip(rows, named, strict=True) if each == line]
-        ends = ((row.config[x], row.metrics[name].mean, *row.metrics[name].interval()) for row in group)
-        at, mean, low, high = np.array(sorted(ends)).T
-        bars = np.abs(np.stack([low, high]) - mean)
-        axes.errorbar(at, mean, yerr=bars, label=_verbatim(line), **_style(place))
-    axes.grid(True, linewidth=0.3, alpha=0.5)
-    axes.legend(title=word(lines) if lines else None, fontsize="small")
-    axes.set(xscale="log", xlabel=_verbatim(word(x)), ylabel=_verbatim(word(name)), title=_verbatim(title))
-    return figure
+def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) -> None:
+    """Points with their intervals, from left to right; a line's marker tells it apart in grey."""
+    ends = points[["low", "high"]].to_numpy().T  # (2, points)
+    bars = np.abs(ends - points["middle"].to_numpy())
+    axes.errorbar(
+        points["x"], points["middle"], yerr=np.where(np.isfinite(bars), bars, 0.0), markersize=4, capsize=3,
+        linewidth=1, color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)], **options,
+    )  # fmt: skip
 
 
 def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
@@ -200,24 +221,3 @@ def others(rows: Sequence[Row]) -> list[str]:
 
 def _verbatim(text: str) -> str:
     return text.replace("$", r"\$")  # else a formula
-
-
-def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
-    """Measured over predicted mean squared error of each row that has a prediction, with its 95 % interval.
-
-    Rows in order from left to right on a linear axis around 1: the picture most sensitive to a wrong formula. Raises
-    ImportError where matplotlib is not installed, TypeError, ValueError where no row has a ``predicted_mse`` > 0.
-    """
-    rows, title = checks.each_of("rows", rows, Row), checks.instance("title", title, str)
-    known = [row for row in rows if row.facts.get("predicted_mse", 0) > 0]
-    if not known:
-        raise ValueError("no row has a predicted_mse; there is nothing to compare")
-    predicted = np.array([row.facts["predicted_mse"] for row in known])
-    ratio = np.array([row.moments.mean for row in known]) / predicted
-    ends = np.array([row.moments.interval() for row in known]) / predicted[:, None]  # (rows, 2)
-    figure, (axes,) = subplots(size=(8, 3))
-    axes.axhline(1, color="black", linewidth=0.8)
-    bars = np.abs(ends.T - ratio)
-    axes.errorbar(range(len(known)), ratio, yerr=bars, fmt="o", color=_COLOURS[0], markersize=3, linewidth=0.8)
-    axes.set(xlabel="configuration", ylabel="measured / predicted MSE", title=title)
-    return figure

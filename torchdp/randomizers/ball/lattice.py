@@ -79,7 +79,7 @@ class LatticeRandomizer(BallRandomizer):
     float64 computes V_i/h + W_i and a bound on its error. Where the middle between two whole numbers lies within the
     bound, so that floats can not decide, 192 further bits are drawn for each uniform number and arithmetic of 448 bits
     decides: N is a function of the words alone, on every machine whose logarithm, sine and cosine are good to 4 units
-    in the last place. A message in doubt (one in millions at dim = 256, experiments/bench/lattice_cpu.txt) takes
+    in the last place. A message in doubt (one in millions at dim = 256) takes
     thousands of times as long as the others.
 
     Guarantees: N is within total variation ``variation`` of the real mechanism's, rounded: the real (epsilon, delta)
