@@ -28,6 +28,7 @@ NEAR = 1.01  # of the least error: fewest messages win among those below
 FINE = 0.01  # of the variance of noise: steps whose rounding is below are fine enough
 AGAIN, CLOSE = 3, 1.02  # how often a prediction is corrected, and how much more error is no reason to
 Law = type[PoissonSum] | type[BoundedSum]
+# The others that torchdp.shuffle has take bits alone, or have more noise: a test says so of each.
 LAWS: tuple[Law, ...] = (PoissonSum, BoundedSum)
 
 

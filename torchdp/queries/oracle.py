@@ -26,6 +26,7 @@ from torchdp.randomizers import (
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle, VarianceMatrix
 from torchdp.simplex import onto_simplex
 
+# All that torchdp.randomizers has and no search makes: a test holds the list to the classes.
 KINDS = RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding, HadamardResponse
 ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made
 LISTED = 2**24  # outputs times answers, up to which each message is decoded alone
