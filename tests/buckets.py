@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchdp.density.bins import Grid
 from torchdp.density.family import Features
-from torchdp.density.laplacian import LaplacianFamily
+from torchdp.density.laplacian import Grid, LaplacianFamily
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,6 @@ class LaplacianBuckets(LaplacianFamily):
     @property
     def bias(self) -> float:
         return 1 / self.buckets
-
-    def mean(self, x: Tensor, y: Tensor) -> Tensor:
-        kernel = self.kernel(x, y)
-        return kernel + (1 - kernel) / self.buckets
 
     def draw(self, repetitions: int, *, generator: torch.Generator) -> "BucketFeatures":
         return BucketFeatures(self, repetitions, self._grid(repetitions, generator))

@@ -13,7 +13,7 @@ from torchdp.factorization import additive_noise_bound, approximate, factorize, 
 from torchdp.factorization.additive import least_noise_variance
 from torchdp.privacy import gaussian_sigma
 from torchdp.queries import PrivateLearner
-from torchdp.queries.concepts import ConceptClass
+from torchdp.queries.learn import ConceptClass
 from torchdp.randomizers import PrivUnit
 
 NAME = "Edmonds"

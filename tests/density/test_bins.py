@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from torchdp.density import LaplacianSigns
-from torchdp.density.bins import Tables
+from torchdp.density.laplacian import Tables
 
 
 def features(d, repetitions, scale):
@@ -46,22 +46,3 @@ def test_few_points_and_far_ones_are_computed_one_by_one():
     grid = features(2, 8, 1.0).grid
     for x in (torch.ones(3, 2), torch.tensor([[-3e38, 0.0], [3e38, 1.0]]).repeat(1000, 1), torch.zeros(0, 2)):
         assert torch.equal(grid.reader(x)(x), grid.hash(x) >= 0)
-
-
-def test_one_value_for_everybody_needs_no_boundary():
-    grid = features(3, 8, 1.0).grid
-    x = torch.tensor([0.3, -0.2, 5.0]).repeat(100, 1)
-    tables = tables_of(grid, x)
-    assert tables.coordinates == (None, None, None)
-    assert torch.equal(tables.read(x), grid.hash(x) >= 0)
-
-
-def test_different_bins_have_independent_signs():
-    """The law that the kernel rests on, over the keys, for pairs that differ in one coordinate, or in both."""
-    grid = features(2, 40_000, 1.0).grid
-    widths = torch.ones_like(grid.widths)
-    shifted = type(grid)(widths, torch.zeros_like(widths), grid.keys)
-    corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [3.0, 0.0], [0.0, -7.0], [1.0, 1.0], [2.0, 4.0]])
-    signs = (shifted.hash(corners) >= 0).double() * 2 - 1
-    correlation = signs @ signs.T / signs.shape[1]
-    assert float((correlation - torch.eye(6)).abs().max()) < 5 / 200

@@ -13,8 +13,8 @@ from torchdp.density import (
     InnerProduct,
     InnerProductRotated,
 )
-from torchdp.density.means import ERROR, moved
-from torchdp.density.rounding import rounded
+from torchdp.density.density import ERROR, moved
+from torchdp.density.family import rounded
 from torchdp.noise import SeededNoise
 
 D = 48

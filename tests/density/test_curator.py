@@ -1,7 +1,6 @@
 """The curator that shuffled densities are measured against: nothing rounded, noise for what the features move by."""
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -16,13 +15,12 @@ from torchdp.density import (
     InnerProductRotated,
     LaplacianSigns,
     SecureKDE,
-    ShuffledClasses,
     ShuffledKDE,
     kernel_means,
 )
 from torchdp.noise import SeededNoise
-from torchdp.privacy import Model, gaussian_log_delta, gaussian_sigma
-from torchdp.shuffle import CentralGaussianSum, CorrelatedSum, PoissonSum, RandomizedResponseSum
+from torchdp.privacy import Model, gaussian_log_delta
+from torchdp.shuffle import CentralGaussianSum, PoissonSum
 
 D = 8
 FAMILIES = [
@@ -49,20 +47,6 @@ def test_the_curator_s_noise_is_that_of_the_movement():
     flips = CentralGaussianSum.calibrated(3000, 1, 1e-5, 64)  # what counting flips alone would ask for
     assert flips.rmse == pytest.approx(29.85, abs=0.01)
     assert curator.guarantee.epsilon == pytest.approx(1) and curator.guarantee.model is Model.CENTRAL
-
-
-@pytest.mark.parametrize(("family", "repetitions"), FAMILIES[1:4] + FAMILIES[5:6], ids=IDS[1:4] + IDS[5:6])
-def test_no_shuffled_protocol_beats_the_curator(family, repetitions):
-    """At the same guarantee and features; and none needs more than flips of all its bits ask for."""
-    features = family.draw(repetitions, generator=generator())
-    curator = CentralKDE.calibrated(features, 500, 1.0, 1e-5)
-    expected = gaussian_sigma(1.0, 1e-5, math.sqrt(features.movement))
-    assert curator.law.sigma == pytest.approx(expected, rel=1e-5)
-    rotated = isinstance(family, InnerProductRotated)
-    for kind in (PoissonSum, RandomizedResponseSum) if rotated else (PoissonSum,):
-        shuffled = ShuffledKDE.calibrated(features, kind, 500, 1.0, 1e-5)
-        assert shuffled.law.rmse > curator.law.rmse
-        assert shuffled.law.rmse <= kind.calibrated(500, 1.0, 1e-5, features.composed).rmse * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("family", "repetitions"), FAMILIES, ids=IDS)
@@ -95,39 +79,6 @@ def test_a_curator_adds_up_the_features_themselves():
         assert not predicted.rounding.any() and not predicted.privacy.any()
         off = (density.evaluate(y) - kernel_means(family, x, y)).square()
         torch.testing.assert_close(off, predicted.feature, rtol=1e-9, atol=1e-12)
-
-
-def test_classes_may_be_summed_by_a_curator():
-    x, labels = points(90), torch.arange(90) % 3
-    features = InnerProduct(D).draw(1, generator=generator())
-    kde = CentralKDE.calibrated(features, 30, 1.0, 1e-5)
-    classes = ShuffledClasses((kde, kde, CentralKDE(features, CentralGaussianSum(30, 0.0), 1e-5)))
-    assert classes.guarantee.epsilon == math.inf
-    assert ShuffledClasses((kde, kde, kde)).guarantee.epsilon == pytest.approx(1.0)
-    truth = torch.stack([x[labels == c].mean(0) for c in range(3)])
-    for density in (
-        classes.sample_estimate((x, labels), generator=generator(), sample_shape=(4,)),
-        classes.estimate((x, labels), noise=SeededNoise(1)),
-    ):
-        off = density.value - truth
-        assert off.shape[-2:] == (3, D) and 0 < off[..., :2, :].abs().max() < 2 * 6 * kde.law.sigma / 30
-        assert off[..., 2, :].abs().max() < 1e-9
-
-
-def test_the_order_of_the_references():
-    """Error at one guarantee: no privacy, a curator, the best shuffled noise, the same noise calibrated to flips."""
-    x, y = points(400), points(20, seed=3)
-    features = InnerProductRotated(D, 2.0).draw(1, generator=generator())
-    flips = PoissonSum.calibrated(400, 1.0, 1e-5, features.composed)
-    kdes = [
-        CentralKDE(features, CentralGaussianSum(400, 0.0), 1e-5),
-        CentralKDE.calibrated(features, 400, 1.0, 1e-5),
-        ShuffledKDE.calibrated(features, PoissonSum, 400, 1.0, 1e-5),
-        ShuffledKDE(features, flips, 1e-5),
-        ShuffledKDE(features, CorrelatedSum(400, 0.999, 1e6, 0.9), 1e-5),
-    ]
-    errors = [float(kde.density_mse(kde.summary(x), y).total.mean()) for kde in kdes]
-    assert all(better < worse for better, worse in pairwise(errors))
 
 
 @pytest.mark.parametrize("family", [InnerProduct(1), InnerProduct(3)], ids=str)

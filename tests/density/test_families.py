@@ -16,7 +16,7 @@ from torchdp.density import (
     LaplacianSigns,
     Projected,
 )
-from torchdp.density.projection import rotate
+from torchdp.density.inner_product import rotate
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 
@@ -56,24 +56,6 @@ def test_products_have_the_kernel_as_their_mean(family):
     found = products(family, x, y)
     assert z_scores(found, family.kernel(x, y)).abs().max() < 4.5
     assert z_scores(found, 0.9 * family.kernel(x, y)).abs().max() > 6
-
-
-def test_the_identity_gives_the_inner_product_itself():
-    x, y = ball(4, D, 1), ball(3, D, 5)
-    found = products(InnerProduct(D), x, y, trials=2)
-    torch.testing.assert_close(found.mean(-1), x @ y.mT)
-    assert float(found.var(-1).max()) < 1e-30
-
-
-def test_hashed_buckets_have_the_stated_mean_and_a_bias_of_one_in_the_number_of_buckets():
-    family = LaplacianBuckets(D, 2.0, 4)
-    x, y = ball(4, D, 1), 3 * ball(3, D, 5)
-    found = products(family, x, y)
-    assert z_scores(found, family.mean(x, y)).abs().max() < 4.5
-    assert ((family.mean(x, y) - family.kernel(x, y)) <= family.bias).all()
-    far = torch.full((1, D), 100.0, dtype=torch.float64)
-    assert float(family.mean(x, far)[0, 0]) == pytest.approx(family.bias, rel=1e-6)
-    assert z_scores(found, family.kernel(x, y)).abs().max() > 6  # the kernel alone is not its mean
 
 
 @pytest.mark.parametrize("family", EVERY, ids=lambda family: type(family).__name__)
@@ -173,30 +155,6 @@ def test_rotation_is_an_isometry_for_any_dimension_and_mixes_every_coordinate():
         torch.testing.assert_close(z @ z.mT, x @ x.mT)
         flat = rotate(torch.eye(d, dtype=torch.float64)[:1], signs).abs()
         torch.testing.assert_close(flat, torch.full_like(flat, size**-0.5))
-
-
-def test_the_square_wave_keeps_what_the_kernel_needs_and_loses_to_no_other_bounded_wave():
-    t = (torch.arange(4096, dtype=torch.float64) + 0.5) * (2 * math.pi / 4096)
-    square = torch.cos(t).sign()
-    first = 2 * float((square * torch.cos(t)).mean())
-    assert first == pytest.approx(4 / math.pi, rel=1e-6)
-    for bounded in (torch.cos(t), torch.cos(t).clamp(-0.5, 0.5) * 2, torch.tanh(3 * torch.cos(t))):
-        assert 2 * float((bounded * torch.cos(t)).mean()) < first
-    fourier, wave = GaussianFourier(D), GaussianSquareWave(D)
-    noise = [
-        family.bound**2 * float(family.draw(100_000, generator=generator()).right(ball(1, D, 1)).square().mean())
-        for family in (fourier, wave)
-    ]
-    assert noise[1] / noise[0] == pytest.approx(math.pi**2 / 16, rel=0.02)
-
-
-def test_features_depend_on_the_generator_alone():
-    x = ball(3, D, 1)
-    for family in EVERY:
-        x = ball(3, family.dimension, 1)
-        a, b, c = (family.draw(5, generator=generator(seed)).left(x) for seed in (0, 0, 1))
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-        assert isinstance(family, InnerProduct) or not torch.allclose(a, c)
 
 
 @pytest.mark.parametrize("family", EVERY, ids=lambda family: type(family).__name__)

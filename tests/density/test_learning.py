@@ -19,7 +19,6 @@ from torchdp.density import (
     nearest_words,
 )
 from torchdp.noise import SeededNoise
-from torchdp.randomizers import RandomizedResponse
 from torchdp.shuffle import CentralGaussianSum, PoissonSum, RandomizedResponseSum
 
 D, CLASSES, DELTA = 8, 3, 1e-5
@@ -53,23 +52,6 @@ def test_private_classes_are_recovered(family):
         assert (classify(densities, queries) == truth).double().mean() > 0.95
     many = learner.sample_estimate((x, labels), generator=generator(1), sample_shape=(4,))
     assert classify(many, queries).shape == (4, 300)
-
-
-def test_labels_through_randomized_response_still_lead_to_the_classes():
-    x, labels = clusters(3000)
-    response = RandomizedResponse(CLASSES, 2.0)
-    reported = response.randomize(labels, noise=SeededNoise(3))
-    assert not torch.equal(reported, labels)
-    features = GaussianSquareWave(D).draw(300, generator=generator())
-    learner = ShuffledClasses.calibrated(
-        features, PoissonSum, class_counts(reported, CLASSES), 2.0, DELTA, response
-    )
-    densities = learner.sample_estimate((x, reported), generator=generator(1))
-    queries, truth = clusters(300, seed=9)
-    assert (classify(densities, queries) == truth).double().mean() > 0.95
-    assert densities.guarantee.epsilon == pytest.approx(learner.kdes[0].guarantee.epsilon + 2.0, rel=0.01)
-    plain = ShuffledClasses(learner.kdes)
-    assert plain.guarantee.epsilon <= 2.0
 
 
 def test_messages_and_aggregate_agree_for_every_class():

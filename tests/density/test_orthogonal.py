@@ -7,11 +7,9 @@ import torch
 from laws import generator
 from scipy import stats
 
-from torchdp.density import Density, GaussianFourier, GaussianOrthogonal
-from torchdp.privacy import Guarantee, Model, Neighbours
+from torchdp.density import GaussianFourier, GaussianOrthogonal
 
 D = 8
-NOTHING = Guarantee(math.inf, 0.0, Model.CENTRAL, Neighbours.REPLACE_ONE, True, "none")
 
 
 def points(cosine, d=D):
@@ -100,15 +98,6 @@ def test_users_of_a_ball_that_is_wide_may_move_as_all_may():
     assert near.validate(x) is x and near.draw(2, generator=generator()).share(x).dtype == torch.float64
     with pytest.raises(ValueError, match="x must hold vectors of norm at most 1"):
         near.validate(1.1 * x)
-
-
-def test_a_release_is_saved_and_loaded(tmp_path):
-    features = GaussianOrthogonal(D).draw(5, generator=generator())
-    density = Density(torch.randn(10).double(), torch.tensor(1.0), 7, features=features, guarantee=NOTHING)
-    density.save(tmp_path / "density.pt")
-    y = torch.randn(3, D).double()
-    again = Density.load(tmp_path / "density.pt").evaluate(y)
-    torch.testing.assert_close(again, density.evaluate(y), rtol=1e-12, atol=1e-12)
 
 
 def test_movement_is_bounded_block_by_block_to_the_last_wave():

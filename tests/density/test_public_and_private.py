@@ -1,6 +1,5 @@
 """Public features and private noise come from sources of two types: what is published predicts no noise."""
 
-import inspect
 import re
 from pathlib import Path
 
@@ -8,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import torchdp.density
-import torchdp.shuffle
 from torchdp.density import LaplacianSigns, ShuffledKDE
 from torchdp.draws import Simulated
 from torchdp.noise import Noise, SeededNoise
@@ -115,20 +112,3 @@ def test_guarantee_one_source_for_both_is_a_type_error(public):
 
 
 PRIVATE, LAW = {"collect", "randomize", "estimate"}, {"draw", "sample_tally", "sample_estimate"}
-
-
-@pytest.mark.parametrize("room", [torchdp.shuffle, torchdp.density], ids=lambda room: room.__name__)
-def test_every_verb_names_its_source(room):
-    found = set()
-    for name in room.__all__:
-        members = vars(getattr(room, name)) if inspect.isclass(getattr(room, name)) else {}
-        for verb, member in members.items():
-            if inspect.isfunction(member) and not verb.startswith("_"):
-                sources = {"noise", "generator"} & set(inspect.signature(member).parameters)
-                if verb in PRIVATE:
-                    assert sources == {"noise"}, (name, verb)
-                    assert inspect.signature(member).parameters["noise"].default is None
-                else:
-                    assert sources == ({"generator"} if verb in LAW else set()), (name, verb)
-                found |= {verb} if sources else set()
-    assert found & LAW or room is torchdp.shuffle

@@ -11,13 +11,11 @@ from torchdp.density import (
     GaussianFourier,
     GaussianOrthogonal,
     GaussianSquareWave,
-    ShuffledClasses,
 )
-from torchdp.density.means import moved
-from torchdp.density.rounding import count, rounded
+from torchdp.density.density import moved
+from torchdp.density.family import rounded
 from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
-from torchdp.shuffle import PoissonSum
 
 ALPHA = 1e-4
 D = 5
@@ -29,7 +27,7 @@ class Words:
 
     def __init__(self, monkeypatch, shares, uniform):
         byte = torch.arange(-128, 128, dtype=torch.int8)[:, None].expand(256, shares)
-        monkeypatch.setattr("torchdp.density.rounding._bytes", lambda sizes, source: byte.contiguous())
+        monkeypatch.setattr("torchdp.density.family._bytes", lambda sizes, source: byte.contiguous())
         monkeypatch.setattr(
             SeededNoise, "uniform", lambda self, size: torch.full(size, uniform, dtype=torch.float64)
         )
@@ -48,26 +46,6 @@ def test_bytes_and_ties_add_up_to_the_chance_to_the_last_bit(dtype, monkeypatch)
         assert torch.equal(ones, torch.ceil(exact - uniform).clamp_min(0).to(ones.dtype))
 
 
-def test_a_byte_alone_would_be_noticed(monkeypatch):
-    shares = torch.full((1,), 0.3)
-    Words(monkeypatch, 1, 0.999)
-    assert int(rounded(shares, (256,), SeededNoise(0)).sum()) == math.floor(128 * 1.3)
-    assert math.floor(128 * 1.3) != 128 * 1.3
-
-
-@pytest.mark.parametrize("share", [-1.0, -0.9, -1e-3, 0.0, 1e-3, 0.7, 1.0])
-@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
-def test_bits_are_one_as_often_as_their_share_says(share, shape):
-    n = 60_000
-    bits = rounded(torch.full((n,), share), shape, SeededNoise(3))
-    assert bits.shape == (*shape, n) and bits.dtype == torch.bool
-    chance, total = (1 + share) / 2, bits.numel()
-    spread = max(1e-9, math.sqrt(total * chance * (1 - chance)))
-    assert abs(int(bits.sum()) - total * chance) < 4 * spread
-    if shape and abs(share) < 1:
-        assert not torch.equal(bits.flatten(0, -2)[0], bits.flatten(0, -2)[1])
-
-
 def test_neighbouring_bits_are_independent():
     """Eight come from one word."""
     n = 1 << 15
@@ -80,12 +58,6 @@ def test_shares_outside_count_as_the_nearest_end():
     shares = torch.tensor([1 + 1e-6, 1.5, -1 - 1e-6, -1.5])
     bits = rounded(shares, (2000,), SeededNoise(0))
     assert bits[:, :2].all() and not bits[:, 2:].any()
-
-
-def test_no_shares_make_no_bits():
-    assert rounded(torch.zeros(0, 4), (), SeededNoise(0)).shape == (0, 4)
-    assert rounded(torch.zeros(3, 4), (0,), SeededNoise(0)).shape == (0, 3, 4)
-    assert count(rounded(torch.zeros(0, 4), (2,), SeededNoise(0))).tolist() == [[0] * 4] * 2
 
 
 def by_kernel(monkeypatch, features):
@@ -120,33 +92,6 @@ def test_fused_counts_have_the_law_of_the_plain_ones(family, monkeypatch):
     assert not torch.equal(counted[0], counted[1])
     again = features.ones(x, Simulated(generator(2)), shape)
     assert torch.equal(again, counted)
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
-@pytest.mark.parametrize("fused", [False, True])
-def test_ones_of_classes_are_those_of_each(family, fused, monkeypatch):
-    x, features = ball(90), family.draw(6, generator=generator())
-    labels = torch.arange(90) % 3
-    if fused:
-        by_kernel(monkeypatch, features)
-    ones = features.class_ones(x, labels, 3, Simulated(generator(1)), (200,)).double()
-    assert ones.shape == (200, 3, features.instances)
-    chances = torch.stack([(1 + features.left(x[labels == c]).double() / features.bound) / 2 for c in range(3)])
-    mean, spread = chances.sum(1), (chances * (1 - chances)).sum(1).sqrt().clamp_min(1e-5)
-    assert ((ones.mean(0) - mean) / spread).abs().max() < 4.5 / math.sqrt(200)
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
-def test_fused_classes_release_densities_of_every_class(family, monkeypatch):
-    x, features = ball(60), family.draw(6, generator=generator())
-    labels = (torch.arange(60) < 20).long()
-    classes = ShuffledClasses.calibrated(features, PoissonSum, torch.tensor([40, 20]), 5.0, 1e-6)
-    plain = classes.sample_estimate((x, labels), generator=generator(1), sample_shape=(200,)).value
-    by_kernel(monkeypatch, features)
-    counted = classes.sample_estimate((x, labels), generator=generator(2), sample_shape=(200,)).value
-    assert counted.shape == plain.shape == (200, 2, features.instances)
-    gap = (plain.mean(0) - counted.mean(0)) / (plain.var(0) + counted.var(0)).sqrt()
-    assert gap.abs().max() < 4.5 / math.sqrt(200)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from laws import generator, hockey_stick, one_law
+from laws import generator, hockey_stick
 from scipy import stats
 from scipy.optimize import minimize
 
@@ -22,9 +22,8 @@ from torchdp.density import (
     kernel_means,
 )
 from torchdp.density.choose import Question
-from torchdp.density.means import moved
-from torchdp.density.stationary import ProductKernel
-from torchdp.noise import SeededNoise
+from torchdp.density.density import moved
+from torchdp.density.waves import ProductKernel
 from torchdp.privacy import gaussian_sigma
 from torchdp.protocol import Objective
 from torchdp.shuffle import BoundedSum, PoissonSum, Sensitivity
@@ -167,19 +166,6 @@ def test_predicted_errors_are_those_of_simulated_releases(kernel, d, epsilon, mo
     numbers = ((1 + kde.features.share(x)) * kde.steps / 2).sum(1).max()
     added = kde.instances * kde.law.noise_mean / 3000
     assert float(numbers) + added <= kde.messages_per_user * (1 + 1e-9) and kde.messages_per_user <= most
-
-
-def test_messages_and_sums_of_unequal_steps_have_one_law():
-    x = inside(9, 2, 1)
-    features = Waves(Gaussian(0.8), box(2)).features(3)
-    steps = torch.tensor([0.3, 0.3, 1.7, 1.7, 2.5, 2.5], dtype=SPACE)
-    kde = ShuffledKDE(features, BoundedSum(9, 3.0), 0.1, steps=steps)
-    one = torch.stack([kde.collect(x, noise=SeededNoise(i))["total"] for i in range(800)])
-    other = kde.sample_tally(kde.summary(x), generator=generator(2), sample_shape=(800,))["total"]
-    assert one_law(one, other)
-    each = torch.stack([kde.collect(x[:1].expand(9, -1), noise=SeededNoise(i))["total"] for i in range(150)])
-    alone = [[kde.tally(kde.randomize(x[:1], noise=SeededNoise(9 * i + j))) for j in range(9)] for i in range(150)]
-    assert one_law(each, torch.stack([kde.add(*nine)["total"] for nine in alone]))
 
 
 @pytest.mark.parametrize("law", [PoissonSum, BoundedSum])

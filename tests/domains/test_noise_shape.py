@@ -23,10 +23,9 @@ from torchdp.domains import (
     minkowski_sum,
     noise_shape,
 )
-from torchdp.domains.composite import LinearImage
-from torchdp.domains.coupling import couple, independent_law, signed_law
+from torchdp.domains.composite import LinearImage, couple, independent_law, signed_law
 from torchdp.domains.domain import Proposal
-from torchdp.domains.evaluate import dual_value, enclose
+from torchdp.domains.noise_shape import dual_value, enclose
 from torchdp.domains.relaxation import dual_order, split, total
 from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
 from torchdp.factorization.structure.constructive import gamma_product_domain

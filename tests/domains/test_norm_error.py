@@ -8,7 +8,7 @@ import torch
 from laws import normal
 from scipy import integrate, stats
 
-from torchdp.domains.norm_error import NormError, normal_moment
+from torchdp.domains.shapes import NormError, normal_moment
 
 
 def diagonal(*values):

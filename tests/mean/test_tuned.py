@@ -20,7 +20,7 @@ from torchdp.domains import (
     noise_shape,
     round_shape,
 )
-from torchdp.domains.encoding import differences, encoding
+from torchdp.domains.shapes import differences, encoding
 from torchdp.mean import Block, GaussianMean, LocalMean, PureMean, pure_lower_bound
 
 SIMPLEX = FiniteSet(torch.eye(4, dtype=torch.float64))

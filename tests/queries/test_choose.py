@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from torchdp import memory, shuffle, workloads
+from torchdp import memory, randomizers, shuffle, workloads
 from torchdp.factorization import factorize
 from torchdp.privacy import Model
 from torchdp.protocol import Objective
@@ -20,7 +20,9 @@ from torchdp.queries import (
     choose,
     choose_trusted,
 )
+from torchdp.queries.oracle import KINDS
 from torchdp.randomizers import StrategyMatrix
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.torus import grid_of
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle.laws import MessageLaw
@@ -28,6 +30,7 @@ from torchdp.shuffle.laws import MessageLaw
 pytestmark = pytest.mark.usefixtures("brief")
 W = workloads.all_ranges(4).dense()
 COUNTS = torch.tensor([30, 0, 5, 25])
+density_choice = importlib.import_module("torchdp.density.choose")  # its name is the function's
 
 
 def two_answers():
@@ -235,17 +238,35 @@ def test_many_types_take_the_shift_strategy(k):
         assert choice.bound < choice.candidates[0].error < 1.08 * choice.bound
 
 
+def exported(package, base):
+    """The classes of this kind that a package has, by their names."""
+    every = {name: getattr(package, name) for name in package.__all__}
+    kinds = {name: each for name, each in every.items() if isinstance(each, type) and issubclass(each, base)}
+    return {name: each for name, each in kinds.items() if not inspect.isabstract(each)}
+
+
 def exported_laws():
-    """What the package exports for messages, made with a delta, whose error is the same whatever the bits."""
+    """Those for messages, made with a delta, whose error is the same whatever the bits."""
     found = {}
-    for name in shuffle.__all__:
-        kind = getattr(shuffle, name)
-        if isinstance(kind, type) and issubclass(kind, MessageLaw) and not inspect.isabstract(kind):
-            law = kind.calibrated(1000, 1.0, 1e-6, 1)
-            least, most = law.variance(torch.tensor([0, 1000])).tolist()
-            if least == most and shuffle.delta_of(law, 1.0, 1) <= 1e-6:
-                found[name] = law.rmse / 1000
+    for name, kind in exported(shuffle, MessageLaw).items():
+        law = kind.calibrated(1000, 1.0, 1e-6, 1)
+        least, most = law.variance(torch.tensor([0, 1000])).tolist()
+        if least == most and shuffle.delta_of(law, 1.0, 1) <= 1e-6:
+            found[name] = law.rmse / 1000
     return found
+
+
+def test_what_a_choice_does_not_try_of_the_library_has_a_reason():
+    searched = {"ShiftStrategy", "StrategyMatrix"}  # strategies, which a choice optimises for its queries
+    assert exported(randomizers, FrequencyOracle).keys() == {kind.__name__ for kind in KINDS} | searched
+    tried = {law.__name__ for law in density_choice.LAWS}
+    others = exported(shuffle, MessageLaw).keys() - tried
+    assert others == {"CorrelatedSum", "NegativeBinomialSum", "PureSum", "RandomizedResponseSum"}
+    noise = {}
+    for name in others | tried:  # of sums as a density has: the others have more noise than both
+        moves = shuffle.Sensitivity(32, change=16.0, flips=32)
+        noise[name] = getattr(shuffle, name).calibrated(2000, 1.0, 1e-6 * (name != "PureSum"), moves).rmse
+    assert min(noise[name] for name in others) > max(noise[name] for name in tried)
 
 
 def test_every_law_with_a_delta_is_a_candidate():

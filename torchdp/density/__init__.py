@@ -27,21 +27,15 @@ what is learned is post-processing.
 """
 
 from torchdp.density.choose import choose
-from torchdp.density.curator import CentralKDE
-from torchdp.density.density import Density
-from torchdp.density.exponential import Exponential
+from torchdp.density.curator import CentralKDE, SecureKDE
+from torchdp.density.density import Density, kernel_means
 from torchdp.density.family import Family, Features
-from torchdp.density.gaussian import GaussianFourier, GaussianSquareWave
-from torchdp.density.inner_product import InnerProduct, InnerProductRotated
+from torchdp.density.gaussian import GaussianFourier, GaussianOrthogonal, GaussianSquareWave
+from torchdp.density.inner_product import InnerProduct, InnerProductRotated, Projected
 from torchdp.density.kde import ShuffledKDE
-from torchdp.density.laplacian import LaplacianSigns
+from torchdp.density.laplacian import Exponential, LaplacianSigns
 from torchdp.density.learning import ShuffledClasses, class_counts, classify, nearest_centre, nearest_words
-from torchdp.density.means import kernel_means
-from torchdp.density.orthogonal import GaussianOrthogonal
-from torchdp.density.projection import Projected
-from torchdp.density.secure import SecureKDE
-from torchdp.density.stationary import ExponentialKernel, Gaussian, Laplacian
-from torchdp.density.waves import Waves
+from torchdp.density.waves import ExponentialKernel, Gaussian, Laplacian, Waves
 
 __all__ = [
     "CentralKDE",

@@ -1,4 +1,7 @@
-"""The released function: public features, noisy means, and what they promise; nothing else of the data."""
+"""The released function, and the means of random features over users that every density is made of.
+
+A density holds public features, noisy means, and what they promise; nothing else of the data.
+"""
 
 import json
 import os
@@ -10,12 +13,17 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.density.family import NUMBERS_AT_ONCE, Features
+from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features, rounded
 from torchdp.description import described, made
+from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
-from torchdp.protocol import Estimate
+from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally, Users
+from torchdp.protocol.users import alike, beside, combined, tensor_of
+from torchdp.shuffle import BitLaw
+from torchdp.shuffle.search import Sensitivity
 
 ROOMS = ("torchdp.density", "torchdp.privacy.guarantee")  # whose classes a saved density is made of
+ERROR = 2.0**-22  # of a chance, by the floats that decide a bit
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -92,3 +100,169 @@ class Density(Estimate):
         y = self.features.family.queries(y)
         parts = y.split(max(1, NUMBERS_AT_ONCE // self.features.numbers))
         return (self.features.g(part).to(self.value) for part in parts)
+
+
+@dataclass(frozen=True, eq=False)
+class MeanSquaredError(Brief):
+    """Its three parts at each query, (q,); they add up."""
+
+    feature: Tensor
+    rounding: Tensor
+    privacy: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """(q,)."""
+        return self.feature + self.rounding + self.privacy
+
+
+def kernel_means(family: Family, x: Tensor, y: Tensor, *, counts: Tensor | None = None) -> Tensor:
+    """The exact density, not private: mean_u k(x_u, y), (n, d), (q, d) -> (q,), float64, part by part.
+
+    counts: how many users hold each row, (n,); None: one each. Raises TypeError, ValueError.
+    """
+    family = checks.instance("family", family, Family)
+    x, y = family.validate(x).detach(), family.queries(y).detach()
+    weights = torch.ones_like(x[:, 0]) if counts is None else checks.counts("counts", counts, len(x))
+    total = torch.zeros(len(y), dtype=torch.float64, device=x.device)
+    size = max(1, NUMBERS_AT_ONCE // max(1, len(y)))
+    for part, weight in zip(x.split(size), weights.double().split(size), strict=True):
+        total += weight @ family.k(part, y.to(part)).double()
+    return total / weights.sum()
+
+
+def counted(features: Features, x: Tensor, steps: Tensor, draws: Draws) -> Tensor:
+    """What users round to: floor u + Bernoulli(u - floor u), u = steps (1 + f/R)/2: (n, instances) int64."""
+    whole, rest = _parts(features.share(x), steps)
+    return whole + rounded(2 * rest - 1, (), draws)
+
+
+def crowd_counted(
+    features: Features, crowd: Crowd, steps: Tensor, draws: Simulated, shape: tuple[int, ...]
+) -> Tensor:
+    """Sums of all users' counts, unchecked: -> (*shape, *batch, instances) int64. O(distinct values)."""
+    total = crowd.counts.new_zeros(*shape, *crowd.counts.shape[:-1], features.instances)
+    for share, counts in features.of_crowd(crowd, features.share, torch.Size(shape).numel()):
+        whole, rest = _parts(share, steps)
+        total += (counts[..., None] * whole).sum(-2)  # no product of integer matrices on a GPU
+        if counts.ndim == 1 and bool((counts == 1).all()):
+            total += rounded(2 * rest - 1, shape, draws).sum(-2)
+        else:
+            each = counts[..., None].expand(*shape, *counts.shape, features.instances)
+            total += draws.binomial(each, rest).sum(-2)
+    return total
+
+
+def rounding_variances(features: Features, crowd: Crowd, steps: Tensor) -> Tensor:
+    """Of the sums of f that rounding leaves: sum_u 4 R^2 theta (1 - theta)/steps^2, (*batch, instances) float64."""
+    total = crowd.values.new_zeros(*crowd.counts.shape[:-1], features.instances, dtype=torch.float64)
+    for share, counts in features.of_crowd(crowd, features.share):
+        rest = _parts(share, steps)[1]
+        total += combined(counts.double(), rest * (1 - rest))
+    return total * (2 * features.bound / steps.to(total)) ** 2
+
+
+def _parts(share: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """floor u, int64, and u - floor u, float64, of f/R."""
+    u = (1 + share.double()).clamp_(0, 2) * (steps.to(share.device) / 2)
+    whole = u.floor()
+    return whole.to(torch.int64), u - whole
+
+
+class OfFeatures(Protocol[Crowd]):
+    """The question: the mean of each feature over the users, in [-R, R]. x: (n, d); a summary is a ``Crowd``.
+
+    B~_ij, the estimate of sum_u (1 + f_i(x_u)_j / R)/2, gives the mean R (2 B~_ij/n - 1).
+    """
+
+    features: Features
+    law: BitLaw
+    steps: Tensor | None = None  # (instances,), what a one is worth in each sum; None: bits
+
+    @property
+    def held(self) -> tuple[int]:
+        return (self.features.family.dimension,)
+
+    def exact(self, summary: Crowd) -> Tensor:
+        summary = self._users(summary)
+        return self.features.sums(summary)[0] / beside(summary.n, 1)
+
+    def predicted_mse(self, summary: Crowd) -> Tensor:
+        """((n R^2 - sum_u f^2, none with a curator) + 4 R^2 E Var B~)/n^2."""
+        rounding, privacy = self._variances(self._users(summary))
+        return rounding + privacy
+
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        checks.instance("objective", objective, Objective)
+        users = checks.people("n", n, 1)
+        return objective.of(self._largest(alike(users))).expand(tensor_of(users).shape)
+
+    def _largest(self, n: int) -> Tensor:
+        """Of n users, the largest variance of each mean: () or (instances,)."""
+        noise = self.law.spread(torch.tensor([0, n], dtype=torch.int64, device="cpu"), n).max()
+        if self.steps is None:
+            rounding = 0.0 if self.law.takes_numbers else n * self.features.rounding
+            return (rounding + 4 * self.features.bound**2 * noise) / float(n) ** 2
+        rest = self.steps.clamp(max=0.5) if self.features.rounding else self.steps.frac()  # of u, the worst
+        return 4 * self.features.bound**2 * (n * rest * (1 - rest) + noise) / (self.steps * n) ** 2
+
+    def density_mse(self, summary: Crowd, y: Tensor) -> MeanSquaredError:
+        """E (K~(y) - mean_u k(x_u, y))^2 over rounding and privacy noise, these features given: (q, d) -> (q,).
+
+        feature: (<exact, g>/I - mean_u k(x_u, y))^2; rounding and privacy: ``predicted_mse``, weighted by g_j^2/I^2. It
+        is exact and not private: it reads the users' vectors.
+        """
+        summary = self._users(summary)
+        y = y.detach() if isinstance(y, Tensor) else y
+        right = self.features.right(y).double() / self.features.repetitions
+        truth = kernel_means(self.features.family, summary.values, y, counts=summary.counts)
+        feature = (right @ self.exact(summary) + self.features.constant - truth).square()
+        return MeanSquaredError(feature, *(right.square() @ part for part in self._variances(summary)))
+
+    def _variances(self, summary: Crowd) -> tuple[Tensor, Tensor]:
+        """Of the means, by rounding and by privacy noise, (instances,) each."""
+        n, bound, (total, squares) = alike(summary.n), self.features.bound, self.features.sums(summary)
+        noise = self.law.spread((n + total / bound) / 2, n)
+        if self.steps is None:
+            rounding = (n * bound**2 - squares).clamp_min(0) * (not self.law.takes_numbers)
+        else:
+            rounding = rounding_variances(self.features, summary, self.steps)
+            noise = noise / self.steps.to(noise).square()
+        return rounding / float(n) ** 2, 4 * bound**2 * noise / float(n) ** 2
+
+    def _density(self, tally: Tally) -> Density:
+        n, bound = alike(tally.n), self.features.bound
+        total = self.law.decode(tally["total"], n)
+        value = bound * (2 * (total if self.steps is None else total / self.steps.to(total)) / n - 1)
+        error = self._largest(n).sqrt().to(value.device).expand_as(value)
+        return Density(
+            value, error, tally.n, 0.0, None, (-bound, bound), features=self.features, guarantee=self.guarantee
+        )
+
+    def _users(self, summary: Crowd) -> Crowd:
+        return Crowd.checked(summary, self.features.family.validate)
+
+    def validate_summary(self, summary: Crowd) -> Crowd:
+        """``summary``, a crowd of as many users as ``law.users``. Raises TypeError, ValueError."""
+        summary = self._users(summary)
+        if (n := alike(summary.n)) != self.law.users:
+            raise ValueError(f"summary must be of {self.law.users} users, as calibrated, not {n}")
+        return summary
+
+
+def moved(features: Features, steps: Tensor | None = None) -> Sensitivity:
+    """All sums, how far a user's numbers move in them, how many of its bits may flip, and the largest number.
+
+    Floats have error at most 2^-22 in each chance, at both vectors: (gamma^{1/2} + 2^-21 ||steps||)^2. A chance is
+    (1 + s)/2 for the number s that a feature was computed to, up to 2^-60 on a CPU and 2^-32 elsewhere
+    (``rounding.rounded``). s is the cosine or sine of one angle, right to 4 units in the last place, 2^-22 in float32;
+    a coordinate of x as it was given; an indicator; or a sum of D products in float64, right to D 2^-52.
+    """
+    if steps is None:
+        gamma, most, largest = features.movement, float(features.instances), 1.0
+        flips = features.composed
+    else:
+        flips = features.instances  # a number that is zero is no fair coin
+        gamma, most, largest = features.gamma(steps), float(steps.square().sum()), float(steps.max())
+    room = 2 * ERROR * most**0.5
+    return Sensitivity(features.instances, min((gamma**0.5 + room) ** 2, most), flips, largest)

@@ -1,4 +1,4 @@
-"""Kernels as expected inner products of bounded random features: locality-sensitive quantization."""
+"""Kernels as expected inner products of bounded random features, and features rounded to bits, on any device."""
 
 import math
 from abc import ABC, abstractmethod
@@ -11,13 +11,70 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.density.rounding import count, rounded
 from torchdp.draws import Draws, Simulated
+from torchdp.kernels.dispatch import keyed
+from torchdp.kernels.rounded_features import positive_counts, rounded_counts
 from torchdp.protocol import Crowd
 from torchdp.protocol.users import combined
 
 NUMBERS_AT_ONCE = 2**20  # held in memory for each array over users, whatever their number
 SLACK = 1e-6  # relative; vectors that were normalised in float32 have norms above 1 by rounding
+TURN = 2 * torch.pi
+
+
+def rounded(shares: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
+    """Bernoulli((1 + s)/2) for each share s, ``shape`` times: (...) -> (*shape, ...) bool.
+
+    A random byte decides against the first 8 bits of the chance; where they tie, once in 256, 53 more bits do. The
+    chance is right to 2^-60 for the given number s, sure at 1 and none at -1. Numbers outside count as the nearest end.
+    """
+    levels = (shares * 128).floor_().clamp_(-128, 127).to(torch.int8)
+    sizes = (*shape, *shares.shape)
+    byte = _bytes(sizes, draws)
+    bits = byte < levels
+    tied = (byte == levels).view(-1).nonzero()[:, 0]
+    where = tied % max(1, shares.numel())
+    rest = shares.reshape(-1)[where].double() * 128 - levels.view(-1)[where]
+    bits.view(-1)[tied] = draws.uniform(tuple(rest.shape)) < rest
+    return bits
+
+
+def count(bits: Tensor) -> Tensor:
+    """How many are set, over the last dimension but one: (..., n, instances) bool -> (..., instances) int64."""
+    return bits.view(torch.uint8).sum(-2, dtype=torch.int32).to(torch.int64)
+
+
+def fused(x: Tensor) -> bool:
+    """Whether waves of these vectors are projected, rounded and counted by one kernel: float32, drawn from a key."""
+    return x.dtype == torch.float32 and keyed(x.device)
+
+
+def fused_ones(x: Tensor, frequencies: Tensor, phases: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+    """Ones of rounded cosines: frequencies (d, I), phases (waves, I) -> (*shape, I waves) int64."""
+    waves, starts = _turns(x, frequencies), _turns(x, phases)
+    repeats = torch.Size(shape).numel()
+    counts = rounded_counts(x, waves, starts, _everybody(x), 1, key=draws.kernel_key(), repeats=repeats)
+    return counts.view(*shape, counts.shape[-1])
+
+
+def fused_positive(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+    """Users with positive cosines: as above -> (I waves,) int64."""
+    return positive_counts(x, _turns(x, frequencies), _turns(x, phases), _everybody(x), 1)[0]
+
+
+def _everybody(x: Tensor) -> Tensor:
+    """One class of all users."""
+    return torch.zeros((), dtype=torch.int64, device=x.device).expand(len(x))
+
+
+def _turns(x: Tensor, radians: Tensor) -> Tensor:
+    return (radians.to(x.device) / TURN).to(x.dtype)
+
+
+def _bytes(sizes: tuple[int, ...], draws: Draws) -> Tensor:
+    """Uniform int8, eight for each random word."""
+    number = torch.Size(sizes).numel()
+    return draws.words((-(-number // 8),)).view(torch.int8)[:number].view(sizes)
 
 
 @dataclass(frozen=True)
@@ -241,19 +298,7 @@ class Features(Brief, ABC):
         return total
 
     def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """How many users round to a one, unchecked: (n, d) -> (*shape, instances) int64."""
-        everybody = torch.zeros((), dtype=torch.int64, device=x.device).expand(len(x))
-        return self.class_ones(x, everybody, 1, draws, shape)[..., 0, :]
-
-    def class_ones(
-        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
-    ) -> Tensor:
-        """How many users of each class round to a one, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
-        members = [x] if classes == 1 else (x[labels == c] for c in range(classes))
-        return torch.stack([self.plain_ones(each, draws, shape) for each in members], -2)
-
-    def plain_ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
-        """``ones`` part by part, on any device."""
+        """How many users round to a one, unchecked, part by part: (n, d) -> (*shape, instances) int64."""
         total = torch.zeros(*shape, self.instances, dtype=torch.int64, device=x.device)
         for part in self.parts(x, math.prod(shape)):
             total += count(rounded(self.share(part), shape, draws))
@@ -283,7 +328,7 @@ class SignFeatures(Features):
     def bits(self, x: Tensor, draws: Draws) -> Tensor:
         return self.positive(x)
 
-    def plain_ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+    def ones(self, x: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
         total, positive = torch.zeros(self.instances, dtype=torch.int64, device=x.device), self.over(x)
         for part in self.parts(x):
             total += count(positive(part))

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.density.density import Density
+from torchdp.density.density import Density, OfFeatures, counted, crowd_counted, moved
 from torchdp.density.family import Features
-from torchdp.density.means import OfFeatures, counted, crowd_counted, moved
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, Limits, Tally, Users
@@ -142,25 +141,17 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
 
     def sample_unchecked(self, summary: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """All ``law.users`` send."""
-        if self.steps is None:
-            ones = self.features.crowd_ones(summary, draws, shape)
-        else:
-            ones = crowd_counted(self.features, summary, self.steps, draws, shape)
-        return Tally(summary.n, self.noised(ones, draws).parts)
+        return Tally(summary.n, self.noised(self.summed(summary, draws, shape), draws).parts)
 
     def noised(self, ones: Tensor, draws: Draws) -> Tally:
         """The tally of all users where they round to so many in all, unchecked."""
         return Tally(self.law.users, {"total": self.law.noised(ones, draws)})
 
-    def class_ones(
-        self, x: Tensor, labels: Tensor, classes: int, draws: Simulated, shape: tuple[int, ...]
-    ) -> Tensor:
-        """What noise is added to, of each class, unchecked: (n, d), (n,) -> (*shape, classes, instances)."""
-        if self.steps is not None:
-            crowds = (Crowd.of(x[labels == c]) for c in range(classes))
-            each = [crowd_counted(self.features, crowd, self.steps, draws, shape) for crowd in crowds]
-            return torch.stack(each, -2)
-        return self.features.class_ones(x, labels, classes, draws, shape)
+    def summed(self, crowd: Crowd, draws: Simulated, shape: tuple[int, ...]) -> Tensor:
+        """What noise is added to, unchecked: (*shape, *batch, instances) int64."""
+        if self.steps is None:
+            return self.features.crowd_ones(crowd, draws, shape)
+        return crowd_counted(self.features, crowd, self.steps, draws, shape)
 
     def analyse(self, tally: Tally) -> Density:
         return self._density(self.whole(tally))

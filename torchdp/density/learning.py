@@ -171,17 +171,19 @@ class ShuffledClasses(Brief):
     def sample_estimate(
         self, x: tuple[Rows, Rows], *, generator: torch.Generator, sample_shape: Sequence[int] = ()
     ) -> Density:
-        """The same in distribution, without messages: all classes at once, where one kernel rounds and counts them."""
-        (vectors, reported), shape = self.validate(x), checks.sample_shape(sample_shape)
-        draws, labels = Simulated(generator, vectors.device), reported.to(vectors.device, torch.int64)
-        if not isinstance(first := self.kdes[0], ShuffledKDE):
-            each = (Crowd.of(vectors[labels == c]) for c in range(len(self.kdes)))
-            return self.analyse(
-                tuple(kde.sample_unchecked(some, draws, shape) for kde, some in zip(self.kdes, each, strict=True))
-            )
-        ones = first.class_ones(vectors, labels, len(self.kdes), draws, shape)
-        shuffled = ((c, kde) for c, kde in enumerate(self.kdes) if isinstance(kde, ShuffledKDE))  # all of them
-        return self.analyse(tuple(kde.noised(ones[..., c, :], draws) for c, kde in shuffled))
+        """The same in distribution, without messages."""
+        vectors, reported = self.validate(x)
+        shape = checks.sample_shape(sample_shape)
+        draws = Simulated(generator, vectors.device)
+        labels = reported.to(vectors.device, torch.int64)
+        members = [Crowd.of(vectors[labels == c]) for c in range(len(self.kdes))]
+        shuffled = [kde for kde in self.kdes if isinstance(kde, ShuffledKDE)]
+        if not shuffled:
+            pairs = zip(self.kdes, members, strict=True)
+            return self.analyse(tuple(kde.sample_unchecked(crowd, draws, shape) for kde, crowd in pairs))
+        sums = [kde.summed(crowd, draws, shape) for kde, crowd in zip(shuffled, members, strict=True)]
+        noisy = [kde.noised(total, draws) for kde, total in zip(shuffled, sums, strict=True)]
+        return self.analyse(tuple(noisy))
 
 
 def classify(densities: Density, y: Tensor) -> Tensor:

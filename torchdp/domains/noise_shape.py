@@ -1,4 +1,7 @@
-"""The optimal shape of Gaussian noise for a domain, by column generation, with its certificate."""
+"""The optimal shape of Gaussian noise for a domain, by column generation, with its certificate.
+
+One evaluator, :func:`enclose` and :func:`dual_value`, judges closed forms and solvers alike.
+"""
 
 import math
 import warnings
@@ -9,17 +12,15 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.domains.domain import EPS, Domain, Proposal, climb
-from torchdp.domains.evaluate import Enclosed, dual_value, enclose, hull
+from torchdp.domains.domain import EPS, FLAT, Domain, Proposal, climb
 from torchdp.factorization import Certificate
-from torchdp.factorization.certificates.certificate import check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent, conjugate
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.threads import one_thread
 
 NOTHING = 1e-8  # of the largest weight: the solver keeps weights above 0
 LIGHT = 1e-4  # of the largest weight: points below are dropped, and found again where they matter
 CLOSE = 1e-5  # of the set's reach: points that differ by less are one
-NEGLIGIBLE = 1e-300
 ROUNDS = 300  # calls of the oracle
 PROGRESS = 0.02  # of the gap
 PATIENCE = 6  # rounds without a better bound
@@ -28,6 +29,97 @@ ROUGH = 0.2  # of how far points stuck out: what it may lose before the last rou
 ROUNDING, RELATIVE, TINY = 64 * EPS, 1e-10, 1e-300  # of the largest coordinate, of the norm: what float64 may cost
 WIDE = 0.26  # a gap above what the semidefinite bound of a zonotope may lose, (pi/2)^{1/2} - 1
 LARGEST = 1e100  # coordinates whose squares are far from the ends of float64
+THIN = 1e-7  # of the longest axis: shorter ones of a proposal are mostly rounding,
+ROOM = 1e3  # and are made so many times what the domain needs, which costs 1e-6
+
+
+@dataclass(frozen=True)
+class Enclosed:
+    """{v + root u: ||u|| <= 1} holds the domain; upper: the l_p norm of root's row norms, inf where that is not proved.
+
+    inverse: root^+, (r, d). residual: how far spanning points stick out of v + range(root); found: points (k, d) far
+    out in the ellipsoid; overshoot: the largest squared norm of u among them in the ellipsoid that was given.
+    """
+
+    root: Tensor
+    inverse: Tensor
+    upper: float
+    residual: float
+    found: Tensor
+    overshoot: float
+
+
+def hull(points: Tensor, origin: Tensor) -> Tensor:
+    """An orthonormal basis (d, r) of the linear hull of points - origin, float64; r = 0 where all are the origin.
+
+    Directions along which the points (k, d) reach no further than rounding are left out: 1e-12 of the farthest from the
+    origin, and what the points' own coordinates are rounded by. The identity where that leaves none out.
+    """
+    z = points - origin
+    size = float(z.abs().max())
+    rounded = 8 * EPS * float(points.abs().max())
+    if size <= rounded:
+        return z.new_zeros(z.shape[1], 0)
+    z = z / size
+    _, _, Vh = torch.linalg.svd(torch.linalg.qr(z, mode="r").R if len(z) > z.shape[1] else z, full_matrices=False)
+    kept = (z @ Vh.mT).abs().amax(0) > FLAT + rounded / size
+    return torch.eye(z.shape[1]).to(z) if int(kept.sum()) == z.shape[1] else Vh[kept].mT
+
+
+def enclose(domain: Domain, basis: Tensor, root: Tensor, centre: Tensor, p: float) -> Enclosed:
+    """The ellipsoid {centre + root u} within the hull of K, scaled until it provably holds K.
+
+    basis: (d, r), of :func:`hull`. root's part in it is completed where it has axes below 1e-7 of the longest: they
+    become 1000 times as long as spanning points reach. With A, its axes for columns, scale^2 = the oracle's upper bound
+    on max ||A^+ (x - v)||^2 over K. residual is how far spanning points stick out of v + the hull; upper is inf where
+    that is more than rounding (1e-8 of the largest distance from v, 64 eps of v).
+
+    Guarantees: Gamma_p(K) <= upper, up to 1e-10 of it and 64 eps of the largest coordinate.
+    """
+    z = domain.spanning() - centre
+    inside = z @ basis
+    inner = basis.mT @ root
+    missing = inner.new_zeros(len(inner), max(0, len(inner) - inner.shape[1]))
+    U, S, _ = torch.linalg.svd(torch.cat([inner, missing], 1), full_matrices=False)
+    reach = (inside @ U).abs().amax(0)
+    S = torch.where(S > THIN * S.amax(), S, torch.maximum(S, ROOM * reach)).clamp_min(TINY)
+    axes = basis @ U
+    most = domain.maximise(axes.mT / S[:, None], centre)
+    lengths = S * math.sqrt(most.upper)
+    A = axes * lengths
+    upper = float(torch.linalg.vector_norm(A.norm(dim=-1), ord=p))
+    residual = float((z - inside @ basis.mT).norm(dim=-1).max())
+    rounding = 1e-8 * float(z.norm(dim=-1).max()) + 64 * EPS * float(centre.norm())
+    return Enclosed(
+        A,
+        axes.mT / lengths[:, None],
+        upper if residual <= rounding else math.inf,
+        residual,
+        most.points,
+        most.value,
+    )
+
+
+def dual_value(domain: Domain, proposal: Proposal, p: float, shift: bool) -> float:
+    """Trace norm of diag(c)^{1/2} (x_1 - mu, ..., x_k - mu) diag(P)^{1/2}: a lower bound on Gamma_p(K).
+
+    c = row_weights scaled to norm 1 in l_{p/(p-2)}, P = weights scaled to sum 1. mu = the point about which K is
+    symmetric, where there is one, else the mean under P; 0 without shift.
+    The proposal's points must lie in the domain.
+    Source: Nikolov, Tang (2023), Theorem 26, equations (4) and (5).
+    """
+    points, weights, row_weights = proposal.points, proposal.weights, proposal.row_weights
+    P = weights / weights.sum()
+    if not bool(row_weights.any()):
+        return 0.0
+    c = row_weights / row_weights.max()
+    c = c / torch.linalg.vector_norm(c, ord=conjugate(p))
+    z = points
+    if shift:
+        z = points - (points[0] if domain.middle is None else domain.middle)
+        z = z - P @ z if domain.middle is None else z
+    matrix = c.sqrt() * z * P.sqrt()[:, None]
+    return float(torch.linalg.svdvals(matrix).sum())
 
 
 def on_points(points: Tensor, middle: Tensor | None, p: float, tol: float, max_iterations: int = 3000) -> Proposal:
@@ -56,7 +148,7 @@ def merged(start: Tensor, proposal: Proposal, found: Tensor, middle: Tensor | No
     if middle is not None:
         lead = z.gather(-1, (z.abs() > 1e-9 * z.abs().max()).to(torch.uint8).argmax(-1, keepdim=True))
         z = torch.where(lead < 0, -z, z)
-    grid = (z / (CLOSE * z.abs().max().clamp_min(NEGLIGIBLE))).round()
+    grid = (z / (CLOSE * z.abs().max().clamp_min(TINY))).round()
     distinct, place = torch.unique(grid, dim=0, return_inverse=True)
     first = torch.zeros(len(distinct), dtype=torch.int64, device=z.device)
     return points[first.scatter(0, place, torch.arange(len(z), device=z.device))]

@@ -1,20 +1,256 @@
-"""Other shapes of noise: for the differences of a domain's points, of least error in l_p, and round."""
+"""Other shapes of noise: for the differences of a domain's points, of least error in l_p, and round.
+
+How points of a domain become points of a ball, and how large Gaussian noise is in l_p: closed forms, quadrature, Monte
+Carlo with its error where neither is exact.
+"""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
 import torch
+from scipy.special import gammaln, log_ndtr
+from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.domain import Domain
-from torchdp.domains.encoding import differences, encoding
-from torchdp.domains.finite import FiniteSet, Vertices
+from torchdp.domains.ball_image import BallImage
+from torchdp.domains.balls import BallSum
+from torchdp.domains.composite import LinearImage, Product, linear_image, minkowski_sum
+from torchdp.domains.domain import EPS, Domain, Maximum
+from torchdp.domains.finite import FiniteSet, Polytope, Vertices
 from torchdp.domains.noise_shape import NoiseShape, noise_shape
-from torchdp.domains.norm_error import NormError
 from torchdp.factorization.certificates.certificate import check_exponent
+from torchdp.memory import rows_at_once
+from torchdp.randomness import keyed_generator
 
 MOST_CORNERS = 2000  # two million differences
 EXPONENTS = (2.0, 3.0, 4.0, 6.0, 8.0, 16.0)
+DRAWS = 1 << 18  # of the noise
+MOST_POWER = 300.0  # of a normal whose moment is a float
+MOST_LISTED = 20_000  # whose distances are all looked at
+MOST_DIFFERENCES = 2048  # of corners that are all listed
+MISSED = 1e-6  # of the domain's reach: what a shape may leave out
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Points x of the domain as vectors A^+ (x - c) of length at most ``radius``, A the root of the noise's shape.
+
+    centre: c, (d,). radius and diameter are computed again from the domain's oracle, so that privacy rests on them and
+    not on the shape's own claim. Raises TypeError, ValueError.
+    """
+
+    domain: Domain
+    shape: NoiseShape
+    centre: Tensor
+
+    def __post_init__(self) -> None:
+        if self.shape.dimension != self.domain.dimension:
+            raise ValueError(
+                f"shape is of dimension {self.shape.dimension}, the domain of {self.domain.dimension}; "
+                "make it with noise_shape(domain, p)"
+            )
+        z = self.domain.spanning() - self.centre
+        missed = float((z - z @ self.inverse.mT @ self.shape.root.mT).norm(dim=-1).max())
+        if missed > MISSED * float(z.norm(dim=-1).max()) + 64 * EPS * float(self.centre.norm()):
+            raise ValueError(
+                "shape does not reach all of the domain, and its noise would leave a bias; "
+                "make it with noise_shape(domain, p), around the origin with shift=False"
+            )
+
+    @cached_property
+    def inverse(self) -> Tensor:
+        """A^+, (r, d)."""
+        return torch.linalg.pinv(self.shape.root)
+
+    @cached_property
+    def _furthest(self) -> Maximum:
+        return self.domain.maximise(self.inverse, self.centre)
+
+    @cached_property
+    def radius(self) -> float:
+        """A proved upper bound on ||A^+ (x - c)|| over the domain."""
+        if not self.inverse.any():
+            return 0.0  # a single point
+        return math.sqrt(max(self._furthest.upper, 0.0)) * (1 + 1e-12)
+
+    @cached_property
+    def widest(self) -> float:
+        """||A^+ (x - y)|| of the two points of the domain furthest apart that are known."""
+        if not self.inverse.any():
+            return 0.0
+        points = self._listed
+        if points is None and self.domain.middle is not None:
+            return 2 * math.sqrt(self._furthest.value)  # a point and its mirror image
+        if points is None:
+            points = self._furthest.points
+        encoded = (points - self.centre) @ self.inverse.mT
+        parts, mode = encoded.split(rows_at_once(len(encoded))), "donot_use_mm_for_euclid_dist"
+        return max(float(torch.cdist(some, encoded, compute_mode=mode).max()) for some in parts)
+
+    @cached_property
+    def diameter(self) -> float:
+        """A proved upper bound on ||A^+ (x - y)|| over two admitted points: 2 radius, or less without symmetry.
+
+        Vectors are shortened to ``radius``, so that what a membership test lets through costs nothing; a diameter
+        below 2 radius, that of corners (at most 20,000) or of the differences' own oracle, is enlarged by it, and
+        points of shorter floats are moved into the domain.
+        """
+        domain = self.domain
+        if not self.inverse.any() or (self._listed is None and domain.middle is not None):
+            return 2 * self.radius
+        most = self.widest
+        if self._listed is None:
+            most = math.sqrt(differences(domain).maximise(self.inverse, torch.zeros_like(self.centre)).upper)
+        return min(2 * self.radius, most + 2 * domain.missed(self.inverse))
+
+    @cached_property
+    def _listed(self) -> Tensor | None:
+        """Corners whose hull is the domain's; None for other symmetric sets, and where they are too many."""
+        known = isinstance(self.domain, Vertices) or self.domain.middle is None
+        return self.domain.corners(MOST_LISTED) if known else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Admitted points (k, d) as vectors (k, r) of length at most radius, float64."""
+        if x.dtype != torch.float64 and self.domain.middle is None:
+            x = torch.where(self.domain.contains(x.double())[:, None], x.double(), self.domain.project(x.double()))
+        u = (x.double() - self.centre) @ self.inverse.mT
+        return u * (self.radius / u.norm(dim=-1, keepdim=True).clamp_min(1e-300)).clamp_max(1.0)
+
+
+def differences(domain: Domain) -> Domain:
+    """K - K = {x - y: x, y in K}, symmetric about 0: what the replacement of one user moves a sum by.
+
+    Of products and images part by part, of at most 45 corners by all their pairs; of sets that are symmetric about m
+    it is 2 (K - m).
+    """
+    if isinstance(domain, Product):
+        return Product(tuple(map(differences, domain.parts)))
+    if isinstance(domain, LinearImage):
+        return linear_image(domain.transform, differences(domain.domain))
+    balls, middle = domain.balls(), domain.middle
+    if isinstance(balls, BallImage):
+        return BallSum(2 * balls.generators, balls.groups, torch.zeros_like(balls.middle))
+    if isinstance(domain, Vertices) and middle is not None:
+        return Polytope(2 * (domain.points - middle))
+    points = domain.corners(math.isqrt(MOST_DIFFERENCES))
+    if points is not None:
+        return Polytope((points[:, None] - points).flatten(0, 1))
+    one = torch.eye(domain.dimension).to(domain.spanning())
+    if domain.symmetric:
+        return linear_image(2 * one, domain)
+    return minkowski_sum([domain, linear_image(-one, domain)])
+
+
+def encoding(domain: Domain, shape: NoiseShape) -> Encoding:
+    """Around the domain's middle where it has one, else around the shape's centre. Raises TypeError, ValueError."""
+    if not isinstance(domain, Domain) or not isinstance(shape, NoiseShape):
+        raise TypeError("domain must be a Domain and shape a NoiseShape, such as noise_shape(domain, p)")
+    return Encoding(domain, shape, shape.centre if domain.middle is None else domain.middle.double())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number and its standard error; 0.0 where it is exact up to quadrature, better than 1e-8 relative."""
+
+    value: float
+    standard_error: float = 0.0
+
+
+def normal_moment(p: float) -> float:
+    """E |g|^p = 2^{p/2} Gamma((p + 1)/2) / sqrt(pi) for a standard normal g and p in (0, 300]. Raises ValueError."""
+    if checks.positive("p", p) > MOST_POWER:
+        raise ValueError(f"p must be at most {MOST_POWER:g}, or infinite, not {p!r}: the moment is no float")
+    return math.exp(p / 2 * math.log(2) + float(gammaln((p + 1) / 2)) - math.log(math.pi) / 2)
+
+
+@dataclass(frozen=True)
+class NormError:
+    """The l_p norm of Z = root g, g a standard normal vector: what noise of covariance root root^T costs.
+
+    floor <= root_mean_square <= ceiling, all of one unit: that of root. root: (d, r), float64; p in [2, inf].
+    Source: Nikolov, Tang (2023), Lemma 33 for the floor and Theorem 15 for the ceiling, with its constants.
+    """
+
+    root: Tensor
+    p: float
+
+    def __post_init__(self) -> None:
+        root = checks.floating("root", self.root)
+        if root.ndim != 2 or root.shape[0] == 0:
+            raise ValueError(f"root must have shape (d, r) with d >= 1, not {tuple(root.shape)}")
+        object.__setattr__(self, "root", root.detach().double())
+        object.__setattr__(self, "p", check_exponent(self.p))
+
+    @cached_property
+    def deviations(self) -> Tensor:
+        """Standard deviation of each coordinate, (d,)."""
+        return self.root.norm(dim=1)
+
+    @cached_property
+    def floor(self) -> float:
+        """sqrt(tr_{p/2}(root root^T)), the l_p norm of the deviations: (E ||Z||_p^2)^{1/2} at p = 2, else less."""
+        return float(torch.linalg.vector_norm(self.deviations, ord=self.p))
+
+    @cached_property
+    def ceiling(self) -> float:
+        """A proved upper bound of (E ||Z||_p^2)^{1/2}, for any dependence between the coordinates.
+
+        (E ||Z||_p^p)^{1/p} = (E |g|^p)^{1/p} floor for finite p, or the largest deviation times
+        (2 log(2 d) + 2)^{1/2}, or this at q > p through ||Z||_p <= ||Z||_q d^{1/p - 1/q}: whichever is smaller.
+        """
+        # P(max |Z_i| > t) <= min(1, 2 d e^{-t^2/(2 s^2)}), s the largest deviation; integrated against 2 t dt.
+        d = len(self.deviations)
+        largest = float(self.deviations.max()) * math.sqrt(2 * math.log(2 * d) + 2)
+        if self.p == math.inf:
+            return largest
+        return min(normal_moment(self.p) ** (1 / self.p) * self.floor, largest * d ** (1 / self.p))
+
+    @cached_property
+    def root_mean_square(self) -> Measured:
+        """(E ||Z||_p^2)^{1/2}: exact at p = 2 and, for independent coordinates, at p = inf; else by Monte Carlo."""
+        if self.p == 2 or self.floor == 0:
+            return Measured(self.floor)
+        covariance = self.root @ self.root.mT
+        off = (covariance - covariance.diagonal().diag()).abs().max()
+        independent = self.p == math.inf and float(off) <= 1e-13 * float(covariance.abs().max())
+        second = self._largest() if independent else self._monte_carlo()
+        value = math.sqrt(second.value)
+        return Measured(value, second.standard_error / (2 * value))
+
+    def _largest(self) -> Measured:
+        """E max_i Z_i^2 of independent coordinates: the integral of 2 t P(max > t)."""
+        deviations = self.deviations[self.deviations > 0].numpy(force=True)
+        top = float(deviations.max())
+        nodes, weights = np.polynomial.legendre.leggauss(64)
+        total = 0.0
+        # From 0 to a largest deviation's 1e-17 quantile, in panels; the scale 1/8 resolves the steepest maximum.
+        for low in np.arange(0.0, 10.0 + math.sqrt(2 * math.log(len(deviations))), 0.5):
+            t = low + (nodes + 1) / 4
+            within = np.log1p(-2 * np.exp(log_ndtr(-t[:, None] * top / deviations))).sum(1)
+            total += float(weights @ (2 * t * -np.expm1(within))) / 4
+        return Measured(top**2 * total)
+
+    def _monte_carlo(self) -> Measured:
+        """E ||Z||_p^2; for finite p with ||Z||_p^p, whose mean is known, as control variate."""
+        generator = keyed_generator(b"torchdp.mean.norm_error", self.root.device)
+        rows = rows_at_once(max(self.root.shape))
+        parts = [self._drawn(min(rows, DRAWS - at), generator) for at in range(0, DRAWS, rows)]
+        norms = torch.cat(parts) / self.floor
+        wanted = norms.square()
+        if self.p < math.inf:
+            control = norms**self.p - normal_moment(self.p)
+            centred = wanted - wanted.mean()
+            wanted = wanted - (centred @ control) / (control @ control) * control
+        scale = self.floor**2
+        return Measured(scale * float(wanted.mean()), scale * float(wanted.std()) / math.sqrt(DRAWS))
+
+    def _drawn(self, count: int, generator: torch.Generator) -> Tensor:
+        """The norms of so many draws."""
+        shape = (count, self.root.shape[1])
+        normals = torch.randn(shape, dtype=torch.float64, device=self.root.device, generator=generator)
+        return torch.linalg.vector_norm(normals @ self.root.mT, ord=self.p, dim=1)
 
 
 def difference_shape(domain: Domain, p: float, *, tol: float = 1e-4) -> NoiseShape:

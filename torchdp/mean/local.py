@@ -8,10 +8,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.domain import Domain
-from torchdp.domains.encoding import encoding
 from torchdp.domains.noise_shape import NoiseShape
-from torchdp.domains.norm_error import normal_moment
-from torchdp.domains.shapes import least_error_shape
+from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd, Layout, Relay, Users
 from torchdp.protocol.users import beside

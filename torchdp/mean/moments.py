@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.domains.encoding import Encoding, encoding
+from torchdp.domains.shapes import Encoding, encoding
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally, Users

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.domains.domain import Domain
-from torchdp.domains.encoding import Encoding, encoding
 from torchdp.domains.noise_shape import NoiseShape
-from torchdp.domains.norm_error import Measured, NormError
+from torchdp.domains.shapes import Encoding, Measured, NormError, encoding
 from torchdp.draws import Simulated
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Crowd, Estimate, Layout, Objective, Protocol, Tally, Users

@@ -22,19 +22,14 @@
 Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Mazumdar, Miklau (2020).
 """
 
-from torchdp.queries.bound import lower_bound
-from torchdp.queries.central import CentralFactorization, CentralLaplace
-from torchdp.queries.choose import choose
+from torchdp.queries.central import CentralFactorization, CentralLaplace, ShuffledQueries
+from torchdp.queries.choose import choose, lower_bound
 from torchdp.queries.choose_trusted import choose_trusted
-from torchdp.queries.concepts import ConceptClass, conjunctions, parities, stumps, thresholds
-from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.fit import Fit, FittedOracle, fitted
 from torchdp.queries.function import LocalFunction, ShareFunction, choose_function, function_lower_bound
-from torchdp.queries.learn import PrivateLearner
-from torchdp.queries.local import LocalFactorization
-from torchdp.queries.oracle import LocalOracle
-from torchdp.queries.protocol import QueryProtocol
-from torchdp.queries.shuffled import ShuffledQueries
+from torchdp.queries.learn import ConceptClass, PrivateLearner, conjunctions, parities, stumps, thresholds
+from torchdp.queries.oracle import LocalFactorization, LocalOracle
+from torchdp.queries.protocol import FactoredQueries, QueryProtocol
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Which mechanism answers a workload best: every candidate's exact predicted error, and the table of them."""
+"""Which mechanism answers a workload best: every candidate's exact predicted error, and a lower bound for them all."""
 
 import math
 from collections.abc import Sequence
@@ -12,12 +12,9 @@ from torchdp import checks
 from torchdp.factorization import factorize, least_error
 from torchdp.protocol import Choice, Objective, Protocol
 from torchdp.protocol.choice import Candidate
-from torchdp.queries.bound import lower_bound
-from torchdp.queries.factored import FactoredQueries, dense
-from torchdp.queries.fitted_choice import fitted_choice
-from torchdp.queries.local import LocalFactorization
-from torchdp.queries.oracle import ORACLES, decoding
-from torchdp.queries.protocol import QueryProtocol
+from torchdp.queries.fit import fitted_choice
+from torchdp.queries.oracle import ORACLES, LocalFactorization, decoding
+from torchdp.queries.protocol import FactoredQueries, QueryProtocol, dense
 from torchdp.randomizers import PrivUnit, ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
@@ -45,6 +42,37 @@ NEAR = 0.005  # relative excess error allowed on the worst data for lower error 
 MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
 P = TypeVar("P", bound=Protocol[Any])
 LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
+LEAST, MOST = 1e-6, 700.0  # a bound for the one holds for less; beyond the other it is put at 0
+
+
+def lower_bound(
+    workload: Tensor | Workload,
+    n: int,
+    epsilon: float,
+    objective: Objective = Objective.MEAN,
+    *,
+    prior: Tensor | None = None,
+) -> float:
+    """No unbiased epsilon-LDP mechanism answers W h with a smaller root mean squared error on such data of n users.
+
+    Over n users drawn from ``prior``, (k,), non-negative, on average; None: from the uniform one, and for
+    ``Objective.WORST`` from any two types for a single query too, so no less on the worst data. Each user sends one
+    report. O(m k^2) by singular values, see ``strategy_lower_bound``. W: (m, k). Raises TypeError, ValueError.
+
+    Guarantees: at most the least error.
+    Source: Hoeffding (1948), the projection on one user's report.
+    """
+    W, n = dense(workload), checks.integer("n", n, 1)
+    epsilon = max(checks.positive("epsilon", epsilon), LEAST)
+    worst = checks.instance("objective", objective, Objective) is Objective.WORST
+    h = None if prior is None else checks.shares("prior", prior, W.shape[1]).to(W)
+    if epsilon > MOST or not bool((W != W[:, :1]).any()):
+        return 0.0
+    least = strategy_lower_bound(W, epsilon, h, program=False)
+    if worst:  # a query by itself: its variance under h, of two types at most a quarter of its range squared
+        alone = (W.amax(1) - W.amin(1)).square() / 4 if h is None else (W - (W @ h)[:, None]).square() @ h
+        least = max(least, float(alone.max()) / math.sinh(epsilon / 2) ** 2)
+    return math.sqrt(least / n)
 
 
 @one_thread

@@ -14,13 +14,10 @@ from torchdp import checks, shuffle
 from torchdp.privacy import Model
 from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
-from torchdp.queries.central import CentralFactorization, CentralLaplace
+from torchdp.queries.central import CentralFactorization, CentralLaplace, ShuffledQueries
 from torchdp.queries.choose import CAREFUL_STRATEGY, COPIES, MARGIN, factors, ranked, shares_of
-from torchdp.queries.factored import FactoredQueries, dense
-from torchdp.queries.local import LocalFactorization
-from torchdp.queries.oracle import KINDS, LocalOracle, decoding
-from torchdp.queries.protocol import QueryProtocol
-from torchdp.queries.shuffled import ShuffledQueries
+from torchdp.queries.oracle import KINDS, LocalFactorization, LocalOracle, decoding
+from torchdp.queries.protocol import FactoredQueries, QueryProtocol, dense
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomness import keyed_generator

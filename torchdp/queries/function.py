@@ -16,7 +16,7 @@ from torchdp import checks
 from torchdp.protocol import Choice, Estimate, Tally
 from torchdp.protocol.protocol import Same
 from torchdp.protocol.quadratic import QuadraticError, coordinates
-from torchdp.queries.bound import lower_bound
+from torchdp.queries.choose import lower_bound
 from torchdp.queries.oracle import ORACLES
 from torchdp.randomizers import StrategyMatrix, SubsetSelection
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle

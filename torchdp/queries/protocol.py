@@ -1,7 +1,10 @@
-"""What protocols for linear queries have in common: their data, their truth, and their exact error."""
+"""What protocols for linear queries have in common: their data, their truth, their exact error, their factorizations.
+
+Workload = decoder x encoder + shift is the part that local and central factorization mechanisms share.
+"""
 
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -9,15 +12,168 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.brief import Brief
+from torchdp.factorization import Factorization
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.protocol.sampling import largest_variance
 from torchdp.protocol.users import alike, beside
-from torchdp.queries.factored import FactoredQueries
-from torchdp.queries.projection import projections
+from torchdp.queries.likelihood import projections
+from torchdp.workloads import Workload
 
 Fits = tuple[Tensor, Tensor, Tensor]
 """Histograms (fits, b, k), their Akaike values (fits, b), and what the log likelihood of the last may lack, (b,)."""
+EVEN = 1e-9  # relative difference of norms that is rounding
+ASK_FOR_LESS = "ask for fewer queries, or merge types that they hardly tell apart"
+MARGINALS = "take factorization.MarginalFactorization(d, order), which is never formed"
+REMEDIES = {
+    "identity": "for a histogram of so many types take an oracle itself, randomizers.HadamardResponse(k, epsilon)",
+    "prefix": "take factorization.factorize of workloads.RunningSums(k), which is never formed",
+    "marginals": MARGINALS,
+    "marginal tables": MARGINALS,
+}
+
+
+@dataclass(frozen=True)
+class FactoredQueries(Brief):
+    """W = left right + shift 1^T + (what is left out), all float64: user x is encoded as column x of ``right``.
+
+    workload W: (m, k); left: (m, r); right: (r, k); shift: (m,). A histogram sums to 1, so the shift is added to the
+    answers and costs no noise.
+    """
+
+    workload: Tensor
+    left: Tensor
+    right: Tensor
+    shift: Tensor
+
+    def __post_init__(self) -> None:
+        checks.own(self)
+        checks.keep(self, workload=checks.one_matrix, left=checks.one_matrix, right=checks.one_matrix)
+        (m, k), r = self.workload.shape, self.left.shape[1]
+        object.__setattr__(self, "shift", checks.floating("shift", self.shift).detach().double())
+        if self.left.shape != (m, r) or self.right.shape != (r, k) or self.shift.shape != (m,):
+            raise ValueError(
+                f"left, right, shift must have shapes ({m}, r), (r, {k}), ({m},) for a workload of shape {(m, k)}, not "
+                f"{tuple(self.left.shape)}, {tuple(self.right.shape)}, {tuple(self.shift.shape)}"
+            )
+
+    @property
+    def radius(self) -> float:
+        """Largest norm of a column of ``right``."""
+        return float(self.right.norm(dim=0).max())
+
+    @property
+    def diameter(self) -> float:
+        """Largest distance of two columns of ``right``: what replacing one user's value moves the sum by.
+
+        By one product of matrices, rounded up. No column is further from the mean column than the diameter, so that
+        the rounding of squared distances is below 4 (r + 4) 2^-53 of the largest.
+        """
+        centred = self.right - self.right.mean(1, keepdim=True)
+        squared = squared_distances(centred).max().clamp_min(0)
+        return float(squared.sqrt()) * (1 + (len(centred) + 4) * 2.0**-52)
+
+    @property
+    def bias(self) -> Tensor:
+        """left right + shift 1^T - W, (m, k)."""
+        return self.left @ self.right + self.shift[:, None] - self.workload
+
+    @classmethod
+    def of(
+        cls, workload: Tensor | Workload, factorization: Factorization, shift: Tensor | None = None
+    ) -> "FactoredQueries":
+        """A factorization of W, or of W - shift 1^T, as encoder and decoder of the queries W.
+
+        Raises TypeError, ValueError.
+        """
+        W = dense(workload)
+        checks.instance("factorization", factorization, Factorization)
+        given = shift if shift is not None else factorization.shift
+        given = W.new_zeros(W.shape[0]) if given is None else given
+        return cls(W, factorization.left, factorization.right, given)
+
+    @classmethod
+    def identity(cls, workload: Tensor | Workload) -> "FactoredQueries":
+        """left = W, right = I - 1 1^T / k: a user sends its (centred) indicator; the histogram, then the queries."""
+        W = dense(workload)
+        k = W.shape[1]
+        right = torch.eye(k, dtype=W.dtype, device=W.device) - 1 / k
+        return cls(W, W, right, W.mean(1))
+
+    @classmethod
+    def plain(cls, workload: Tensor | Workload) -> "FactoredQueries":
+        """left = I, right = W less the middle of each row: every user sends its answers to all queries."""
+        W = dense(workload)
+        middle = (W.amax(1) + W.amin(1)) / 2
+        eye = torch.eye(W.shape[0], dtype=W.dtype, device=W.device)
+        return cls(W, eye, W - middle[:, None], middle)
+
+    @classmethod
+    def spanned(cls, workload: Tensor | Workload, bits: Tensor | None = None) -> "FactoredQueries":
+        """right = bits, (r, k), whose rows span the queries up to constants; left of least norm.
+
+        bits: None for one of each type. Raises TypeError, ValueError.
+        """
+        W = dense(workload)
+        R = torch.eye(W.shape[1]).to(W) if bits is None else checks.one_matrix("bits", bits).to(W)
+        left = W - W.mean(1, keepdim=True)
+        if bits is not None:  # of the identity the inverse changes nothing
+            left = left @ torch.linalg.pinv(R - R.mean(1, keepdim=True))
+        queries = cls(W, left, R, (W - left @ R).mean(1))
+        if bool(queries.bias.abs().max() > EVEN * W.abs().max()):
+            raise ValueError("bits must have rows that span the queries, up to constants")
+        return queries
+
+    @classmethod
+    def even(cls, workload: Tensor | Workload) -> "FactoredQueries | None":
+        """U S^1/2 and S^1/2 V^T of W - shift 1^T = U S V^T, shift the mean of each row; None where norms differ.
+
+        Where all rows of the one and all columns of the other have equal norms (histograms, circulant queries, all
+        parities), this is least for gamma_2 and gamma_F and every shift. *Proof.* gamma_2(A) >= ||A||_*/(m k)^1/2 and
+        gamma_F(A) >= ||A||_*/k^1/2, with equality here, and ||(W - s 1^T) (I - J/k)||_* <= ||W - s 1^T||_*.
+        Source: Edmonds, Nikolov, Ullman (2020), for the bounds by the nuclear norm.
+        """
+        W = dense(workload)
+        shift = W.mean(1)
+        U, singular, V = torch.linalg.svd(W - shift[:, None], full_matrices=False)
+        kept = singular > EVEN * singular.max()
+        root = singular[kept].sqrt()
+        left = U[:, kept] * root
+        right = root[:, None] * V[kept]
+        for norms in (left.norm(dim=1), right.norm(dim=0)):
+            if not len(root) or float(norms.max() - norms.min()) > EVEN * float(norms.max()):
+                return None
+        return cls(W, left, right, shift)
+
+    @classmethod
+    def tree(cls, workload: Tensor | Workload) -> "FactoredQueries":
+        """right counts the dyadic intervals of the ordered types, left = W right^+ (Honaker 2015)."""
+        W = dense(workload)
+        k = W.shape[1]
+        types = torch.arange(k, device=W.device)
+        levels = [
+            types >> level == torch.arange(((k - 1) >> level) + 1, device=W.device)[:, None]
+            for level in range((k - 1).bit_length() + 1)
+        ]
+        right = torch.cat(levels).to(W.dtype)
+        return cls(W, W @ torch.linalg.pinv(right), right, W.new_zeros(W.shape[0]))
+
+
+def squared_distances(points: Tensor) -> Tensor:
+    """Of all pairs of columns of (r, k): (k, k), exact where all products and sums are whole numbers."""
+    squares = points.square().sum(0)
+    return squares[:, None] + squares - 2 * points.mT @ points
+
+
+def dense(workload: Tensor | Workload, copies: int = 1) -> Tensor:
+    """The workload as one (m, k) float64 matrix, if there is room for so many. Raises TypeError, ValueError."""
+    if isinstance(workload, Tensor | Workload):
+        remedy = next(
+            (said for name, said in REMEDIES.items() if name == getattr(workload, "name", "")), ASK_FOR_LESS
+        )
+        checks.fits("workload", *workload.shape, copies=copies, remedy=remedy)
+    return checks.one_matrix("workload", workload.dense() if isinstance(workload, Workload) else workload)
 
 
 class QueryProtocol(Protocol[Tensor]):
