@@ -72,8 +72,8 @@ def of_types(x: Tensor) -> Iterator[Entry]:
     statistic = pairwise.absolute_difference(K)
     yield pairwise.OneMessage(statistic, EPSILON), x
     yield pairwise.TwoMessage(statistic, EPSILON), x
-    yield pairwise.SubsetPairs(statistic, EPSILON), x
-    yield pairwise.RandomizedResponsePlugIn(statistic, EPSILON), x
+    yield pairwise.PairReports(statistic, EPSILON), x
+    yield pairwise.PairReports(statistic, EPSILON, randomizers.RandomizedResponse), x
     yield pairwise.TwoRound(statistic, EPSILON, EPSILON / 2), x
     yield regression.SecureHistogram(len(x), K, EPSILON), x
 
