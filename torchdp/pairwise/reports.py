@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -64,8 +64,9 @@ class PairReports(PairwiseProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
     def __post_init__(self) -> None:
         checks.instance("statistic", self.statistic, PairwiseStatistic)
         types = self.statistic.types
-        if isinstance(self.client, type) and issubclass(self.client, FrequencyOracle):
-            object.__setattr__(self, "client", self.client(types, self.epsilon))
+        make = self.client
+        if isinstance(make, type) and issubclass(make, FrequencyOracle):
+            object.__setattr__(self, "client", cast(Any, make)(types, self.epsilon))
         checks.instance("client", self.client, FrequencyOracle)
         super().__post_init__()
         if self.client.k != types:
