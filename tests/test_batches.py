@@ -9,7 +9,7 @@ import torch
 from laws import generator, normal
 
 from torchdp import pairwise, privacy, regression
-from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, StrategyMatrix
+from torchdp.randomizers import DuchiJordanWainwright, PrivUnit, RandomizedResponse, StrategyMatrix
 from torchdp.regression import errors, ridge
 from torchdp.regression.second_moment_noise import NoisyMoments, moment_vector
 from torchdp.shuffle import RandomizedResponseSum, least_flip
@@ -171,9 +171,9 @@ STRATEGY = StrategyMatrix.tuned(torch.eye(5, dtype=torch.float64), 2.0, generato
 PAIRS = {
     "two messages": pairwise.TwoMessage,
     "one message": pairwise.OneMessage,
-    "randomized response": pairwise.RandomizedResponsePlugIn,
-    "subsets": pairwise.SubsetPairs,
-    "a strategy": lambda *at: pairwise.StrategyReports(*at, STRATEGY),
+    "randomized response": lambda *at: pairwise.PairReports(*at, RandomizedResponse),
+    "subsets": pairwise.PairReports,
+    "a strategy": lambda *at: pairwise.PairReports(*at, STRATEGY),
 }
 
 

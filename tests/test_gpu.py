@@ -60,7 +60,7 @@ def test_approximate_norms_duals_and_structure():
     assert lipschitz_tree(torch.eye(5, dtype=torch.float64, device="cuda")).left.is_cuda
 
 
-@pytest.mark.parametrize("kind", [pairwise.OneMessage, pairwise.TwoMessage, pairwise.RandomizedResponsePlugIn])
+@pytest.mark.parametrize("kind", [pairwise.OneMessage, pairwise.TwoMessage, pairwise.PairReports])
 def test_pairwise_protocols(kind):
     statistic = pairwise.absolute_difference(8).to("cuda")
     protocol, counts = kind(statistic, 1.0), torch.tensor([50, 0, 10, 300, 20, 5, 100, 15], device="cuda")

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 from contest import Cell
-from pairwise_methods import quietly
+from pairwise_methods import of_messages, quietly
 from torch import Tensor
 
 from torchdp import pairwise, queries, workloads
@@ -122,9 +122,7 @@ def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[str, Protocol[Ten
         choice = queries.choose(WORKLOADS[task](k), n, epsilon, Objective.MEAN)
     else:
         choice = pairwise.choose(STATISTICS[task](k), n, epsilon)
-    return next(
-        (one.name, one.protocol) for one in choice.candidates if not isinstance(one.protocol, pairwise.SubsetPairs)
-    )
+    return next((one.name, one.protocol) for one in choice.candidates if not of_messages(one.protocol))
 
 
 def covered(found: Estimate, truth: Tensor) -> Tensor:

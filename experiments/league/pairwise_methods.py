@@ -12,8 +12,7 @@ from contest import Cell, Method, Squares, shares
 from frequency_peers import norm_sub
 
 from torchdp import pairwise
-from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic, SubsetPairs
-from torchdp.pairwise.reports import ReportPairs
+from torchdp.pairwise import PairReports, PairwiseProtocol, PairwiseStatistic
 from torchdp.protocol import Choice
 from torchdp.randomizers import strategy_lower_bound
 from torchdp.randomness import keyed_generator
@@ -93,7 +92,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     def ours(name: str, side: str, protocol: PairwiseProtocol) -> Method:
         def draw(trials: int) -> Squares:
-            if isinstance(protocol, SubsetPairs):
+            if of_messages(protocol):
                 trials = max(50, min(trials, MESSAGES // (cell.n * cell.k)))
             tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
             found = squares(protocol.analyse(tally).value)
@@ -101,7 +100,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
                 return found
             value = pairwise.consistent(protocol, tally, tol=1e-7).value
             found["consistent"] = squares(value)["clipped"]
-            if isinstance(protocol, ReportPairs):
+            if isinstance(protocol, PairReports):
                 plausible = norm_sub((protocol.decoded(tally) / tally.n).cpu().numpy())
                 found["Norm-Sub"] = squares(plugged(torch.as_tensor(plausible)))["clipped"]
             for words, bins, own in same_bins:
@@ -127,10 +126,15 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     first, *rest = choice.candidates
     same_bins = [(words, bins, quietly(alike)(cell, bins)) for words, bins in rule(cell)]
-    drawn = [one for one in rest if not isinstance(one.protocol, SubsetPairs)]
+    drawn = [one for one in rest if not of_messages(one.protocol)]
     second = min(drawn, key=lambda one: error(one.protocol))
     found = [ours(first.name, "chosen", first.protocol), ours(second.name, "own", second.protocol)]
     return [*found, *(theirs(*each) for each in published(cell))], choice
+
+
+def of_messages(protocol: PairwiseProtocol) -> bool:
+    """Whether draws take as long as there are users."""
+    return isinstance(protocol, PairReports) and not protocol.listed
 
 
 def alike(cell: Cell, bins: np.ndarray) -> PairwiseProtocol:
@@ -142,7 +146,7 @@ def alike(cell: Cell, bins: np.ndarray) -> PairwiseProtocol:
         statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
         small = pairwise.from_kernel(even @ statistic.kernel(statistic.form) @ even.mT)
     found = pairwise.choose(small, cell.n, cell.epsilon).candidates
-    return next(one.protocol for one in found if not isinstance(one.protocol, SubsetPairs))
+    return next(one.protocol for one in found if not of_messages(one.protocol))
 
 
 def quietly(call: Callable) -> Callable:

@@ -15,14 +15,14 @@ Time: about 4 minutes on 2 CPU cores; --smoke in seconds.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdp import cli, pairwise
+from torchdp import cli, pairwise, randomizers
 from torchdp.simulate import Row, Sweep, Trial, error_curves
 from torchdp.simulate.plots import ratio_strip
 
@@ -43,7 +43,7 @@ SMOKE = Config(("gini-diversity", "kendall", "auc"), 8, 3, (10**4, 10**6), (1.0,
 PROTOCOLS = {
     "one-message": pairwise.OneMessage,
     "two-message": pairwise.TwoMessage,
-    "randomized-response": pairwise.RandomizedResponsePlugIn,
+    "randomized-response": partial(pairwise.PairReports, client=randomizers.RandomizedResponse),
 }
 
 

@@ -23,14 +23,16 @@ import math
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import Pairs, PairwiseProtocol, PairwiseStatistic, StrategyReports, TwoRound
+from torchdp.pairwise import PairReports, Pairs, PairwiseProtocol, PairwiseStatistic, TwoRound
 from torchdp.protocol.interval import ErrorParts, interval
 from torchdp.protocol.quadratic import QuadraticError
+from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns
 from torchdp.simulate.report import read_table
@@ -94,14 +96,14 @@ class Cell:
             k = len(self.shares)
             prior = None if self.below is None else torch.full((k,), 1 / k, dtype=torch.float64)
             made = {"prior": prior, "generator": generator, "steps": 60}
-            return StrategyReports.tuned(statistic, self.users, self.epsilon, **made)
+            return PairReports.tuned(statistic, self.users, self.epsilon, **made)
         if self.protocol == "two rounds":
             return TwoRound.tuned(statistic, self.users, self.epsilon)
         kinds = {
-            "randomized response": pairwise.RandomizedResponsePlugIn,
+            "randomized response": partial(PairReports, client=RandomizedResponse),
             "one message": pairwise.OneMessage,
             "two messages": pairwise.TwoMessage,
-            "subsets": pairwise.SubsetPairs,
+            "subsets": PairReports,
         }
         return kinds[self.protocol](statistic, self.epsilon)
 

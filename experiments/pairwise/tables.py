@@ -21,8 +21,8 @@ import torch
 from hierarchical import HierarchicalAUC
 from torch import Tensor
 
-from torchdp import pairwise
-from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic, SubsetPairs
+from torchdp import pairwise, randomizers
+from torchdp.pairwise import PairReports, PairwiseProtocol, PairwiseStatistic
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
@@ -37,8 +37,8 @@ def counts_of(h: Tensor, n: int) -> Tensor:
 
 def protocols(statistic: PairwiseStatistic, epsilon: float) -> dict[str, PairwiseProtocol]:
     return {
-        "randomized response": pairwise.RandomizedResponsePlugIn(statistic, epsilon),
-        "subset selection": pairwise.SubsetPairs(statistic, epsilon),
+        "randomized response": PairReports(statistic, epsilon, randomizers.RandomizedResponse),
+        "subset selection": PairReports(statistic, epsilon),
         "two messages": pairwise.TwoMessage(statistic, epsilon),
         "one message": pairwise.OneMessage(statistic, epsilon),
     }
@@ -97,8 +97,8 @@ def differences(config: Config, report: Report, generator: torch.Generator) -> N
                 counts = counts_of(h, n)
                 for each, protocol in protocols(gini, epsilon).items():
                     mse, drawn = float(protocol.predicted_mse(counts)), (None, None)
-                    if not isinstance(protocol, SubsetPairs) and epsilon == 1:
-                        heavy = 8 if isinstance(protocol, pairwise.RandomizedResponsePlugIn) else 1
+                    if each != "subset selection" and epsilon == 1:
+                        heavy = 8 if each == "randomized response" else 1
                         drawn = ratio(errors(protocol, counts, heavy * config.trials, generator), mse)
                     line(report, "abs(i-j)", name, n, epsilon, each, mse, drawn)
 

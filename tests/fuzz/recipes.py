@@ -25,7 +25,7 @@ def gathered(protocol, name="first"):
 
 def quick(pairwise):
     """Searches of two steps: 2^40 of them would only be waited for."""
-    return SimpleNamespace(reports=partial(pairwise.StrategyReports.tuned, steps=2))
+    return SimpleNamespace(reports=partial(pairwise.PairReports.tuned, steps=2))
 
 
 def squared(config):

@@ -35,10 +35,13 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
     "PrivateLearner": ("queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)", "labelled"),
     "TwoMessage": ("pairwise.TwoMessage(pairwise.unequal(3), 1.0)", "types"),
     "OneMessage": ("pairwise.OneMessage(pairwise.unequal(3), 1.0)", "types"),
-    "SubsetPairs": ("pairwise.SubsetPairs(pairwise.unequal(3), 1.0)", "types"),
-    "RandomizedResponsePlugIn": ("pairwise.RandomizedResponsePlugIn(pairwise.unequal(3), 1.0)", "types"),
+    "Subsets": ("pairwise.PairReports(pairwise.unequal(3), 1.0)", "types"),
+    "Responses": (
+        "pairwise.PairReports(pairwise.unequal(3), 1.0, randomizers.RandomizedResponse)",
+        "types",
+    ),
     "StrategyReports": (
-        "pairwise.StrategyReports(pairwise.unequal(3), 1.2, "
+        "pairwise.PairReports(pairwise.unequal(3), 1.2, "
         "randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
         "types",
     ),

@@ -1,8 +1,14 @@
 """What the tests of pairwise statistics share."""
 
+from functools import partial
+
 import torch
 
+from torchdp.pairwise import PairReports
+from torchdp.randomizers import RandomizedResponse
 from torchdp.randomness import keyed_generator
+
+responses = partial(PairReports, client=RandomizedResponse)
 
 
 def mse(protocol, h, n):

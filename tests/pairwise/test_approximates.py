@@ -5,7 +5,7 @@ import torch
 
 from pairwise.common import mse
 from torchdp import pairwise
-from torchdp.pairwise import Form, OneMessage, PairwiseStatistic, SubsetPairs
+from torchdp.pairwise import Form, OneMessage, PairReports, PairwiseStatistic
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -47,7 +47,7 @@ def test_bias_is_within_the_distortion_for_every_histogram():
     statistic = truncated(3)
     most = statistic.distortion
     assert most == pytest.approx(float((KERNEL - statistic.kernel(statistic.form)).abs().max()), rel=1e-9)
-    protocol = SubsetPairs(statistic, 1.0)
+    protocol = PairReports(statistic, 1.0)
     histograms = torch.rand(200, K, dtype=torch.float64, generator=keyed_generator(b"any")) ** 8
     biases = [abs(float(protocol.bias(h / h.sum() * 1e6))) for h in histograms]
     assert 0 < max(biases) <= most

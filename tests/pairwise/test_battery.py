@@ -13,7 +13,7 @@ from scipy.stats import poisson
 
 from torchdp import pairwise
 from torchdp.pairwise.rounds.round import Round
-from torchdp.randomizers import PrivUnit, StrategyMatrix
+from torchdp.randomizers import PrivUnit, RandomizedResponse, StrategyMatrix
 
 GINI = pairwise.absolute_difference(4)
 X = torch.tensor([0] * 4 + [1] * 2 + [2] * 6 + [3] * 12)
@@ -78,16 +78,22 @@ class TestAUC(TestOneMessage):
         return ((positives > negatives[:, None]).double() + (positives == negatives[:, None]) / 2).mean()
 
 
-class TestRandomizedResponsePlugIn(Pairwise, LocalContract):
-    protocol = pairwise.RandomizedResponsePlugIn(GINI, 3.0)
+class Reports(Pairwise):
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        with pytest.raises(ValueError, match="epsilon must be at least the client's"):
+            dataclasses.replace(self.protocol, epsilon=0.99 * self.protocol.epsilon)
+
+
+class TestResponses(Reports, LocalContract):
+    protocol = pairwise.PairReports(GINI, 3.0, RandomizedResponse)
 
     def loss(self, protocol):
         return math.log(protocol.client.p / protocol.client.q)
 
 
-class TestSubsetPairs(Pairwise, LocalContract):
+class TestSubsets(Reports, LocalContract):
     stacked = False
-    protocol = pairwise.SubsetPairs(pairwise.unequal(4), 2.0)
+    protocol = pairwise.PairReports(pairwise.unequal(4), 2.0)
     repeats, runs, honest = 1500, 100, (0.7, 1.6)  # of 24 users 1.37
 
     def loss(self, protocol):  # of a set that holds x against one that does not
@@ -98,17 +104,13 @@ class TestSubsetPairs(Pairwise, LocalContract):
         return distinct(lambda a, b: a != b)
 
 
-class TestStrategyReports(Pairwise, LocalContract):
+class TestStrategyReports(Reports, LocalContract):
     matrix = torch.tensor([[4.0, 1, 1, 1], [1, 4, 1, 2], [1, 2, 4, 1], [2, 1, 2, 4]])
-    protocol = pairwise.StrategyReports(GINI, math.log(4), StrategyMatrix(matrix / 8))
+    protocol = pairwise.PairReports(GINI, math.log(4), StrategyMatrix(matrix / 8))
 
     def loss(self, protocol):
         matrix = protocol.client.matrix
         return float((matrix.amax(1) / matrix.amin(1)).log().max())
-
-    def test_a_wrong_constant_breaks_the_guarantee(self):
-        with pytest.raises(ValueError, match="epsilon must be at least the strategy's"):
-            dataclasses.replace(self.protocol, epsilon=1.38)
 
 
 class TestTwoRound(Pairwise, Contract):

@@ -11,9 +11,9 @@ from torchdp import pairwise
 from torchdp.pairwise import (
     Form,
     OneMessage,
+    PairReports,
     Pairs,
     PairwiseStatistic,
-    StrategyReports,
     TwoMessage,
     choose,
 )
@@ -84,7 +84,7 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
     assert max(mse(choice.best, h, n) for h in near) < 1.5 * choice.candidates[0].error ** 2
     assert len(pairwise.histograms(pairwise.unequal(70))) == 3 + 64
     some = family[[0, 1, 2, 3, 3 + k // 2, 2 + k]]
-    fitted = StrategyReports.tuned(statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100)
+    fitted = PairReports.tuned(statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100)
     assert max(mse(fitted, h, n) for h in near) > 4 * max(mse(fitted, h, n) for h in some)
 
 

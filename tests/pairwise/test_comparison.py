@@ -4,11 +4,11 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from pairwise.common import mse
+from pairwise.common import mse, responses
 from torchdp import pairwise
 from torchdp.collection import Collection, difference
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage
+from torchdp.pairwise import OneMessage, TwoMessage
 from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 
@@ -21,7 +21,7 @@ def estimate(protocol, counts, key):
     return protocol.sample_estimate(counts, generator=keyed_generator(key), sample_shape=(TRIALS,))
 
 
-@pytest.mark.parametrize("kind", [OneMessage, TwoMessage, RandomizedResponsePlugIn])
+@pytest.mark.parametrize("kind", [OneMessage, TwoMessage, responses])
 def test_intervals_of_differences_cover_whatever_the_two_budgets(kind):
     one, two = kind(STATISTIC, 2.0), OneMessage(STATISTIC, 3.0)
     found = difference(estimate(one, FIRST, b"first"), estimate(two, SECOND, b"second"))

@@ -4,7 +4,7 @@ import torch
 
 from pairwise.common import mse
 from torchdp import pairwise
-from torchdp.pairwise import OneMessage, StrategyReports
+from torchdp.pairwise import OneMessage, PairReports
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
@@ -49,7 +49,7 @@ def test_without_noise_it_is_the_statistic_itself():
     for statistic in (GINI, pairwise.auc(3)):
         k = statistic.types
         Q = torch.full((k, k), 1e-9, dtype=torch.float64).fill_diagonal_(1 - 1e-9 * (k - 1))
-        protocol = StrategyReports(statistic, 30.0, StrategyMatrix(Q))
+        protocol = PairReports(statistic, 30.0, StrategyMatrix(Q))
         counts = torch.arange(1, k + 1) * 50
         found = pairwise.consistent(protocol, drawn(protocol, counts, 3))
         torch.testing.assert_close(found.value, statistic.exact(counts).expand(3), rtol=0, atol=1e-3)

@@ -7,6 +7,7 @@ import torch
 from contract import never_sent
 
 import torchdp.pairwise as pairwise
+from pairwise.common import responses
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import Form, Pairs, PairwiseStatistic
 from torchdp.protocol import Tally
@@ -25,11 +26,11 @@ def strategy():
 MADE = {
     "TwoMessage": lambda: pairwise.TwoMessage(STATISTIC, 1.0),
     "OneMessage": lambda: pairwise.OneMessage(STATISTIC, 1.0),
-    "SubsetPairs": lambda: pairwise.SubsetPairs(STATISTIC, 1.0),
-    "SubsetPairs OUE": lambda: pairwise.SubsetPairs(STATISTIC, 1.0, OptimizedUnaryEncoding),
-    "SubsetPairs SUE": lambda: pairwise.SubsetPairs(STATISTIC, 1.0, SymmetricUnaryEncoding),
-    "StrategyReports": lambda: pairwise.StrategyReports(STATISTIC, 1.1, strategy()),
-    "RandomizedResponsePlugIn": lambda: pairwise.RandomizedResponsePlugIn(STATISTIC, 1.0),
+    "subsets": lambda: pairwise.PairReports(STATISTIC, 1.0),
+    "subsets OUE": lambda: pairwise.PairReports(STATISTIC, 1.0, OptimizedUnaryEncoding),
+    "subsets SUE": lambda: pairwise.PairReports(STATISTIC, 1.0, SymmetricUnaryEncoding),
+    "strategy": lambda: pairwise.PairReports(STATISTIC, 1.1, strategy()),
+    "responses": lambda: responses(STATISTIC, 1.0),
     "TwoRound": lambda: pairwise.TwoRound(STATISTIC, 1.0, 0.5),
     "TwoRound large": lambda: pairwise.TwoRound(STATISTIC, 9.0, 4.0),
     "ThreeRound": lambda: pairwise.ThreeRound.paper(STATISTIC, 4.0),

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from pairwise.common import mse
+from pairwise.common import mse, responses
 from torchdp import pairwise
-from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, TwoMessage
+from torchdp.pairwise import OneMessage, TwoMessage
 from torchdp.randomness import keyed_generator
 
 
@@ -26,7 +26,7 @@ def test_one_message_beats_two_on_a_large_domain(flat):
 
 
 @pytest.mark.parametrize("n", [10**9, 10**10, 10**12])
-@pytest.mark.parametrize("kind", [TwoMessage, OneMessage, RandomizedResponsePlugIn])
+@pytest.mark.parametrize("kind", [TwoMessage, OneMessage, responses])
 def test_a_billion_users_and_more(kind, n):
     for statistic in (
         pairwise.absolute_difference(16),
@@ -49,7 +49,7 @@ def test_a_billion_users_and_more(kind, n):
 def test_error_falls_as_one_over_the_square_root():
     statistic = pairwise.absolute_difference(16)
     histogram = zipf(16, 10**6).double()
-    for kind in (TwoMessage, OneMessage, RandomizedResponsePlugIn):
+    for kind in (TwoMessage, OneMessage, responses):
         many, more = (mse(kind(statistic, 1.0), histogram, n) for n in (10**10, 10**12))
         assert many / more == pytest.approx(100, rel=1e-3)
         few, some = (mse(kind(statistic, 1.0), histogram, n) for n in (10, 20))

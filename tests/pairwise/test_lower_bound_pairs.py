@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from pairwise.common import responses
 from torchdp import pairwise
 from torchdp.pairwise import Pairs
 
@@ -20,7 +21,7 @@ def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
         least = pairwise.lower_bound(statistic, n, epsilon, h)
         for protocol in (
             pairwise.OneMessage(statistic, epsilon),
-            pairwise.RandomizedResponsePlugIn(statistic, epsilon),
+            responses(statistic, epsilon),
         ):
             mean = 0.0
             for users in itertools.combinations_with_replacement(range(3), n):
@@ -37,7 +38,7 @@ def test_it_is_near_what_randomized_response_errs_on_two_types_of_many_users():
     """f_1 is one query of two types, which randomized response answers best."""
     statistic, h, n = pairwise.unequal(2), torch.tensor([0.9, 0.1], dtype=torch.float64), 10**8
     for epsilon in (0.5, 2.0):
-        error = math.sqrt(float(pairwise.RandomizedResponsePlugIn(statistic, epsilon).predicted_mse(h * n)))
+        error = math.sqrt(float(responses(statistic, epsilon).predicted_mse(h * n)))
         growth = math.tanh(epsilon / 2) ** 2  # under h reports tell less than under even shares
         assert 0.4 * error < pairwise.lower_bound(statistic, n, epsilon, h) <= error
         assert growth < 1

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pairwise.common import mse
+from pairwise.common import mse, responses
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, Pairs, RandomizedResponsePlugIn, SubsetPairs, TwoMessage
+from torchdp.pairwise import OneMessage, PairReports, Pairs, TwoMessage
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
-AGGREGATE = [TwoMessage, OneMessage, RandomizedResponsePlugIn]
-KINDS = [*AGGREGATE, SubsetPairs]
+AGGREGATE = [TwoMessage, OneMessage, responses]
+KINDS = [*AGGREGATE, PairReports]
 EVEN = pairwise.from_kernel(torch.tensor([[2.0, 0.5, 1.0], [0.5, 2.0, -1.0], [1.0, -1.0, 2.0]]), name="even")
 UNEVEN = pairwise.from_kernel(torch.tensor([[1.0, 0.5], [0.5, 3.0]]), name="uneven")
 COUNTS = torch.tensor([3, 0, 4])
@@ -63,7 +63,7 @@ def test_a_diagonal_that_depends_on_the_type_is_refused_with_the_remedy(kind, sc
     kernel = UNEVEN.kernel(UNEVEN.form) * scale
     native = kind(EVEN, 1.0).estimated_pairs
     other = next(pairs for pairs in Pairs if pairs is not native)
-    remedy = "use the other value of Pairs, or SubsetPairs for Pairs.DISTINCT and OneMessage for Pairs.ALL"
+    remedy = "use the other value of Pairs, or PairReports for Pairs.DISTINCT and OneMessage for Pairs.ALL"
     with pytest.raises(ValueError, match=remedy):  # before anybody is asked
         kind(pairwise.from_kernel(kernel, pairs=other), 1.0)
     answered = kind(pairwise.from_kernel(kernel, pairs=native), 1.0)  # the remedy

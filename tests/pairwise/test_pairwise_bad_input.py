@@ -5,14 +5,14 @@ import math
 import pytest
 import torch
 
-from pairwise.common import mse
+from pairwise.common import mse, responses
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, SubsetPairs, TwoMessage
+from torchdp.pairwise import OneMessage, PairReports, TwoMessage
 from torchdp.randomness import keyed_generator
 
-AGGREGATE = [TwoMessage, OneMessage, RandomizedResponsePlugIn]
-KINDS = [*AGGREGATE, SubsetPairs]
+AGGREGATE = [TwoMessage, OneMessage, responses]
+KINDS = [*AGGREGATE, PairReports]
 STATISTIC = pairwise.absolute_difference(4)
 TYPES, COUNTS = torch.tensor([0, 1, 3]), torch.tensor([5, 0, 2, 4])
 

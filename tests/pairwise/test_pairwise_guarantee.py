@@ -9,9 +9,10 @@ import torch
 from pairs import from_factors
 from scipy.stats import chi2
 
+from pairwise.common import responses
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, Pairs, RandomizedResponsePlugIn, TwoMessage
+from torchdp.pairwise import OneMessage, Pairs, TwoMessage
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
@@ -129,7 +130,7 @@ def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_guarantee_randomized_response_plug_in(epsilon):
     statistic = pairwise.absolute_difference(4)
-    protocol = RandomizedResponsePlugIn(statistic, epsilon)
+    protocol = responses(statistic, epsilon)
     assert protocol.guarantee.epsilon == epsilon and protocol.guarantee.exact
     assert protocol.guarantee.delta == 0 and protocol.guarantee.model is Model.LOCAL
     assert protocol.bits_per_user == 2

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from pairwise.common import mse
+from pairwise.common import mse, responses
 from torchdp import pairwise
-from torchdp.pairwise import OneMessage, RandomizedResponsePlugIn, StrategyReports, TwoMessage
+from torchdp.pairwise import OneMessage, PairReports, TwoMessage
 from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
 pytestmark = pytest.mark.filterwarnings("ignore:the denominator")  # few users of a class
 
-AGGREGATE = [TwoMessage, OneMessage, RandomizedResponsePlugIn]
+AGGREGATE = [TwoMessage, OneMessage, responses]
 
 
 def auc_counts(k, n):
@@ -26,9 +26,7 @@ def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so(brief):
     """Few users: the delta method alone is 15 % too low, and a planted wrong label share is seen."""
     statistic, counts, n = pairwise.auc(8), auc_counts(8, 2_000), 2_000
     prior = pairwise.class_histograms(8, 0.25)
-    protocol = StrategyReports.tuned(
-        statistic, n, 1.0, prior=prior, generator=keyed_generator(b"strategy"), steps=60
-    )
+    protocol = PairReports.tuned(statistic, n, 1.0, prior=prior, generator=keyed_generator(b"strategy"), steps=60)
     answer = protocol.sample_estimate(counts, generator=keyed_generator(b"auc"), sample_shape=(6_000,))
     error = answer.value - statistic.exact(counts)
     predicted = mse(protocol, counts, n)
@@ -78,7 +76,7 @@ def test_no_ratio_where_the_denominator_is_zero_but_for_rounding(label):
     statistic = pairwise.auc(4)
     counts = torch.zeros(2, 4, dtype=torch.int64)
     counts[label] = torch.tensor([3, 1, 0, 7])
-    protocol = RandomizedResponsePlugIn(statistic, 700.0)
+    protocol = responses(statistic, 700.0)
     answer = protocol.sample_estimate(counts.flatten(), generator=keyed_generator(b"none"), sample_shape=(3,))
     assert bool(answer.value.isnan().all()) and bool(answer.standard_error.isnan().all())
     mixed = torch.stack([counts.flatten(), torch.ones(8, dtype=torch.int64)])

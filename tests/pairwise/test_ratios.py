@@ -8,11 +8,12 @@ import torch
 from channels import nested
 from scipy.stats import mannwhitneyu
 
-from pairwise.common import counted, mse, random_types, sign
+from pairwise.common import counted, mse, random_types, responses, sign
 from torchdp import pairwise
 from torchdp.collection import Collection, Journal
-from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs
-from torchdp.pairwise.strategy_reports import merges
+from torchdp.pairwise import PairReports
+from torchdp.pairwise.reports import merges
+from torchdp.randomizers import RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
@@ -65,17 +66,22 @@ STATISTICS = {
 }
 
 
-@pytest.mark.parametrize("kind", [RandomizedResponsePlugIn, SubsetPairs, StrategyReports])
+@pytest.mark.parametrize("kind", ["responses", "subsets", "strategy"])
 @pytest.mark.parametrize("name", STATISTICS)
 def test_errors_are_the_predicted_ones_and_intervals_cover(name, kind):
-    if kind is RandomizedResponsePlugIn and name == "gini":
+    if kind == "responses" and name == "gini":
         pytest.skip("a denominator whose diagonal depends on the type")
     statistic, shares = STATISTICS[name]
     counts = torch.tensor(shares).double()
-    counts = (counts / counts.sum() * (8_000 if kind is SubsetPairs else 40_000)).round().long()
-    n, runs = int(counts.sum()), 80 if kind is SubsetPairs else 2_000
-    own = (nested(statistic.types, 2.0),) if kind is StrategyReports else ()
-    protocol = kind(statistic, 4.0 if kind is SubsetPairs else 2.0, *own)
+    counts = (counts / counts.sum() * (8_000 if kind == "subsets" else 40_000)).round().long()
+    n, runs = int(counts.sum()), 80 if kind == "subsets" else 2_000
+    epsilon = 4.0 if kind == "subsets" else 2.0
+    oracles = {
+        "responses": RandomizedResponse,
+        "subsets": SubsetSelection,
+        "strategy": nested(statistic.types, 2.0),
+    }
+    protocol = PairReports(statistic, epsilon, oracles[kind])
     answer = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(runs,))
     truth, predicted = statistic.exact(counts), mse(protocol, counts, n)
     error = answer.value - truth
@@ -104,7 +110,7 @@ def collected(protocol, counts, key):
 
 def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise(tmp_path):
     labels, scores = random_types(2, 60, "labels"), torch.randperm(64, generator=keyed_generator(b"scores"))[:60]
-    protocol = RandomizedResponsePlugIn(pairwise.auc(64), 30.0)
+    protocol = responses(pairwise.auc(64), 30.0)
     found = pairwise.mann_whitney(collected(protocol, counted(labels * 64 + scores, 128), b"none"))
     kept = Journal(tmp_path / "kept.db", protocol)
     kept.merge(collected(protocol, counted(labels * 64 + scores, 128), b"none"))
@@ -118,7 +124,7 @@ def test_mann_whitney_is_that_of_scipy_where_there_is_no_noise(tmp_path):
 
 def test_mann_whitney_keeps_its_level_and_sees_a_difference():
     """Users drawn anew each time, from one law or from two."""
-    protocol = RandomizedResponsePlugIn(pairwise.auc(4), 2.0)
+    protocol = responses(pairwise.auc(4), 2.0)
     generator, p_values = keyed_generator(b"level"), {}
     for name, runs, shift in (("one law", 80, [1, 1, 1, 1]), ("two laws", 15, [1, 2, 3, 4])):
         law = torch.tensor([2.0, 2, 2, 2, *shift])
@@ -136,7 +142,7 @@ def test_mann_whitney_keeps_its_level_and_sees_a_difference():
 
 def test_the_sum_of_ranks_has_its_predicted_error():
     statistic, counts = pairwise.auc(3), torch.tensor([900, 500, 200, 200, 300, 500])
-    protocol, generator = RandomizedResponsePlugIn(statistic, 3.0), keyed_generator(b"u")
+    protocol, generator = responses(statistic, 3.0), keyed_generator(b"u")
     tallies = [protocol.sample_tally(counts, generator=generator) for _ in range(60)]
     found = [pairwise.mann_whitney(Collection.of(protocol).add("all", tally)).u for tally in tallies]
     negatives, positives = counts[:3].tolist(), counts[3:].tolist()

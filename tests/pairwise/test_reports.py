@@ -8,10 +8,10 @@ import pytest
 import torch
 from pairs import from_factors
 
-from pairwise.common import mse
+from pairwise.common import mse, responses
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import RandomizedResponsePlugIn, StrategyReports, SubsetPairs
+from torchdp.pairwise import PairReports
 from torchdp.pairwise.variance import pairs_variance
 from torchdp.protocol import Tally
 from torchdp.randomizers import (
@@ -52,9 +52,7 @@ def uneven(k, epsilon):
 def test_symmetric_variance_is_the_general_one(statistic, kind, epsilon):
     k = statistic.types
     protocol = (
-        RandomizedResponsePlugIn(statistic, epsilon)
-        if kind is RandomizedResponse
-        else SubsetPairs(statistic, epsilon, kind)
+        responses(statistic, epsilon) if kind is RandomizedResponse else PairReports(statistic, epsilon, kind)
     )
     project = torch.eye(k, dtype=torch.float64) - 1 / k
     side = project @ statistic.points
@@ -68,7 +66,7 @@ def test_variances_of_a_batch_are_those_of_its_members(monkeypatch):
     statistic, generator = VARIED, keyed_generator(b"batch")
     counts = torch.rand(5, 3, dtype=torch.float64, generator=generator) * 20 + 1
     weights = torch.randn(5, statistic.dim, dtype=torch.float64, generator=generator)
-    for protocol in (SubsetPairs(statistic, 1.0), StrategyReports(statistic, 1.1, uneven(3, 1.0))):
+    for protocol in (PairReports(statistic, 1.0), PairReports(statistic, 1.1, uneven(3, 1.0))):
         for form in (statistic.form, pairwise.Form(weights)):
             single = [
                 protocol.mean_variance(c, pairwise.Form(w))
@@ -82,7 +80,7 @@ def test_variances_of_a_batch_are_those_of_its_members(monkeypatch):
 @pytest.mark.parametrize("counts", [[1, 1, 0], [0, 3, 0], [1, 1, 1]])
 @pytest.mark.parametrize("statistic", [pairwise.absolute_difference(3), VARIED], ids=lambda each: each.name)
 def test_strategy_by_enumeration_of_all_outputs(statistic, counts):
-    protocol, counts = StrategyReports(statistic, 1.1, uneven(3, 1.0)), torch.tensor(counts)
+    protocol, counts = PairReports(statistic, 1.1, uneven(3, 1.0)), torch.tensor(counts)
     Q, n = protocol.client.matrix, int(counts.sum())
     users = torch.arange(3).repeat_interleave(counts)
     outputs = torch.tensor(list(product(range(len(Q)), repeat=n)))
@@ -99,7 +97,7 @@ def test_strategy_by_enumeration_of_all_outputs(statistic, counts):
 @pytest.mark.parametrize("kind", ORACLES)
 @pytest.mark.parametrize("counts", [[1, 1, 0], [0, 2, 1]])
 def test_subsets_by_enumeration_of_all_messages(kind, counts):
-    protocol, counts = SubsetPairs(VARIED, 1.5, kind), torch.tensor(counts)
+    protocol, counts = PairReports(VARIED, 1.5, kind), torch.tensor(counts)
     oracle, n = protocol.client, int(counts.sum())
     masks = torch.arange(8)
     bits = ((masks[:, None] >> torch.arange(3)) & 1).double()
@@ -128,14 +126,14 @@ def test_subsets_by_enumeration_of_all_messages(kind, counts):
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_guarantee_strategy_reports(brief, epsilon):
     statistic = pairwise.absolute_difference(4)
-    protocol = StrategyReports(statistic, epsilon, response(4, epsilon))
+    protocol = PairReports(statistic, epsilon, response(4, epsilon))
     Q = protocol.client.matrix
     assert math.log(float((Q.amax(1) / Q.amin(1)).max())) <= epsilon * (1 + 1e-9)
     assert protocol.guarantee.epsilon == pytest.approx(epsilon) and protocol.guarantee.delta == 0
     assert protocol.bits_per_user == 2
     with pytest.raises(ValueError, match="epsilon must be at least"):  # control: a matrix that spends more
-        StrategyReports(statistic, epsilon, response(4, epsilon * 1.01))
-    found = StrategyReports.tuned(statistic, 100, epsilon, generator=keyed_generator(b"g"), steps=2)
+        PairReports(statistic, epsilon, response(4, epsilon * 1.01))
+    found = PairReports.tuned(statistic, 100, epsilon, generator=keyed_generator(b"g"), steps=2)
     Q = found.client.matrix
     assert math.log(float((Q.amax(1) / Q.amin(1)).max())) <= epsilon * (1 + 1e-12)
     # what users send is the strategy's output, of their own type
@@ -147,7 +145,7 @@ def test_guarantee_strategy_reports(brief, epsilon):
 
 @pytest.mark.parametrize("kind", ORACLES)
 def test_guarantee_subset_pairs(kind):
-    protocol = SubsetPairs(pairwise.unequal(4), 1.2, kind)
+    protocol = PairReports(pairwise.unequal(4), 1.2, kind)
     oracle = protocol.client
     assert protocol.guarantee.epsilon == oracle.epsilon == 1.2 and protocol.guarantee.exact
     assert protocol.bits_per_user == oracle.bits_per_user
@@ -169,10 +167,10 @@ def test_guarantee_subset_pairs(kind):
 def test_an_optimised_strategy_beats_the_messages_on_abs_difference(brief):
     statistic, n = pairwise.absolute_difference(6, spacing=1 / 5), 10_000
     h = 1 / torch.arange(1, 7, dtype=torch.float64)
-    found = StrategyReports.tuned(statistic, n, 1.0, prior=h, generator=keyed_generator(b"best"), steps=30)
+    found = PairReports.tuned(statistic, n, 1.0, prior=h, generator=keyed_generator(b"best"), steps=30)
     best = mse(pairwise.OneMessage(statistic, 1.0), h, n)
     assert mse(found, h, n) < 0.8 * best
-    worst = StrategyReports.tuned(statistic, n, 1.0, generator=keyed_generator(b"best"), steps=30)
+    worst = PairReports.tuned(statistic, n, 1.0, generator=keyed_generator(b"best"), steps=30)
 
     def largest(protocol):
         return max(mse(protocol, each, n) for each in torch.eye(6))
@@ -185,7 +183,7 @@ def test_hadamard_response_as_a_strategy_does_no_worse_than_its_own_decoder():
     rows, columns = torch.arange(1, 6), torch.arange(8)
     odd = torch.tensor([[bin(int(a) & int(b)).count("1") % 2 for a in rows] for b in columns])
     matrix = torch.where(odd == 0, math.e, 1.0).double()
-    protocol = StrategyReports(pairwise.absolute_difference(5), 1.0, StrategyMatrix(matrix / matrix.sum(0)))
+    protocol = PairReports(pairwise.absolute_difference(5), 1.0, StrategyMatrix(matrix / matrix.sum(0)))
     points = protocol.statistic.points
     for x in range(5):
         own = points.mT @ oracle.covariance(x) @ points
@@ -198,7 +196,7 @@ def test_hadamard_response_as_a_strategy_does_no_worse_than_its_own_decoder():
 def test_merged_bins_are_unbiased_but_for_the_bias_they_state(brief):
     """Eight types in three bins: what is missed on average is what merging does to the kernel, no more and no less."""
     statistic, h = pairwise.absolute_difference(8), torch.tensor([5.0, 1, 1, 3, 2, 0, 1, 7])
-    found = StrategyReports.merged(statistic, 2_000, 1.0, 3, prior=h, generator=keyed_generator(b"bins"))
+    found = PairReports.merged(statistic, 2_000, 1.0, 3, prior=h, generator=keyed_generator(b"bins"))
     counts = (h * 100).long()
     answer = found.sample_estimate(counts, generator=keyed_generator(b"merged"), sample_shape=(20_000,))
     error = Moments.of(answer.value - statistic.exact(counts))
@@ -229,7 +227,7 @@ def test_the_auc_of_many_scores_on_bins(brief):
     k, counts = 12, torch.tensor([9, 8, 7, 6, 5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 2, 2, 3, 4, 5, 5, 6, 6, 4, 3]) * 3_000
     statistic, n = pairwise.auc(k), int(counts.sum())
     prior = pairwise.class_histograms(k, 0.4)
-    found = StrategyReports.merged(statistic, n, 2.0, 6, prior=prior, generator=keyed_generator(b"auc bins"))
+    found = PairReports.merged(statistic, n, 2.0, 6, prior=prior, generator=keyed_generator(b"auc bins"))
     answer = found.sample_estimate(counts, generator=keyed_generator(b"merged auc"), sample_shape=(4_000,))
     error = answer.value - statistic.exact(counts)
     assert abs(Moments.of(error).z_score(found.bias(counts.double()))) < 5
@@ -243,7 +241,7 @@ def test_intervals_of_strategies_hold_their_level_for_few_users(brief):
     n, counts = 1_000, (1_000 / torch.arange(1, 11) / 2.929).round().long()
     counts[0] += n - counts.sum()
     statistic = pairwise.absolute_difference(10)
-    protocol = StrategyReports.tuned(
+    protocol = PairReports.tuned(
         statistic, n, 1.0, prior=pairwise.histograms(statistic), generator=keyed_generator(b"level"), steps=60
     )
     tally = protocol.sample_tally(counts, generator=keyed_generator(b"few"), sample_shape=(2_000,))

@@ -9,21 +9,19 @@ from channels import nested
 from scipy.special import ndtr
 from scipy.stats import ncx2
 
-from pairwise.common import mse
+from pairwise.common import mse, responses
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import (
     OneMessage,
-    RandomizedResponsePlugIn,
-    StrategyReports,
-    SubsetPairs,
+    PairReports,
     TwoMessage,
 )
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import ErrorParts, interval
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.protocol.tails import normal_deviate
-from torchdp.randomizers import StrategyMatrix
+from torchdp.randomizers import RandomizedResponse, StrategyMatrix, SubsetSelection
 from torchdp.randomness import keyed_generator
 
 STATISTICS = [pairwise.unequal(16), pairwise.absolute_difference(16)]
@@ -104,7 +102,7 @@ def test_the_sum_of_parts_ends_at_the_root_of_their_squares_and_a_negative_one_i
     assert float(far[0]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("kind", [RandomizedResponsePlugIn, SubsetPairs])
+@pytest.mark.parametrize("kind", [responses, PairReports])
 def test_the_quadratic_errors_variance_is_the_estimates(kind):
     statistic, n = square_root(4), 10**5
     protocol = kind(statistic, 2.0)
@@ -207,24 +205,23 @@ def test_intervals_of_what_is_chosen_hold_near_a_forms_stationary_point(brief, k
 def test_intervals_of_ratios_hold_there_too():
     """Fieller's, of the plug-in variance, held 0.79 of the truths."""
     kernels = (torch.tensor(each).double() for each in (STATIONARY, [[1.0, 0.9], [0.9, 1.0]]))
-    protocol = RandomizedResponsePlugIn(pairwise.ratio(*map(pairwise.from_kernel, kernels)), 1.0)
+    protocol = responses(pairwise.ratio(*map(pairwise.from_kernel, kernels)), 1.0)
     counts = torch.tensor([1200, 1800])
     found = protocol.sample_estimate(counts, generator=keyed_generator(b"ratio"), sample_shape=(2_000,))
     assert 0.94 < coverage(found.interval(), protocol.exact(counts)) < 0.99
     assert coverage(interval(found.value, found.parts.first, 0.95), protocol.exact(counts)) < 0.89  # control
 
 
-@pytest.mark.parametrize("kind", [OneMessage, RandomizedResponsePlugIn, SubsetPairs, StrategyReports])
-def test_a_truth_at_the_least_value_of_a_form_is_not_missed(kind):
+@pytest.mark.parametrize("client", [None, RandomizedResponse, SubsetSelection, nested(2, 2.0)])
+def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
     """The linear error is 0 and the value of distinct pairs may lie below all that the form can be."""
     statistic, counts = (
         pairwise.from_kernel(torch.tensor([[0.0, 1], [1, 2 / 3]]).double()),
         torch.tensor([75, 225]),
     )
-    own = (nested(2, 2.0),) if kind is StrategyReports else ()
-    if kind is OneMessage:
+    if client is None:
         statistic = dataclasses.replace(statistic, pairs=pairwise.Pairs.ALL)
-    protocol = kind(statistic, 2.0, *own)
+    protocol = OneMessage(statistic, 2.0) if client is None else PairReports(statistic, 2.0, client)
     found = protocol.sample_estimate(counts, generator=keyed_generator(b"least"), sample_shape=(400,))
     assert coverage(found.interval(), protocol.exact(counts)) > 0.93
 
@@ -258,7 +255,7 @@ def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_cove
 @pytest.mark.parametrize("statistic", [*STATISTICS, pairwise.kendall(4, 4)], ids=lambda each: each.name)
 def test_randomized_response_knows_its_error_with_a_thousand_users(statistic, weights):
     counts = counts_of(weights, 3000)
-    n, protocol = int(counts.sum()), RandomizedResponsePlugIn(statistic, 1.0)
+    n, protocol = int(counts.sum()), responses(statistic, 1.0)
     answer = protocol.sample_estimate(counts, generator=keyed_generator(b"rr"), sample_shape=(8_000,))
     ratio = float(answer.standard_error.square().mean()) / mse(protocol, counts, n)
     degenerate = statistic.name == "unequal" and bool((weights == 1).all())  # no first-order term: cut off at 0
@@ -284,11 +281,11 @@ def test_an_estimate_of_one_part_has_the_normal_interval_widened_by_its_bias():
 def test_intervals_hold_where_the_error_vanishes_to_first_order(shape, epsilon, reports):
     """Gini's diversity of even data: 0.99 of the intervals held it where the variance was taken at the estimate."""
     statistic, counts = pairwise.unequal(8), (torch.tensor(shape) / sum(shape) * 4_000).long()
-    protocol = pairwise.RandomizedResponsePlugIn(statistic, epsilon)
+    protocol = responses(statistic, epsilon)
     if reports == "strategy":
         p = protocol.client
         matrix = torch.full((8, 8), p.q, dtype=torch.float64) + (p.p - p.q) * torch.eye(8)
-        protocol = pairwise.StrategyReports(statistic, epsilon * 1.01, StrategyMatrix(matrix))
+        protocol = pairwise.PairReports(statistic, epsilon * 1.01, StrategyMatrix(matrix))
     found = protocol.sample_estimate(counts, generator=keyed_generator(b"even"), sample_shape=(1_500,))
     low, high = found.interval()
     truth = protocol.exact(counts)
@@ -319,7 +316,7 @@ def test_intervals_of_ratios_are_the_smallest_that_hold_fiellers_set():
 def test_intervals_of_many_curved_directions_are_no_wider_than_their_level():
     """0.959 here; 0.986 where the length of the estimated gradient still holds its noise."""
     kernel = torch.randn(8, 8, generator=keyed_generator(b"random"), dtype=torch.float64)
-    protocol = pairwise.RandomizedResponsePlugIn(pairwise.from_kernel(kernel + kernel.mT), 0.5)
+    protocol = responses(pairwise.from_kernel(kernel + kernel.mT), 0.5)
     counts = torch.full((8,), 375)
     found = protocol.sample_estimate(counts, generator=keyed_generator(b"m"), sample_shape=(2000,))
     (low, high), truth = found.interval(0.95), protocol.exact(counts)

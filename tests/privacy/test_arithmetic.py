@@ -34,7 +34,7 @@ def test_what_is_sampled_message_by_message_is_what_the_page_names():
     grows = {each.__name__ for each in own if re.search("from_messages", inspect.getsource(each.sample_unchecked))}
     text = " ".join((ROOT / "docs" / "design.md").read_text().split())
     said = re.search(r"a billion users take a second \(([^)]*) (?:is|are) sampled", text)
-    assert grows == set(re.findall(r"`(\w+)`", said[1])) == {"SubsetPairs"}
+    assert grows == set(re.findall(r"`(\w+)`", said[1])) == {"PairReports"}
 
 
 @pytest.mark.parametrize("protocol", INTEGER, ids=lambda each: type(each).__name__)
@@ -46,7 +46,11 @@ def test_the_client_decides():
     oracle, W = randomizers.HadamardResponse(4, 1.0), workloads.prefix(4)
     statistic, factored = pairwise.unequal(4), queries.FactoredQueries.of(W, factorization.factorize(W))
     function = queries.LocalFunction(queries.Spearman(2, 2), oracle)
-    integer = [queries.LocalOracle(W, oracle), function, pairwise.RandomizedResponsePlugIn(statistic, 1.0)]
+    integer = [
+        queries.LocalOracle(W, oracle),
+        function,
+        pairwise.PairReports(statistic, 1.0, randomizers.RandomizedResponse),
+    ]
     rounded = [queries.LocalFactorization.calibrated(factored, epsilon=1.0), pairwise.OneMessage(statistic, 1.0)]
     for protocols, arithmetic in ((integer, Arithmetic.INTEGER), (rounded, Arithmetic.ROUNDED)):
         assert {each.guarantee.arithmetic for each in protocols} == {arithmetic}

@@ -53,7 +53,7 @@ LOCAL = {
     },
     **{
         kind.__name__: lambda e, kind=kind: kind(UNEQUAL, e)
-        for kind in (pairwise.OneMessage, pairwise.TwoMessage, pairwise.SubsetPairs)
+        for kind in (pairwise.OneMessage, pairwise.TwoMessage, pairwise.PairReports)
     },
     "TwoRound": lambda e: pairwise.TwoRound.tuned(UNEQUAL, 100, e),
     "ThreeRound": lambda e: pairwise.ThreeRound.tuned(UNEQUAL, 100, e),

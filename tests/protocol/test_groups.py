@@ -5,7 +5,7 @@ import torch
 from laws import generator, uniform
 
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import SubsetPairs, unequal
+from torchdp.pairwise import PairReports, unequal
 from torchdp.protocol import Crowd, Tally
 from torchdp.protocol.groups import grouped, in_turn
 from torchdp.protocol.users import combined
@@ -39,7 +39,7 @@ def test_data_side_by_side_are_groups():
     assert grouped(x, (3, 4), None, None)[1:] == (None, ())
 
 
-@pytest.mark.parametrize("protocol", [RandomizedResponse(4, 60.0), SubsetPairs(unequal(4), 50.0)])
+@pytest.mark.parametrize("protocol", [RandomizedResponse(4, 60.0), PairReports(unequal(4), 50.0)])
 def test_one_user_in_a_group_and_nobody(protocol):
     """At an epsilon that hides nothing each group's answer is its own: in one pass, and one after the other."""
     x, groups = torch.tensor([0, 1, 1, 3, 2, 1]), torch.tensor([4, 0, 2, 0, 2, 2])

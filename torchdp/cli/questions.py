@@ -5,13 +5,14 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations_with_replacement
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from torchdp import domains, mean, pairwise, queries, workloads
+from torchdp import domains, mean, pairwise, queries, randomizers, workloads
 from torchdp.cli.table import Axis, Bins
 from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
@@ -22,7 +23,7 @@ from torchdp.protocol.choice import Candidate
 Asked = MessageProtocol[Tensor, Any]
 PROTOCOLS: dict[str, Callable[[PairwiseStatistic, float], Asked]] = {
     "one-message": pairwise.OneMessage,
-    "randomized-response": pairwise.RandomizedResponsePlugIn,
+    "randomized-response": partial(pairwise.PairReports, client=randomizers.RandomizedResponse),
     "two-message": pairwise.TwoMessage,
 }
 

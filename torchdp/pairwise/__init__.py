@@ -13,9 +13,7 @@ about their vector, and the analyst's estimator; ``choose`` finds the one of lea
 |---|---|---|---|
 | TwoMessage | 2, epsilon/2 each | two sums | Ghazi et al. (2023), Lemma 11 |
 | OneMessage | 1, epsilon | one sum | here |
-| StrategyReports | 1, epsilon | counts of outputs | here; McKenna et al. (2020) |
-| SubsetPairs | 1, epsilon | each message | here; Ye, Barg (2018) |
-| RandomizedResponsePlugIn | 1, epsilon | counts of reports | Bell et al. (2020), Algorithm 1 |
+| PairReports | 1, epsilon | counts of reports; each message, of sets | Bell et al. (2020), Algorithm 1; here |
 | TwoRound | vector, answer | two sums | here; Ghazi et al. (2023), section 1.2 |
 | ThreeRound | 2 vectors, 2 answers | four sums | Ghazi et al. (2023), Theorem 24 |
 | ProjectedTwoRound | 2 vectors, 1 answer | three sums | here |
@@ -32,7 +30,7 @@ from torchdp.pairwise.messages import OneMessage, TwoMessage
 from torchdp.pairwise.population import mann_whitney
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.ratios import concordance, gamma, gini, ratio
-from torchdp.pairwise.reports import RandomizedResponsePlugIn, SubsetPairs
+from torchdp.pairwise.reports import PairReports
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.shuffled import ShuffledForm
 from torchdp.pairwise.standard import (
@@ -45,19 +43,16 @@ from torchdp.pairwise.standard import (
     unequal,
 )
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
-from torchdp.pairwise.strategy_reports import StrategyReports
 
 __all__ = [
     "Form",
     "OneMessage",
+    "PairReports",
     "Pairs",
     "PairwiseProtocol",
     "PairwiseStatistic",
     "ProjectedTwoRound",
-    "RandomizedResponsePlugIn",
     "ShuffledForm",
-    "StrategyReports",
-    "SubsetPairs",
     "ThreeRound",
     "TwoMessage",
     "TwoRound",

@@ -11,15 +11,15 @@ from torchdp import checks
 from torchdp.pairwise.bound import lower_bound
 from torchdp.pairwise.messages import OneMessage, TwoMessage
 from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.reports import RandomizedResponsePlugIn, SubsetPairs
+from torchdp.pairwise.reports import PairReports, merges
 from torchdp.pairwise.rounds import ProjectedTwoRound, TwoRound
 from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import Pairs, PairwiseStatistic, histograms_of, one_kernel
-from torchdp.pairwise.strategy_reports import StrategyReports, merges
 from torchdp.protocol import Choice
 from torchdp.protocol.choice import Candidate
 from torchdp.randomizers import (
     OptimizedUnaryEncoding,
+    RandomizedResponse,
     SubsetSelection,
     SymmetricUnaryEncoding,
     base,
@@ -32,6 +32,12 @@ from torchdp.workloads import Workload
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
 LARGEST_MERGED = 1024  # types up to which neighbours are merged
 BINS = (16, 32, 64)
+REPORTS = {
+    "randomized response": RandomizedResponse,
+    "SubsetSelection pairs": SubsetSelection,
+    "OptimizedUnaryEncoding pairs": OptimizedUnaryEncoding,
+    "SymmetricUnaryEncoding pairs": SymmetricUnaryEncoding,
+}
 MOST_SINGLE = 64  # histograms of a single type that a choice is judged by
 
 
@@ -74,12 +80,10 @@ def choose(
         raise ValueError(f"rounds must be 1 or 2, not {rounds}; a third gains nothing over two")
     family = histograms_of(prior, statistic.points)
     judged = histograms(statistic) if family is None else family
-    kinds = (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
     answered = _answered(statistic)
     protocols = _messages(statistic, epsilon)
     if Pairs.DISTINCT in answered:
-        protocols.append(("randomized response", RandomizedResponsePlugIn(statistic, epsilon)))
-        protocols += [(f"{kind.__name__} pairs", SubsetPairs(statistic, epsilon, kind)) for kind in kinds]
+        protocols += [(name, PairReports(statistic, epsilon, oracle)) for name, oracle in REPORTS.items()]
     if statistic.denominator is None and rounds == 2:
         protocols += _two_rounds(statistic, n, epsilon, None if family is None else family.mean(0))
     varies = bool((statistic.points != statistic.points[:1]).any())
@@ -114,14 +118,14 @@ def _strategies(
     """Optimised for the histograms by which all are judged: on the types, or on bins of very many."""
     generator = keyed_generator(b"choose", judged.device)
     if statistic.types <= LARGEST_STRATEGY:
-        found = StrategyReports.tuned(statistic, n, epsilon, prior=judged, generator=generator)
+        found = PairReports.tuned(statistic, n, epsilon, prior=judged, generator=generator)
         return [("optimised strategy", found)]
     if statistic.types > LARGEST_MERGED or statistic.approximates is not None:
         return []
     bins = [bins for bins in BINS if bins < statistic.types and merges(statistic, bins)]
 
-    def on(bins: int) -> StrategyReports:
-        return StrategyReports.merged(statistic, n, epsilon, bins, prior=judged, generator=generator)
+    def on(bins: int) -> PairReports:
+        return PairReports.merged(statistic, n, epsilon, bins, prior=judged, generator=generator)
 
     return [(f"optimised strategy, {bins} bins", on(bins)) for bins in bins]
 

@@ -173,7 +173,7 @@ class PairwiseStatistic(Brief):
             raise ValueError(
                 f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this protocol cannot "
                 f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other value of Pairs, or "
-                "SubsetPairs for Pairs.DISTINCT and OneMessage for Pairs.ALL"
+                "PairReports for Pairs.DISTINCT and OneMessage for Pairs.ALL"
             )
         return self.diagonal(form).mean(-1)
 

@@ -168,12 +168,16 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         return value
 
     def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
-        """The published part, plus the answers' exact variance averaged over normal ``draws`` of the vectors' noise.
+        """The published part and that of the answers."""
+        single(users_of(counts))
+        return self.published_variance(counts, form) + self.expected_answers(counts, form)
+
+    def expected_answers(self, counts: Tensor, form: Form) -> Tensor:
+        """The answers' exact variance averaged over normal ``draws`` of the vectors' noise.
 
         Where questions clip it is a mean squared error: (missed + clipped)^2 - missed^2 is averaged over these draws,
         ``missed`` what unclipped answers without noise would leave of the error.
         """
-        single(users_of(counts))
         n, points = float(counts.sum()), self.statistic.points
         mean = counts.to(points) @ points / n
         generator = keyed_generator(b"interactive prediction", points.device)
@@ -186,8 +190,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         questions, offset = self.questions(means), self.offset(means, n)
         clipped = torch.stack([each.clipping(points) for each in questions]).sum(0) @ counts.to(points) / n
         missed = sum((each.vector @ mean for each in questions), offset) - (form.weights * mean.square()).sum()
-        answers = self.answer_variance(questions, counts).mean() + (clipped * (clipped + 2 * missed)).mean()
-        return self.published_variance(counts, form) + answers
+        return self.answer_variance(questions, counts).mean() + (clipped * (clipped + 2 * missed)).mean()
 
     def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
         """inf where questions clip: their bias depends on the data."""

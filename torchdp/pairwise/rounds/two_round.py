@@ -1,7 +1,8 @@
 """Two rounds: a noisy mean vector is published, then each user reports its own vector's product with it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from torchdp import checks
 from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, extremes
 from torchdp.pairwise.rounds.round import Question, ask
-from torchdp.pairwise.rounds.scalar import worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 
@@ -64,23 +64,31 @@ class TwoRound(PairsInRounds):
                 f"epsilon must lie in [{4 * SMALLEST_EPSILON:g}, {LARGEST_EPSILON:g}] here, not {epsilon!r}"
             )
 
-        def value(protocol: TwoRound) -> float:
-            return protocol.worst(n, most) if expected is None else float(protocol.predicted_mse(expected * n))
-
-        def weighted(share: float) -> TwoRound:  # the error is a parabola in the weight, but for small terms
-            trial = [cls(statistic, epsilon, share * epsilon, weight) for weight in (0.5, 0.75, 1.0)]
-            low, middle, high = (value(each) for each in trial)
+        def least(share: float) -> tuple[float, float]:
+            """The least error at this share of the first round, and its weight: in it the error is nearly a parabola."""
+            error = cls(statistic, epsilon, share * epsilon)._error_of_weights(n, most, expected)
+            low, middle, high = error(0.5), error(0.75), error(1.0)
             bend = low - 2 * middle + high
             best = 0.75 - 0.25 * (high - low) / (2 * bend) if bend > 0 else 1.0
-            return cls(statistic, epsilon, share * epsilon, min(max(best, 1e-6), 1.0))
+            weight = min(max(best, 1e-6), 1.0)
+            return error(weight), weight
 
-        values = [value(weighted(share)) for share in grid]
-        at = int(np.argmin(values))
+        errors = [least(share)[0] for share in grid]
+        at = int(np.argmin(errors))
         bounds = grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)]
-        found = minimize_scalar(
-            lambda x: value(weighted(x)), bounds=bounds, method="bounded", options={"xatol": 1e-3}
-        )
-        return weighted(float(found.x) if found.fun < values[at] else grid[at])
+        found = minimize_scalar(lambda x: least(x)[0], bounds=bounds, method="bounded", options={"xatol": 1e-3})
+        share = float(found.x) if found.fun < errors[at] else grid[at]
+        return cls(statistic, epsilon, share * epsilon, least(share)[1])
+
+    def _error_of_weights(self, n: int, most: Extremes, expected: Tensor | None) -> Callable[[float], float]:
+        """What this protocol, of weight 1, has with other weights: ``worst``, or the variance for these shares."""
+        if expected is None:
+            return partial(self._worst, n, most)
+        counts = expected * n
+        answers = float(self.expected_answers(counts, self.statistic.form))
+        return lambda weight: (
+            float(self._published(counts, weight)) + weight**2 * answers
+        )  # widths go with the weight
 
     @property
     def vector_budgets(self) -> tuple[float, ...]:
@@ -107,24 +115,31 @@ class TwoRound(PairsInRounds):
         return (1 - 2 * self.weight) * ((weights * means[0].square()).sum(-1) - v * weights.sum() / n)
 
     def published_variance(self, counts: Tensor, form: Form) -> Tensor:
-        points, n = self.statistic.points, counts.sum()
-        linear, square = 2 * (1 - self.weight), 1 - 2 * self.weight
+        return self._published(counts, self.weight)
+
+    def _published(self, counts: Tensor, weight: float) -> Tensor:
+        points, n, weights = self.statistic.points, counts.sum(), self.statistic.form.weights
+        linear = 2 * (1 - weight)
+        square = 1 - 2 * weight
         counts = counts.to(points)
         total = counts @ points
         unit = points / self.statistic.radius
-        beyond = self._noise.beyond_normal(unit, total, form.weights, linear, square)
-        return self._variance((form.weights * total).square().sum(), n, form) + counts @ beyond / n**4
+        beyond = self._noise.beyond_normal(unit, total, weights, linear, square)
+        return self._variance((weights * total).square().sum(), n, weight) + counts @ beyond / n**4
 
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:
         """Leaves out the terms of the third and fourth moments: a fraction that vanishes as n grows."""
         noise = self.randomizers[0].moments.variance * form.weights.square().sum() / n
         square = ((form.weights * means[0]).square().sum(-1) - noise).clamp_min(0)
-        return self._variance(float(n) ** 2 * square, float(n), form)
+        return self._variance(float(n) ** 2 * square, float(n), self.weight)
 
-    def _variance(self, square: Tensor, n: Tensor | float, form: Form) -> Tensor:
+    def _variance(self, square: Tensor, n: Tensor | float, weight: float) -> Tensor:
         """``square``: ||J s||^2, s the sum of the vectors."""
-        v, p, q = self.randomizers[0].moments.variance, 2 * (1 - self.weight), 1 - 2 * self.weight
-        return p**2 * v * square / n**3 + 2 * q**2 * v**2 * form.weights.square().sum() / n**2
+        v = self.randomizers[0].moments.variance
+        linear = 2 * (1 - weight)
+        quadratic = 1 - 2 * weight
+        squares = self.statistic.form.weights.square().sum(-1)
+        return linear**2 * v * square / n**3 + 2 * quadratic**2 * v**2 * squares / n**2
 
     def worst(self, n: float, most: Extremes) -> float:
         """A bound of the variance of the mean over all pairs, whatever the data of n users, nothing clipped.
@@ -133,7 +148,12 @@ class TwoRound(PairsInRounds):
         that of the noise, joined by Minkowski's inequality (M for normal noise). Of the moments of order three, affine
         in s, each term has its largest size; of those of order four, which do not depend on s, the worst type counts.
         """
-        v, p, q = self.randomizers[0].moments.variance, 2 * (1 - self.weight), 1 - 2 * self.weight
+        return self._worst(n, most, self.weight)
+
+    def _worst(self, n: float, most: Extremes, weight: float) -> float:
+        v = self.randomizers[0].moments.variance
+        p = 2 * (1 - weight)
+        q = 1 - 2 * weight
         points, radius = self.statistic.points, self.statistic.radius
         weights = self.statistic.form.weights
         unit = points / radius
@@ -146,7 +166,7 @@ class TwoRound(PairsInRounds):
         third = abs(self._noise.third - 2 * self._noise.mixed_third) * along * own
         third += mixed * (along * across + 2 * most.longest**2 / radius)
         beyond = 2 * p * abs(q) * third / n**2 + float(fourth.amax()) / n**3
-        half = 2 * self.weight * (most.half + most.noise * (v / n) ** 0.5)
-        answers = half**2 * worst_variance(self.answer_budgets[0]) / n
+        half = 2 * weight * (most.half + most.noise * (v / n) ** 0.5)
+        answers = half**2 * self.responses[0].moments.variance / n  # largest at the value 0
         published = p**2 * v * (most.longest * n) ** 2 / n**3 + 2 * q**2 * v**2 * most.squares / n**2  # _variance
         return published + beyond + answers
