@@ -80,8 +80,8 @@ def of_types(x: Tensor) -> Iterator[Entry]:
 
 def of_vectors(x: Tensor) -> Iterator[Entry]:
     n, d = x.shape
-    for kind in (randomizers.PrivUnit, randomizers.DuchiJordanWainwright):
-        yield kind(d, EPSILON), x
+    yield randomizers.PrivUnit(d, EPSILON), x
+    yield randomizers.DuchiJordanWainwright(1, EPSILON), x[:, :1]
     yield randomizers.GaussianVector(d, EPSILON, delta=DELTA), x
     ball = domains.lp_ball(d, 2.0, 1.0)
     shape = domains.round_shape(ball, 2.0)

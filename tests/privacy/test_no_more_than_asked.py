@@ -47,10 +47,8 @@ LOCAL = {
             randomizers.SymmetricUnaryEncoding,
         )
     },
-    **{
-        kind.__name__: lambda e, kind=kind: kind(3, e, 1.0)
-        for kind in (randomizers.PrivUnit, randomizers.DuchiJordanWainwright)
-    },
+    "PrivUnit": lambda e: randomizers.PrivUnit(3, e, 1.0),
+    "DuchiJordanWainwright": lambda e: randomizers.DuchiJordanWainwright(1, e, 1.0),
     **{
         kind.__name__: lambda e, kind=kind: kind(UNEQUAL, e)
         for kind in (pairwise.OneMessage, pairwise.TwoMessage, pairwise.SubsetPairs)
