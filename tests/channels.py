@@ -120,13 +120,9 @@ def two_densities(randomizer):
 
 
 def signs(randomizer):
-    """The sign of <V, x> is lost with a chance that depends on ||x|| alone: all pairs of lengths and signs."""
-    x, front = torch.zeros(101, randomizer.dim, dtype=torch.float64), [2**61] * 10**4  # V in the positive orthant
-    x[:, 0] = randomizer.radius * torch.linspace(0, 1, 101, dtype=torch.float64)
-    probe = Given(front)
-    randomizer.randomize(x, noise=probe)
-    front = front[len(probe.left) + 101 :]  # words come before the users' own
-    behind = counted(lambda words: randomizer.randomize(x, noise=Given(front + words))[:, 0] < 0, 101)
+    """The sign of x is lost with a chance that depends on |x| alone: all pairs of sizes and signs."""
+    x = randomizer.radius * torch.linspace(0, 1, 101, dtype=torch.float64)[:, None]
+    behind = counted(lambda words: randomizer.randomize(x, noise=Given(words))[:, 0] < 0, 101)
     densities = [Fraction(each, 2**63) for n in behind for each in (n, 2**63 - n)]
     return spent(max(densities) / min(densities))
 

@@ -55,7 +55,7 @@ MIXED = 2**9  # times that a shuffler is looked at
 
 @functools.cache
 def entries(*folders):
-    """The battery's classes that have a protocol, by folder and name: {"mean.PureMean": TestPureMean}."""
+    """The battery's classes that have a protocol, by folder and name: {"mean.LocalMean": TestLocalMean}."""
     found, loaded = {}, {getattr(module, "__file__", None): module for module in list(sys.modules.values())}
     for path in sorted(TESTS.glob("*/test_*.py")):
         if folders and path.parent.name not in folders:

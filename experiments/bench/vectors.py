@@ -12,7 +12,7 @@ from harness import Case, Part, Work
 
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
-from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
+from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
 EPSILON, TYPES = 1.0, 100
@@ -64,13 +64,11 @@ def cases(small: bool) -> Iterator[Case]:
     for dtype in (torch.float32, torch.float64):
         name = str(dtype)[6:]
         yield Case(f"SeededNoise.normal, {name}", partial(source, n // 10, 256, dtype))
-        for kind in (PrivUnit, DuchiJordanWainwright):
-            yield Case(f"{kind.__name__}.collect, d = 256, {name}", partial(collect, kind, n, 256, dtype))
+        yield Case(f"PrivUnit.collect, d = 256, {name}", partial(collect, PrivUnit, n, 256, dtype))
     for d in (64, 256):
         yield Case(f"PrivUnit, 100 types, d = {d}", partial(of_types, 20 * n * 16 // d, d))
-    for kind in (PrivUnit, DuchiJordanWainwright):
-        for many in (10**9,) if small else (10**4, 10**6, 10**9):
-            yield Case(f"{kind.__name__}.sample_tally, {many:.0e} users", partial(drawn, kind, many, 256))
+    for many in (10**9,) if small else (10**4, 10**6, 10**9):
+        yield Case(f"PrivUnit.sample_tally, {many:.0e} users", partial(drawn, PrivUnit, many, 256))
 
 
 if __name__ == "__main__":

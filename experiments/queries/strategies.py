@@ -25,7 +25,6 @@ from torchdp.queries import FactoredQueries, LocalFactorization
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
-    PrivUnit,
     RandomizedResponse,
     StrategyMatrix,
     SubsetSelection,
@@ -78,7 +77,7 @@ def measure(config: Config, report: Report) -> None:
                 }
                 best = min(oracles, key=lambda name: oracles[name])
                 factors = FactoredQueries.of(W, factorize(W, 2.0, shift=True))
-                mechanism = LocalFactorization.calibrated(factors, epsilon=epsilon, randomizer=PrivUnit)
+                mechanism = LocalFactorization.calibrated(factors, epsilon=epsilon)
                 report.row(
                     "strategies",
                     workload=name,

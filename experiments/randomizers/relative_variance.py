@@ -22,14 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from scipy.optimize import brentq
-from scipy.special import betainc, betaln
+from scipy.special import betainc, betaln, poch
 
 from torchdp.protocol import Crowd
-from torchdp.randomizers import (
-    DuchiJordanWainwright,
-    GaussianVector,
-    PrivUnit,
-)
+from torchdp.randomizers import GaussianVector, PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
@@ -37,7 +33,6 @@ from torchdp.simulate import Experiment, Report
 AT_ONCE = 2**20
 KINDS: dict[str, Callable[[int, float], BallRandomizer]] = {
     "PrivUnit": PrivUnit,
-    "hemisphere": DuchiJordanWainwright,
     "Gaussian, delta = 1e-6": lambda d, epsilon: GaussianVector(d, epsilon, delta=1e-6),
 }
 
@@ -65,6 +60,14 @@ def sufficient_conditions(d: int, epsilon: float) -> float:
         if start < 1 and spent(start) <= e1:
             best = max(best, mean(brentq(lambda g, e1=e1: spent(g) - e1, start, 1 - 1e-12), p))
     return 1 / best**2 - 1
+
+
+def hemisphere(d: int, epsilon: float) -> float:
+    """E ||Y - u||^2 of Duchi, Jordan, Wainwright (2018): on a sphere of radius coth(epsilon/2)/E |T|, without bias.
+
+    T is a coordinate of a uniform point of the unit sphere: E |T| = Gamma(d/2)/(sqrt(pi) Gamma((d + 1)/2)).
+    """
+    return math.pi * poch(d / 2, 0.5) ** 2 / math.tanh(epsilon / 2) ** 2 - 1
 
 
 def z_score(randomizer: BallRandomizer, generator: torch.Generator, users: int) -> float:
@@ -100,6 +103,7 @@ def measure(config: Config, report: Report) -> None:
             rows: dict[str, tuple[float, float | None]] = {
                 "PrivUnit on the sphere": (1.0, None),
                 "PrivUnit, sufficient conditions": (sufficient_conditions(d, epsilon) / least, None),
+                "hemisphere": (hemisphere(d, epsilon) / least, None),
             }
             # Blasiok, Bun, Nikolov, Steinke (2019), covariance (pi/2)/bias^2 I - x x^T: the sign kept as often as
             # epsilon permits, and with the published probability 1/2 + epsilon/6

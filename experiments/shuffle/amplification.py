@@ -1,4 +1,4 @@
-"""What a crowd behind a shuffler adds to 19 local randomizers, beside what epsilon alone says; one message or many.
+"""What a crowd behind a shuffler adds to 15 local randomizers, beside what epsilon alone says; one message or many.
 
 Paper: Balle, Bell, Gascon, Nissim (2019), the privacy blanket; Feldman, McMillan, Talwar (2023), the clones' pair and
     closed form.
@@ -34,7 +34,6 @@ from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import MessageProtocol, Objective
 from torchdp.queries import choose_trusted
 from torchdp.randomizers import (
-    DuchiJordanWainwright,
     HadamardResponse,
     OptimizedUnaryEncoding,
     PrivUnit,
@@ -58,7 +57,6 @@ TYPES: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
 }
 VECTORS: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
     "PrivUnit": PrivUnit,
-    "Duchi et al.": DuchiJordanWainwright,
 }
 
 
@@ -83,12 +81,12 @@ SMOKE = Config((4.0,), (100, 10_000), False, ((10_000, 1.0, 64, 32),))
 
 
 def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
-    """Nineteen randomizers, of a local epsilon."""
+    """Fifteen randomizers, of a local epsilon."""
     for name, kind in TYPES.items():
         for k in (2, 4, 64, 1024) if kind is RandomizedResponse else (64, 1024):
             yield f"{name} {k}", lambda e, kind=kind, k=k: kind(k, e)
     for name, kind in VECTORS.items():
-        for dim in (32, 256) if kind is PrivUnit else (32,):
+        for dim in (32, 256):
             yield f"{name} {dim}", lambda e, kind=kind, dim=dim: kind(dim, e)
     if tables:
         prefix = workloads.prefix(64).dense()

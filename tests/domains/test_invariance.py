@@ -27,7 +27,7 @@ from torchdp.domains import (
 )
 from torchdp.domains.balls import BallSum
 from torchdp.domains.composite import LinearImage
-from torchdp.mean import GaussianMean, LocalMean, PureMean
+from torchdp.mean import GaussianMean, LocalMean
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
 
@@ -194,8 +194,6 @@ def test_noise_and_estimates_of_means_follow(name, move):
         )
         for K, place in ((base, STILL), (moved, MOVES[move]))
     ]
-    if "turned" not in move and name not in QUICKLY:  # balls and boxes of pure privacy are along the coordinates
-        made += [(PureMean.tuned(K, epsilon=1.0), made[0][1]) for K in (base, moved)]
     for (one, ellipsoid), (two, _) in zip(made[::2], made[1::2], strict=True):
         here, there = (float(each.noise_root(n).norm()) for each in (one, two))
         assert there == pytest.approx(s * here, rel=bound + min(float(ellipsoid.certificate.gap), 1e-4), abs=0)

@@ -19,7 +19,7 @@ from torchdp.domains import (
     round_shape,
 )
 from torchdp.factorization import gamma_box
-from torchdp.mean import GaussianMean, PureMean
+from torchdp.mean import GaussianMean
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Arithmetic, Model, Neighbours, gaussian_log_delta
 from torchdp.protocol import Crowd
@@ -212,17 +212,6 @@ def test_guarantee_points_let_through_beside_vertices_are_no_further_apart_than_
         assert encoded.norm(dim=-1).max() <= encoding.radius * (1 + 1e-12)
         assert torch.cdist(encoded, encoded).max() <= encoding.diameter
         assert x.dtype == torch.float32 or encoding.widest < torch.cdist(encoded, encoded).max()
-
-
-def test_guarantee_a_projected_pure_answer_errs_by_the_width_of_its_own_noise():
-    """E max |Laplace(b)| of d is b (1 + 1/2 + ... + 1/d): twice what normal noise of this variance gives."""
-    d, n = 200, 30
-    protocol = PureMean.tuned(lp_ball(d, 1.0), epsilon=0.3)
-    (block,), (scale,) = protocol.blocks, protocol.scales
-    assert block.order == 1.0
-    bound = protocol.projected_error(n)
-    width = scale / n * sum(1 / k for k in range(1, d + 1)) * float(protocol.shape.root.abs().max())
-    assert bound.value == pytest.approx(math.sqrt(width), abs=5 * bound.standard_error)
 
 
 def test_each_group_of_a_pass_has_the_sensitivity_and_the_noise_of_its_own():

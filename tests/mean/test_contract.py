@@ -13,13 +13,11 @@ from laws import generator
 
 from torchdp.domains import Box, lp_ball, noise_shape
 from torchdp.mean import (
-    Block,
     GaussianCovariance,
     GaussianMean,
     GaussianMoments,
     LocalCovariance,
     LocalMean,
-    PureMean,
     StrategyCovariance,
 )
 from torchdp.randomizers import StrategyMatrix
@@ -53,41 +51,6 @@ class TestGaussianMean(Curator):
 
 class TestConcentratedMean(TestGaussianMean):
     protocol = GaussianMean.calibrated(BOX, noise_shape(BOX, math.inf), rho=0.1, delta=1e-5)
-
-
-class TestPureMean(Unbiased, Contract):
-    """On a box: two blocks of one coordinate each, Laplace noise."""
-
-    protocol = PureMean.tuned(BOX, epsilon=1.0)
-    x, far, bad = LOW, CORNERS, BAD
-
-    def loss(self, protocol):
-        """The most that the log density moves: the norm that it falls with, of the difference of two corners."""
-        u = (self.far - self.far[0]) @ torch.linalg.pinv(protocol.shape.root).mT
-        norm, start = 0.0, 0
-        for block, most in zip(protocol.blocks, protocol.diameters, strict=True):
-            part = (u[:, None] - u)[..., start : start + block.size]
-            norm = norm + torch.linalg.vector_norm(part, ord=block.order, dim=-1) * block.share / most
-            start += block.size
-        return protocol.epsilon * float(norm.max())
-
-    def bound(self, protocol):
-        return 1.0
-
-    def truth(self):
-        return self.x.mean(0)
-
-
-class TestPureMeanInAnEllipsoid(TestPureMean):
-    protocol = PureMean(BOX, noise_shape(BOX, 2.0), 1.0, (Block(2, 2.0, 1.0),))
-
-
-class TestPureMeanInACross(TestPureMean):
-    protocol = PureMean(BOX, noise_shape(BOX, 2.0), 1.0, (Block(2, 1.0, 1.0),))
-
-
-class TestPureMeanInABox(TestPureMean):
-    protocol = PureMean(BOX, noise_shape(BOX, 2.0), 1.0, (Block(2, math.inf, 1.0),))
 
 
 class TestGaussianMoments(Curator):

@@ -23,7 +23,7 @@ from torchdp.domains import (
     noise_shape,
     round_shape,
 )
-from torchdp.mean import GaussianCovariance, GaussianMean, GaussianMoments, PureMean
+from torchdp.mean import GaussianCovariance, GaussianMean, GaussianMoments
 from torchdp.noise import SeededNoise
 
 
@@ -130,29 +130,3 @@ def test_guarantee_short_floats_come_no_further_out_of_a_domain_than_others(dtyp
         assert domain.validate(x).dtype == torch.float32  # nothing is lost
         assert len(x) and float((x.double() - domain.project(x.double())).norm(dim=1).max()) < 4e-6
         assert domain.contains(domain.project(x + 1)).all()
-
-
-def test_guarantee_pure_noise_does_not_grow_with_the_distance_from_0_and_hides_what_is_let_through():
-    """What a membership test lets through is cut; a box of an hour of an epoch's seconds had three times the noise."""
-    near, far = (Box(vector(low, low), vector(low + 3600.0, low + 3600.0)) for low in (0.0, 1.7e9))
-    one, other = (PureMean.tuned(box, epsilon=1.0) for box in (near, far))
-    assert other.noise_root(1).tolist() == [pytest.approx(row, rel=1e-5) for row in one.noise_root(1).tolist()]
-    outside = torch.tensor([[1.7e9 - 80, 1.7e9], [1.7e9 + 3680, 1.7e9 + 3600]]).double()
-    sums = [other.release(other.summary(x[None]), Still(), ()).parts["sum"] for x in outside]
-    norms = [float(torch.linalg.vector_norm(sums[0] - sums[1], block.order)) for block in other.blocks]
-    assert len(norms) == 1 and norms[0] <= other.scales[0] * (1 + 1e-12)
-
-
-class Still:
-    """Draws without noise."""
-
-    device = torch.device("cpu")
-
-    def uniform(self, shape):
-        return torch.full(shape, 0.5, dtype=torch.float64)
-
-    def gamma(self, shapes):
-        return torch.zeros_like(shapes)
-
-    def normal(self, shape):
-        return torch.ones(shape, dtype=torch.float64)

@@ -20,7 +20,7 @@ INTEGER = (
     randomizers.SymmetricUnaryEncoding(4, 1.0),
     randomizers.ShiftStrategy(torch.eye(4).bool(), torch.ones(4), 4, 1.0),
     randomizers.StrategyMatrix(torch.tensor([[0.7, 0.3], [0.3, 0.7]], dtype=torch.float64)),
-    randomizers.DuchiJordanWainwright(3, 1.0),  # a coin on the sign of a vector that is drawn without the user's
+    randomizers.DuchiJordanWainwright(1, 1.0),
 )
 
 

@@ -47,10 +47,8 @@ LOCAL = {
             randomizers.SymmetricUnaryEncoding,
         )
     },
-    **{
-        kind.__name__: lambda e, kind=kind: kind(3, e, 1.0)
-        for kind in (randomizers.PrivUnit, randomizers.DuchiJordanWainwright)
-    },
+    "PrivUnit": lambda e: randomizers.PrivUnit(3, e, 1.0),
+    "DuchiJordanWainwright": lambda e: randomizers.DuchiJordanWainwright(1, e, 1.0),
     **{
         kind.__name__: lambda e, kind=kind: kind(UNEQUAL, e)
         for kind in (pairwise.OneMessage, pairwise.TwoMessage, pairwise.PairReports)
@@ -68,7 +66,6 @@ LOCAL = {
     "PrivateLearner": lambda e: queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=e),
     "LocalCovariance": lambda e: mean.LocalCovariance.calibrated(BOX, epsilon=e),
     "LocalMean": lambda e: mean.LocalMean.tuned(BOX, 2.0, epsilon=e),
-    "PureMean": lambda e: mean.PureMean.tuned(BOX, epsilon=e),
     "PureSecureSketch": lambda e: secure.PureSecureSketch(ONES, 2, 1.0, e),
     "FrequencyMoments": lambda e: regression.FrequencyMoments(5, 2.0, (1.0, 3.0), e),
     "SecureHistogram": lambda e: regression.SecureHistogram(5, 3, e),

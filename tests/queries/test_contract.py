@@ -34,7 +34,6 @@ from torchdp.queries import (
     stumps,
 )
 from torchdp.randomizers import (
-    DuchiJordanWainwright,
     HadamardResponse,
     OptimizedUnaryEncoding,
     RandomizedResponse,
@@ -64,14 +63,6 @@ class TestLocalFactorization(Queries, Unbiased, RelayContract):
 class TestOfPlainAnswers(Queries, RelayContract):
     stacked = False
     protocol = LocalFactorization.calibrated(FactoredQueries.plain(W), epsilon=2.0)
-
-
-class TestOfTheIdentity(Queries, Unbiased, RelayContract):  # less noise along the point: not isotropic
-    stacked = False
-    identity = FactoredQueries.identity(W)
-    protocol = LocalFactorization.calibrated(identity, epsilon=8.0, randomizer=DuchiJordanWainwright)
-    x = torch.full((32,), 3)
-    honest = (0.7, 2.0)
 
 
 class TestOfApproximateFactors(Queries, RelayContract):  # with a bias
@@ -276,7 +267,7 @@ def test_sums_of_very_many_users_are_exact():
 
 
 class TestPrivateLearner(Unbiased, RelayContract):
-    protocol = PrivateLearner.calibrated(stumps([3, 4]), epsilon=2.0, randomizer=DuchiJordanWainwright)
+    protocol = PrivateLearner.calibrated(stumps([3, 4]), epsilon=2.0)
     x = torch.tensor([[0, 1, 1], [2, 3, -1], [1, 0, 1], [2, 2, 1], [0, 3, -1]]).repeat(6, 1)
     bad: ClassVar = [
         x[:, :2],

@@ -9,9 +9,9 @@ from scipy.special import hyp0f1
 from scipy.stats import chi2
 
 from torchdp.draws import Simulated
-from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
+from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.axial_sums import CLOSE, KEPT, AxialSums, _value, uniform_sums
-from torchdp.randomizers.ball.sphere import coordinate_size, uniform_coordinate
+from torchdp.randomizers.ball.sphere import uniform_coordinate
 
 LAWS = {
     "cap, circle": PrivUnit(1, 1.0)._cap_sums,
@@ -20,7 +20,6 @@ LAWS = {
     "cap, hardly private": PrivUnit(5, 50.0)._cap_sums,
     "uniform, circle": uniform_sums(2),
     "uniform, 6": uniform_sums(6),
-    "half sphere": AxialSums(*coordinate_size(3), 3),
 }
 # Of A and of a coordinate across, standardised: frequencies, and tilts, which see rho in high dimensions.
 POINTS = [(0, 1j), (0.7j, 0), (1.5j, 1j), (3j, 0.5j), (-1j, 2.5j), (0, 2), (0.5, 1), (1.5j, 1.5), (-0.7, 0.5j)]
@@ -68,7 +67,7 @@ def test_the_transform_of_a_sum_drawn_at_once_is_that_of_its_points(name):
         assert wrong > 30 * CLOSE
 
 
-@pytest.mark.parametrize("name", ["cap, circle", "cap, 64", "uniform, 6", "half sphere"])
+@pytest.mark.parametrize("name", ["cap, circle", "cap, 64", "uniform, 6"])
 def test_both_ways_to_add_have_one_law(name):
     """The same sums along the tree: means, deviations and the correlation of A with rho^2."""
     law, repeats = LAWS[name], 800
@@ -78,8 +77,7 @@ def test_both_ways_to_add_have_one_law(name):
     def draw(users):
         if kind is not None:
             return kind.cap.draw_cap((users,), draws)
-        t, across = uniform_coordinate(law.dim, draws.normal((users,)))
-        return (t.abs() if name == "half sphere" else t), across
+        return uniform_coordinate(law.dim, draws.normal((users,)))
 
     fewer = AxialSums(law.t, law.weights, law.dim)
     fewer.__dict__["least"] = 2**62
@@ -95,7 +93,7 @@ def test_both_ways_to_add_have_one_law(name):
         assert abs(float((one.mean() - other.mean()) / error)) < 4.5
 
 
-@pytest.mark.parametrize("kind", [PrivUnit(3, 2.0), PrivUnit(1, 50.0), DuchiJordanWainwright(1, 2.0)])
+@pytest.mark.parametrize("kind", [PrivUnit(3, 2.0), PrivUnit(1, 50.0)])
 def test_the_cost_of_a_sum_does_not_grow_with_the_users(kind):
     class Counted(Simulated):
         numbers = 0
@@ -119,4 +117,4 @@ def test_the_cost_of_a_sum_does_not_grow_with_the_users(kind):
 @pytest.mark.parametrize("dim", [1, 2, 16, 1000])
 def test_few_points_are_enough_whatever_epsilon(dim, epsilon):
     """The two parts of a user's noise are hardly skewed, however rare one of them is."""
-    assert PrivUnit(dim, epsilon)._cap_sums.least < 250 and uniform_sums(dim + 1).least < 100
+    assert PrivUnit(dim, epsilon)._cap_sums.least < 60 and uniform_sums(dim + 1).least < 40

@@ -99,13 +99,17 @@ class TestShiftsOnATorus(OracleContract):  # of sides 3 and 4, five types of 2 x
     )
 
 
+def unfit(x):
+    return [2 * x, x[:, :-1], x[0], x * math.nan, x.half(), x.to(torch.complex64)]
+
+
 class BallContract(UnbiasedContract):
     """Users at the centre, inside and on the sphere of radius 2."""
 
     x = torch.tensor(
         [[0.0, 0.0, 0.0], [0.4, -0.8, 0.2], [1.2, 0.0, 1.6], [0.0, 2.0, 0.0]], dtype=torch.float64
     ).repeat(6, 1)
-    bad: ClassVar = [2 * x, x[:, :2], x[0], x * math.nan, x.half(), x.to(torch.complex64)]
+    bad: ClassVar = unfit(x)
     repeats = 4000
 
     def truth(self):
@@ -120,7 +124,9 @@ class TestPrivUnit(BallContract):
 
 class TestDuchiJordanWainwright(BallContract):
     stacked = False
-    protocol = DuchiJordanWainwright(3, 6.0, 2.0)
+    protocol = DuchiJordanWainwright(1, 1.0, 2.0)
+    x = torch.tensor([[0.0], [0.4], [-1.6], [2.0]], dtype=torch.float64).repeat(6, 1)
+    bad: ClassVar = unfit(x)
     loss = staticmethod(signs)
 
 

@@ -5,14 +5,13 @@ import torch
 from laws import generator
 
 from torchdp.noise import SeededNoise
-from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PrivUnit
+from torchdp.randomizers import GaussianVector, PrivUnit
 from torchdp.randomizers.ball import ball
 from torchdp.randomizers.ball.ball import consecutive
 
 COUNTS = torch.tensor([0, 1, 3, 17, 0, 40])
 KINDS = [
     lambda dim: PrivUnit(dim, 4.0, 1.5),
-    lambda dim: DuchiJordanWainwright(dim, 4.0, 1.5),
     lambda dim: GaussianVector(dim, 4.0, 1.5, delta=1e-6),
 ]
 

@@ -88,28 +88,16 @@ def test_the_constant_behind_the_pairwise_bounds(epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 4, 20])
-@pytest.mark.parametrize("dim", [1, 2, 3, 5, 17, 256])
-def test_hemisphere_holds_at_every_norm_in_every_direction_and_is_attained(dim, epsilon):
-    randomizer = DuchiJordanWainwright(dim, epsilon)
-    bound, bias = randomizer.subgaussian, math.tanh(epsilon / 2)
-    scale = math.sqrt(randomizer.moments.variance * dim)
+def test_the_sign_holds_at_every_point_and_is_attained(epsilon):
+    randomizer = DuchiJordanWainwright(1, epsilon, 2.0)
+    bound, size = randomizer.subgaussian, 2.0 / math.tanh(epsilon / 2)
     squares, rates = [], []
-    for direction in [-1.0, 0.0] if dim == 1 else [-1.0, -0.7, -0.3, 0.0]:
-        for norm in np.linspace(0, 1, 11):
-            if dim == 1:
-                x, weights = np.array([-1.0, 1.0]), (1 + bias * norm * np.array([1.0, -1.0])) / 2
-                z = scale * x + norm  # seen from direction -1
-            else:
-                x, weights = seen_from(direction, dim, 0.0, 1 - bias * norm, 1 + bias * norm)
-                z = scale * x - direction * norm
-            if float(weights @ z**2) > 1e-6:
-                squares.append(square_bound(z, weights, bound.psi2))
-                rates.append(rate_bound(z, weights, bound.proxy))
+    for x in np.linspace(-2, 2, 41) * (1 - 1e-9):
+        z, weights = np.array([size - x, -size - x]), np.array([size + x, size - x]) / (2 * size)
+        squares.append(square_bound(z, weights, bound.psi2))
+        rates.append(rate_bound(z, weights, bound.proxy))
     assert 1.998 < max(squares) < 2 + 1e-7
     assert 0.97 < max(rates) < 1 + 1e-7
-    if dim >= 5:  # with the signs symmetric at x = 0 (or across x): the length over the root of the dimension
-        uncentred = {5: 1.961383, 17: 2.306764, 256: 2.624444}[dim]
-        assert bound.psi2**2 / randomizer.moments.variance == pytest.approx(uncentred, rel=1e-4)
 
 
 def test_gaussian_vector():
@@ -136,7 +124,7 @@ def test_constants_of_known_laws():
 @pytest.mark.parametrize("epsilon", [0.01, 4, 20])
 @pytest.mark.parametrize("make", [PrivUnit, DuchiJordanWainwright])
 def test_constants_grow_with_the_radius(make, epsilon):
-    one, two = make(6, epsilon).subgaussian, make(6, epsilon, 2.0).subgaussian
+    one, two = make(1, epsilon).subgaussian, make(1, epsilon, 2.0).subgaussian
     assert two.psi2 == pytest.approx(2 * one.psi2, rel=1e-9)
     assert two.proxy == pytest.approx(4 * one.proxy, rel=1e-9)
-    assert one.proxy >= make(6, epsilon).moments.variance * (1 - 1e-12) or make is DuchiJordanWainwright
+    assert one.proxy >= make(1, epsilon).moments.variance * (1 - 1e-12)

@@ -46,7 +46,7 @@ KINDS = {
     "nested": lambda e: nested(64, e),
     "shifts": lambda e: ShiftStrategy(torch.arange(64)[None] < torch.tensor([[9], [24]]), torch.ones(2), 64, e),
     "PrivUnit": lambda e: PrivUnit(32, e),
-    "DuchiJordanWainwright": lambda e: DuchiJordanWainwright(32, e),
+    "DuchiJordanWainwright": lambda e: DuchiJordanWainwright(1, e),
 }
 
 
@@ -229,7 +229,7 @@ def test_guarantee_two_types_take_the_exact_pairs():
         exact * (1 - 1e-9)
         <= found
         <= exact * 1.001
-        < 0.9 * Amplified(DuchiJordanWainwright(2, 1.0), 1000, 1e-6).guarantee.epsilon
+        < 0.9 * Amplified(DuchiJordanWainwright(1, 1.0), 1000, 1e-6).guarantee.epsilon
     )
 
 
@@ -283,7 +283,7 @@ def test_guarantee_messages_leave_in_an_order_that_says_nothing():
 
 def test_guarantee_sums_of_floats_do_not_show_the_order():
     """1e8 and two halves of its last bit: a sum in the users' order would be another number."""
-    crowd = Amplified(DuchiJordanWainwright(2, 1.0), 3, 1e-6)
+    crowd = Amplified(PrivUnit(2, 1.0), 3, 1e-6)
     x = torch.tensor([[1.0, 0.0], [0.5, 0.0], [-1.0, 0.0]], dtype=torch.float64)
     orders = {tuple(x[SeededNoise(seed).permutation(3)].flatten().tolist()) for seed in range(40)}
     same = [

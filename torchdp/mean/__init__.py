@@ -16,7 +16,6 @@
 | ..._lower_bound(gamma, ...) | Gamma_p(K) | lower bounds for unbiased protocols, with constants | no |
 
 ``tuned`` takes the shape of least error; ``projected(found)`` is biased, with lower error for few users.
-:class:`PureMean` needs no delta.
 
 Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
 """
@@ -34,17 +33,14 @@ from torchdp.mean.lower_bounds import (
     pure_lower_bound,
 )
 from torchdp.mean.moments import GaussianMoments
-from torchdp.mean.pure import Block, PureMean
 from torchdp.mean.strategy_covariance import StrategyCovariance, choose_covariance
 
 __all__ = [
-    "Block",
     "GaussianCovariance",
     "GaussianMean",
     "GaussianMoments",
     "LocalCovariance",
     "LocalMean",
-    "PureMean",
     "StrategyCovariance",
     "approximate_lower_bound",
     "choose_covariance",

@@ -14,7 +14,7 @@ from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd, Layout, Relay, Users
 from torchdp.protocol.users import beside
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
+from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,15 +43,12 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
             raise ValueError("client must have no more noise along x than across it: its error has no bound here")
 
     @classmethod
-    def calibrated(
-        cls, domain: Domain, shape: NoiseShape, *, epsilon: float, randomizer: Made = PrivUnit
-    ) -> "LocalMean":
-        """Of this epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
+    def calibrated(cls, domain: Domain, shape: NoiseShape, *, epsilon: float) -> "LocalMean":
+        """By PrivUnit of this epsilon. Raises ValueError, TypeError."""
         radius = encoding(domain, shape).radius
         if shape.root.shape[1] == 0 or radius == 0:
             raise ValueError("the domain is a single point: its mean is known, and nothing needs to be sent")
-        make = checks.function("randomizer", randomizer)
-        return cls(domain, shape, make(shape.root.shape[1], epsilon, radius * (1 + 1e-9)))
+        return cls(domain, shape, PrivUnit(shape.root.shape[1], epsilon, radius * (1 + 1e-9)))
 
     @classmethod
     def tuned(cls, domain: Domain, p: float = 2.0, *, epsilon: float) -> "LocalMean":

@@ -96,7 +96,7 @@ class MeanProtocol(DomainProtocol):
 
         For the projection z of m + Z on a convex K that holds m, <m + Z - z, m - z> <= 0, so ||z - m||^2 <= <Z, z - m>
         <= max_{y in K} <Z, y> - <Z, m>. In the mean that is E h_K(Z), h_K the support function, here by Monte Carlo
-        from ``noise``; or E ||Z||^2 where this is less. No dimension enters for a simplex but log d.
+        with normal noise; or E ||Z||^2 where this is less. No dimension enters for a simplex but log d.
 
         Guarantees: an upper bound, up to the standard error; for a ``LocalMean`` as n grows.
         Source: the inequality above; Dwork, Nikolov, Talwar (2015), "Efficient algorithms for privately releasing
@@ -105,18 +105,14 @@ class MeanProtocol(DomainProtocol):
         plain, root = self.error(n, 2.0).floor, self.noise_root(n)
         generator = keyed_generator(b"torchdp.mean.projected_error", root.device)
         count = min(WIDTHS, max(256, rows_at_once(max(root.shape))))
-        Z = self.noise(n, count, Simulated(generator))
+        # Normal noise: of a local mean's sums by the central limit.
+        Z = Simulated(generator).normal((count, root.shape[1])) @ root.mT
         # around any point: <Z, point> is of mean 0, and with it the error is larger
         widths = self.domain.supports(Z, self.domain.spanning().mean(0))
         width = float(widths.mean())
         if width >= plain**2:
             return Measured(plain)
         return Measured(math.sqrt(width), float(widths.std()) / math.sqrt(count) / (2 * math.sqrt(width)))
-
-    def noise(self, n: int, count: int, draws: Simulated) -> Tensor:
-        """So many draws of the estimate's noise for n users, (count, d); normal, locally by the central limit."""
-        root = self.noise_root(n)
-        return draws.normal((count, root.shape[1])) @ root.mT
 
     def exact(self, summary: Crowd) -> Tensor:
         return self.validate_summary(summary).mean

@@ -17,7 +17,7 @@ from torchdp.factorization import factorize
 from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally, Users
 from torchdp.protocol.users import single
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
+from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 from torchdp.workloads import parities as parity_workload
 
 MOST_BITS, MOST_ENTRIES = 20, 2**27  # of a record; of a table, 1 GB
@@ -246,13 +246,10 @@ class PrivateLearner(Relay[Crowd, Tensor, BallRandomizer]):
         check_client(self.client, concepts.dim, concepts.radius)
 
     @classmethod
-    def calibrated(
-        cls, concepts: ConceptClass, *, epsilon: float, randomizer: Made = PrivUnit
-    ) -> "PrivateLearner":
-        """Of this epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
+    def calibrated(cls, concepts: ConceptClass, *, epsilon: float) -> "PrivateLearner":
+        """By PrivUnit of this epsilon. Raises ValueError, TypeError."""
         radius = checks.instance("concepts", concepts, ConceptClass).radius * (1 + 1e-12)
-        make = checks.function("randomizer", randomizer)
-        return cls(concepts, make(concepts.dim, epsilon, radius))
+        return cls(concepts, PrivUnit(concepts.dim, epsilon, radius))
 
     @property
     def held(self) -> tuple[int]:

@@ -25,7 +25,7 @@ from torchdp.randomizers import (
     SymmetricUnaryEncoding,
 )
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle, VarianceMatrix
-from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
+from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 from torchdp.simplex import onto_simplex
 
 # All that torchdp.randomizers has and no search makes: a test holds the list to the classes.
@@ -305,13 +305,10 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         check_client(self.client, len(queries.right), queries.radius)
 
     @classmethod
-    def calibrated(
-        cls, queries: FactoredQueries, *, epsilon: float, randomizer: Made = PrivUnit
-    ) -> "LocalFactorization":
-        """Of this epsilon; randomizer: called with dim, epsilon, radius. Raises ValueError, TypeError."""
+    def calibrated(cls, queries: FactoredQueries, *, epsilon: float) -> "LocalFactorization":
+        """By PrivUnit of this epsilon. Raises ValueError, TypeError."""
         radius = checks.instance("queries", queries, FactoredQueries).radius * (1 + 1e-12)
-        make = checks.function("randomizer", randomizer)
-        return cls(queries, make(queries.right.shape[0], epsilon, radius or 1.0))
+        return cls(queries, PrivUnit(queries.right.shape[0], epsilon, radius or 1.0))
 
     def client_input(self, x: Tensor) -> Tensor:
         """Columns of R, (n, r)."""

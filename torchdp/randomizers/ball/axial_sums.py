@@ -14,7 +14,9 @@ from torchdp.draws import Draws
 from torchdp.protocol.users import combined
 from torchdp.randomizers.ball.sphere import coordinate_size, uniform_coordinate
 
-ORDERS, KEPT = 6, 4  # powers of n^{-1/2} that are computed, and used: the others say how far off these are
+# Powers of n^{-1/2} that are computed, and used: the others say how far off these are.
+ORDERS = 9
+KEPT = 7
 SHAPE = 3 * ORDERS + 3, 2 * ORDERS + 2  # coefficients of what is multiplied out
 CLOSE = 1e-6  # standard deviations by which a sum may be off: 1e12 draws would be needed to see it
 NUMBERS_AT_ONCE = 2**18
@@ -66,9 +68,9 @@ class AxialSums:
 
     def _size(self, f: Polynomial) -> float:
         """(E f(x, u)^2)^{1/2}."""
-        square = _convolved(f, f)
-        normal, count = (each[:, 0] for each in self._duals)
-        return math.sqrt(max(0.0, float(normal[: len(square)] @ square @ count[: square.shape[1]])))
+        square = _product(f, f, (SHAPE[0], SHAPE[0]))
+        normal, count = self._duals
+        return math.sqrt(max(0.0, float(normal[:, 0] @ square @ count[:, 0])))
 
     def sums(self, counts: Tensor, draw: Draw, draws: Draws) -> Sums:
         """(A, rho) of so many points, for each of ``counts``.
@@ -154,9 +156,11 @@ class AxialSums:
         want = _exponential([np.zeros(SHAPE), *(_grown(self._cumulants[d]) for d in range(3, ORDERS + 3))])
         along: list[Polynomial] = []
         length: list[Polynomial] = []
+        expansion = {(0, 0, 0): _grown(np.ones((1, 1)))}
         for order in range(1, ORDERS + 1):
             rest = want[order].copy()
-            for (i, l), f in _expansion(along, length, order).items():
+            for (i, l), f in _lower_terms(expansion, along, length, order).items():
+                expansion[i, l, order] = f
                 rest[i:] -= self._transform(f, l)[: SHAPE[0] - i]
             keep = order + 2
             g = np.zeros(keep + 1)  # p (root g + 2 g') = what holds no s
@@ -165,6 +169,8 @@ class AxialSums:
             rows, columns = normal[:keep, :keep].T, count[:keep, :keep].T
             length.append(solve_triangular(columns, g[:keep])[None, :])
             along.append(solve_triangular(columns, solve_triangular(rows, rest[1 : keep + 1, :keep]).T).T)
+            expansion[1, 0, order] = _grown(along[-1])
+            expansion[0, 1, order] = _grown(length[-1])
         return along, length
 
     def _transform(self, f: Polynomial, power: int) -> Polynomial:
@@ -227,24 +233,28 @@ def _tree(dim: int, sizes: Tensor, known: Tensor, users: Sums, draws: Draws) -> 
     return along, across
 
 
-def _expansion(along: list[Polynomial], length: list[Polynomial], order: int) -> dict[tuple[int, int], Polynomial]:
-    """Of exp(s a + w b) at this order, the coefficient of s^i w^l, (i, l) not 0: a polynomial in x and u."""
-    terms = {(0, 0, 0): _grown(np.ones((1, 1)))}
+def _lower_terms(
+    expansion: dict[tuple[int, int, int], Polynomial],
+    along: list[Polynomial],
+    length: list[Polynomial],
+    order: int,
+) -> dict[tuple[int, int], Polynomial]:
+    """Of exp(s a + w b) at this order, the coefficients of s^i w^l that the orders before give, i + l > 1.
+
+    expansion: of s^i w^l at each order k before, by (i, l, k). Each is a polynomial in x and u.
+    """
+    terms = {}
     for i in range(order + 1):
         for l in range(order // 2 + 1):
             lower, series, share = ((i - 1, l), along, i) if i else ((0, l - 1), length, l)
-            for k in range(1, order + 1) if i + l else ():
-                total = np.zeros(SHAPE)
-                for h, term in enumerate(series[:k], start=1):
-                    if (*lower, k - h) in terms:
-                        total += _product(term, terms[*lower, k - h], SHAPE) / share
-                if total.any():
-                    terms[i, l, k] = total
-    return {(i, l): f for (i, l, k), f in terms.items() if k == order}
-
-
-def _product(one: Polynomial, other: Polynomial, shape: tuple[int, ...]) -> Polynomial:
-    return _convolved(one, other)[: shape[0], : shape[1]]
+            total = np.zeros(SHAPE)
+            for h, term in enumerate(series, start=1):
+                rest = expansion.get((*lower, order - h))
+                if rest is not None:
+                    total += _product(term, rest, SHAPE) / share
+            if total.any():
+                terms[i, l] = total
+    return terms
 
 
 def _grown(f: Polynomial) -> Polynomial:
@@ -272,7 +282,10 @@ def _value(f: Polynomial, x: Tensor, u: Tensor) -> Tensor:
     return total
 
 
-def _convolved(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    from scipy.signal import convolve2d  # a second to load
-
-    return convolve2d(one, other)
+def _product(one: Polynomial, other: Polynomial, shape: tuple[int, ...]) -> Polynomial:
+    """one(x, u) other(x, u), so many of its coefficients."""
+    total = np.zeros(shape)
+    for i, j in np.argwhere(one):
+        part = total[i : i + other.shape[0], j : j + other.shape[1]]
+        part += one[i, j] * other[: part.shape[0], : part.shape[1]]
+    return total

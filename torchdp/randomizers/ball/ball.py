@@ -2,7 +2,7 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -243,10 +243,6 @@ def consecutive(counts: Tensor, at_once: int) -> Iterator[tuple[Tensor, int, int
         else:
             first, last = torch.searchsorted(known, known.new_tensor([start, end - 1]), right=True).tolist()
             yield torch.searchsorted(ends, some, right=True), first, last
-
-
-Made = Callable[[int, float, float], BallRandomizer]
-"""What makes a randomizer of dim, epsilon and radius: a class of them, for one."""
 
 
 def check_client(client: BallRandomizer, dim: int, radius: float) -> BallRandomizer:

@@ -40,7 +40,7 @@ class PrivUnit(LatticeRandomizer):
 
     V is uniform with probability c0, uniform on the cap else. ``sample_tally`` draws how many of a type's users there
     are of either kind, dim + 1 normals for each type, and for each kind three numbers a user, or three in all from
-    about 250 users on, whatever their number (``AxialSums.least``).
+    about 60 users of it on, whatever their number (``AxialSums.least``).
 
     Guarantees: epsilon-LDP of the numbers that are sent, for any two points of the ball, but for the delta that
         arithmetic costs (``variation``).

@@ -33,12 +33,6 @@ def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
     return half.tanh(), half.cosh().reciprocal()
 
 
-@entrywise(dim=checks.positive)
-def mean_coordinate(dim: Tensor) -> Tensor:
-    """E |T| = Gamma(dim/2) / (sqrt(pi) Gamma((dim + 1)/2)), to rounding in every dimension."""
-    return torch.where(dim == 1, 1.0, (-log_half_gamma(dim / 2)).exp() / math.sqrt(math.pi))
-
-
 def log_half_gamma(p: Tensor) -> Tensor:
     """log Gamma(p + 1/2)/Gamma(p), p > 0, to a few units in the last place: a series at p + 32, then down to p."""
     shift = torch.ones_like(p)
@@ -89,9 +83,7 @@ def sinh(x: Tensor) -> Tensor:
 
 
 def coordinate_size(dim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights for expectations of functions of |T|."""
-    if dim == 1:
-        return np.ones(1), np.ones(1)
+    """Nodes and weights for expectations of functions of |T|; dim >= 2."""
     law = LogitBeta((dim - 1) / 2)
     w, mass = law.quadrature(0.0, float(law.tail_length(np.zeros(()), WIDE)))
     return np.tanh(w / 2), 2 * mass

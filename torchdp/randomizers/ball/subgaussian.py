@@ -29,14 +29,6 @@ def constants(law: Law) -> SubGaussian:
     return SubGaussian(psi2(law), proxy(law))
 
 
-def widest(laws: Callable[[float], Law], top: float) -> SubGaussian:
-    """The largest of each constant over a family of distributions with a parameter in [0, top]."""
-    return SubGaussian(
-        _maximum(lambda q: psi2(laws(q)), 0.0, top, 9),
-        _maximum(lambda q: proxy(laws(q)), 0.0, top, 9),
-    )
-
-
 def psi2(law: Law) -> float:
     """The root s of E exp(Z^2/s^2) = 2, from above."""
     z, weights = law
@@ -60,11 +52,11 @@ def proxy(law: Law) -> float:
     def ratio(rate: float) -> float:
         return 2 * math.log1p(float(weights @ _exponential_excess(rate * z))) / rate**2
 
-    above = _maximum(lambda x: ratio(math.exp(x)), low, high, 33)
-    return max(variance, above, _maximum(lambda x: ratio(-math.exp(x)), low, high, 33))
+    above = largest(lambda x: ratio(math.exp(x)), low, high, 33)
+    return max(variance, above, largest(lambda x: ratio(-math.exp(x)), low, high, 33))
 
 
-def _maximum(function: Callable[[float], float], low: float, high: float, points: int) -> float:
+def largest(function: Callable[[float], float], low: float, high: float, points: int) -> float:
     """The largest value on [low, high]: a grid, then Brent's method around its best point."""
     grid = np.linspace(low, high, points)
     values = [function(float(x)) for x in grid]
