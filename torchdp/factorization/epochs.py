@@ -145,9 +145,9 @@ def factorize_separated(
     W = given.double().cpu() / size
     gap = n if times == 1 else min(gap, n)
     times = min(times, -(-n // gap))
-    C, rows = banded_strategy(W, gap, times, p, 5 * max_iterations)
+    C = banded_strategy(W, gap, times, p, 5 * max_iterations)
     upper = float(torch.linalg.vector_norm(_row_norms(W, C), ord=p))
-    dual, X = separated_bound(W, C, rows, gap, times, p, upper, tol, max_iterations)
+    dual, X = separated_bound(W, gap, times, p, upper, tol, max_iterations)
     found = [_balanced(W, each, gap, times) for each in (C, _triangular(X)) if each is not None]
     C, errors = min(found, key=lambda one: float(torch.linalg.vector_norm(one[1], ord=p)))
     C, errors = C.to(given.device), (errors * size).to(given.device)
