@@ -74,7 +74,7 @@ from torchdp.factorization.structure.constructive import (
     square_root,
 )
 from torchdp.factorization.structure.marginals import MarginalFactorization
-from torchdp.factorization.structure.product import factorize_blocks, factorize_product
+from torchdp.factorization.structure.product import factorize_product
 from torchdp.factorization.train import train
 
 __all__ = [
@@ -97,7 +97,6 @@ __all__ = [
     "binary_tree",
     "certify",
     "factorize",
-    "factorize_blocks",
     "factorize_buffered",
     "factorize_epochs",
     "factorize_product",

@@ -25,8 +25,7 @@ class Step(NamedTuple):
 
     parts: what ``maps(parts, short side's weights)`` makes (inner, across) of, both (*batch, r, r): see
     :func:`factors`; a (*batch, m) and b (*batch, n): the squared row norms of left and column norms of right; trace:
-    the trace norm (*batch), or less; missing: row norms of X - left right (*batch, m), None for 0; notes: (k,), what
-    :meth:`Spectrum.hear` asks to know.
+    the trace norm (*batch), or less; missing: row norms of X - left right (*batch, m), None for 0.
     """
 
     parts: tuple[Tensor, Tensor]
@@ -35,7 +34,6 @@ class Step(NamedTuple):
     b: Tensor
     trace: Tensor
     missing: Tensor | None
-    notes: Tensor
 
 
 class Spectrum(ABC):
@@ -43,11 +41,7 @@ class Spectrum(ABC):
 
     @abstractmethod
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        """One iteration's numbers; without reading any back. ``gap`` is the largest relative gap so far."""
-
-    @abstractmethod
-    def hear(self, notes: list[float], gap: float) -> bool:
-        """Takes the last step's notes. False where the step is of no use, and to be taken again."""
+        """One iteration's numbers, accurate enough to be of use. ``gap`` is the largest relative gap so far."""
 
     def refine(self) -> bool:
         """As accurate as float64 allows from now on; whether the trace norms so far may have been too large."""
@@ -91,17 +85,7 @@ class Decomposed(Spectrum):
 
     def __init__(self) -> None:
         self.precise: Tensor | None = None  # which problems take the SVD, (*batch)
-        self.poor: list[Tensor] = []  # problems of the last steps whose squares were not accurate
         self.all = False
-
-    def hear(self, notes: list[float], gap: float) -> bool:
-        poor, self.poor = self.poor, []
-        if notes[0] > 0:
-            return True
-        worse = torch.stack(poor).any(0)
-        self.precise = worse if self.precise is None else self.precise | worse
-        self.all = bool(self.precise.all())
-        return False
 
     def refine(self) -> bool:
         rough, self.all = not self.all, True
@@ -109,17 +93,7 @@ class Decomposed(Spectrum):
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         M, short, tall = _weighed(X, c, P)  # (*batch, long, short)
-        if self.all:
-            (S, V), notes = right_vectors(M), M.new_ones(1)
-        else:
-            values, V = torch.linalg.eigh(M.mT @ M)
-            margin = torch.sub(values[..., 0], values[..., -1], alpha=SQUARE_TOLERANCE)
-            S = values.sqrt()  # not a number where a square is negative, which is heard of
-            if self.precise is not None:
-                S[self.precise], V[self.precise] = right_vectors(M[self.precise])
-                margin = torch.where(self.precise, 1.0, margin)
-            self.poor.append(margin <= 0)
-            notes = margin.amin()[None]
+        S, V = self._vectors(M)
         svd = self.all or self.precise is not None
         kept = _kept(S) if svd else None
         inverse = S.reciprocal() if kept is None else torch.where(kept, S.reciprocal(), 0.0)
@@ -129,7 +103,23 @@ class Decomposed(Spectrum):
         if kept is not None and not bool(kept.all()):
             left, right = factors(X, *_singular_maps((V, S), short))
             missing = (X - left @ right).square().sum(-1).sqrt()
-        return Step((V, S), _singular_maps, a, b, S.sum(-1), missing, notes)
+        return Step((V, S), _singular_maps, a, b, S.sum(-1), missing)
+
+    def _vectors(self, M: Tensor) -> tuple[Tensor, Tensor]:
+        if self.all:
+            return right_vectors(M)
+        values, V = torch.linalg.eigh(M.mT @ M)
+        poor = torch.sub(values[..., 0], values[..., -1], alpha=SQUARE_TOLERANCE) <= 0
+        if self.precise is not None:
+            poor = poor & ~self.precise
+        if bool(poor.any()):
+            self.precise = poor if self.precise is None else self.precise | poor
+            self.all = bool(self.precise.all())
+            return self._vectors(M)
+        S = values.sqrt()
+        if self.precise is not None:
+            S[self.precise], V[self.precise] = right_vectors(M[self.precise])
+        return S, V
 
 
 def right_vectors(M: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,21 +143,16 @@ class Mirrored(Spectrum):
     def refine(self) -> bool:
         return self.general is not None and self.general.refine()
 
-    def hear(self, notes: list[float], gap: float) -> bool:
-        if self.general is not None:
-            return self.general.hear(notes, gap)
-        if notes[0] <= 0:
-            self.general = Decomposed()
-        return notes[0] > 0
-
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         if self.general is not None:
             return self.general.step(X, c, P, gap)
         values, V = torch.linalg.eigh(_weighed(X, c, P)[0].to(self.dtype))
         S = values.abs()
+        if not bool((S.amin(-1) > SQUARE_TOLERANCE * S.amax(-1)).all()):
+            self.general = Decomposed()
+            return self.general.step(X, c, P, gap)
         norms = (V.square() @ S[..., None])[..., 0] / c
-        notes = torch.sub(S.amin(-1), S.amax(-1), alpha=SQUARE_TOLERANCE).amin()[None]
-        return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None, notes)
+        return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None)
 
 
 class Iterated(Spectrum):
@@ -192,27 +177,21 @@ class Iterated(Spectrum):
         self.dtype = torch.float64
         return self.decomposed is not None and self.decomposed.refine()
 
-    def hear(self, notes: list[float], gap: float) -> bool:
-        if self.decomposed is not None:
-            return self.decomposed.hear(notes, gap)
-        fits, self.lightest, self.share = notes
-        if fits > 0:
-            if gap < SINGLE or self.gap <= gap < math.inf:
-                self.dtype = torch.float64
-            self.gap = gap
-        elif self.dtype == torch.float64:
-            self.decomposed = Decomposed()
-        else:
-            self.dtype = torch.float64
-        return fits > 0
-
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        if self.decomposed is not None:
-            return self.decomposed.step(X, c, P, gap)
-        loss = max(1e-14, min(SHARE * gap, LIGHT * self.lightest))
-        return self._attempt(X, c, P, loss)
+        if gap < SINGLE or self.gap <= gap < math.inf:
+            self.dtype = torch.float64
+        self.gap = gap
+        while self.decomposed is None:
+            found = self._attempt(X, c, P, max(1e-14, min(SHARE * gap, LIGHT * self.lightest)))
+            if found is not None:
+                return found
+            if self.dtype == torch.float64:
+                self.decomposed = Decomposed()
+            self.dtype = torch.float64
+        return self.decomposed.step(X, c, P, gap)
 
-    def _attempt(self, X: Tensor, c: Tensor, P: Tensor, loss: float) -> Step:
+    def _attempt(self, X: Tensor, c: Tensor, P: Tensor, loss: float) -> Step | None:
+        """None where Cholesky's factor fails."""
         M, short, tall = _weighed(X, c, P)
         Y = M
         if M.shape[-2] > 2 * M.shape[-1]:
@@ -228,8 +207,8 @@ class Iterated(Spectrum):
         side = C.square().sum(-2) * nonzero
         a, b = (along / c, side / P) if tall else (side / c, along / P)
         lightest = torch.minimum((c.amin(-1) / c.mean(-1)).amin(), (P.amin(-1) / P.mean(-1)).amin())
-        notes = torch.stack([(failed == 0).all().double(), lightest, share.double()])
-        return Step((C, nonzero), _triangular_maps, a, b, trace, None, notes)
+        fails, self.lightest, self.share = torch.stack([failed.any().double(), lightest, share.double()]).tolist()
+        return None if fails else Step((C, nonzero), _triangular_maps, a, b, trace, None)
 
 
 def _weighed(X: Tensor, c: Tensor, P: Tensor) -> tuple[Tensor, Tensor, bool]:

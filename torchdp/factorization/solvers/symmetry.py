@@ -26,7 +26,6 @@ class Found(NamedTuple):
     primal: tuple[Tensor, ...]
     maps: Callable[..., tuple[Tensor, Tensor]]
     steady: Tensor  # problems whose trace norm did not fall
-    notes: Tensor  # of the spectrum
 
 
 class Problem:
@@ -68,7 +67,7 @@ class Problem:
         return self.W - self.W @ self.split(dual)[1][..., None] if self.shift else self.W
 
     def look(self, weights: Tensor, previous: Tensor, spectrum: Spectrum, gap: float) -> Found:
-        """One iteration's numbers at these weights, after those of trace norm ``previous``; nothing is read back."""
+        """One iteration's numbers at these weights, after those of trace norm ``previous``."""
         dual = self.dual(weights)
         step = spectrum.step(self.centred(dual), *self.split(dual), gap)
         norms = self.joined(step.a, step.b)
@@ -79,7 +78,7 @@ class Problem:
         if step.missing is not None:
             value = value + power_norm(step.missing, self.p)
         steady = step.trace >= previous * (1 - 1e-12)
-        return Found(value, step.trace, norms, (*step.parts, dual), step.maps, steady, step.notes)
+        return Found(value, step.trace, norms, (*step.parts, dual), step.maps, steady)
 
 
 def symmetry_of(W: Tensor, p: float, shift: bool) -> tuple[bool, bool]:

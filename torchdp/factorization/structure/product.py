@@ -1,4 +1,4 @@
-"""Factorizations of Kronecker products, never formed, and of block-diagonal workloads, part by part."""
+"""Factorizations of Kronecker products, never formed."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import Certificate, check_exponent, conjugate, scaled_weights
-from torchdp.factorization.factorize import Factorization, factors, finish, kronecker, matrices_of, warn
-from torchdp.factorization.solvers.fixed_point import Solution
-from torchdp.factorization.solvers.stopping import working
+from torchdp.factorization.certificates.certificate import Certificate
+from torchdp.factorization.factorize import Factorization, factors, kronecker, matrices_of, warn
 from torchdp.factorization.structure import combine
 from torchdp.workloads import Workload
 
@@ -110,43 +108,3 @@ def _multiply(name: str, matrices: Sequence[Tensor], x: Tensor) -> Tensor:
     for A in matrices:  # the leading mode is multiplied and moved last; once for each factor restores the order
         x = (A @ x.reshape(*batch, A.shape[1], -1)).mT.reshape(*batch, -1)
     return x
-
-
-def factorize_blocks(
-    blocks: Sequence[Tensor], p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 10_000
-) -> Factorization:
-    """The factorization of W = diag(W_1, ..., W_k) of least gamma_(p) norm, block by block; its certificate is W's.
-
-    A user's type lies in one block. gamma_(p)(W) is the l_p norm of the blocks' norms (gamma_2: the largest); left and
-    right are block-diagonal, each block of right scaled to the same largest column norm.
-
-    blocks: matrices (m_i, n_i), real, of one dtype and device. p: in [2, inf]. tol: relative gap, for each block and so
-    for W. Warns and raises like :func:`factorize`.
-
-    Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper.
-    Source: derived here. With row weights alpha_i c_i and column weights beta_i P_i the trace norm is
-        sum_i sqrt(alpha_i beta_i) lower_i; its maximum over sum beta_i = 1, ||alpha||_{p/(p-2)} = 1 is ||lower||_p.
-    """
-    p = check_exponent(p)
-    blocks = checks.several("blocks", blocks, Tensor)
-    matrices = [working("blocks", checks.matrix("blocks", block).detach(), stacklevel=4) for block in blocks]
-    if any(block.ndim != 2 for block in matrices):
-        raise ValueError("blocks must hold matrices of shape (m_i, n_i)")
-    if len({(block.dtype, block.device) for block in matrices}) > 1:
-        raise ValueError("blocks must share one dtype and one device")
-    parts = [factors([block], p, False, tol, max_iterations)[0] for block in matrices]
-    sizes = [torch.where(part.sensitivity > 0, part.sensitivity.double(), 1.0) for part in parts]
-    left = torch.block_diag(*(part.left * size for part, size in zip(parts, sizes, strict=True)))
-    right = torch.block_diag(*(part.right / size for part, size in zip(parts, sizes, strict=True)))
-
-    lower = torch.stack([part.certificate.lower for part in parts])
-    share = torch.where(lower.max() > 0, lower / lower.max(), 1.0)
-    rows = share ** (p - 2)  # equality in Hoelder's inequality; p = inf leaves the largest blocks alone
-    columns = rows * share.square()
-    c = torch.cat([a * part.row_weights for a, part in zip(rows, parts, strict=True)])
-    P = torch.cat([b * part.column_weights for b, part in zip(columns, parts, strict=True)])
-    c, P, count = scaled_weights(c, conjugate(p)), scaled_weights(P, 1.0), max(part.iterations for part in parts)
-    W = torch.block_diag(*matrices)
-    result = finish(W, Solution(left, right, None, c, P, P, count), p)
-    warn([W], result.certificate, tol, count, max_iterations)
-    return result
