@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix, diags, hstack, identity, vstack
 
 from torchdp import workloads
 from torchdp.factorization import additive_noise_bound, factorize
-from torchdp.factorization.additive import least_noise_variance
+from torchdp.factorization.hard import least_noise_variance
 from torchdp.privacy import gaussian_sigma
 
 

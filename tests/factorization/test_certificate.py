@@ -7,8 +7,7 @@ import torch
 from laws import normal, overlap
 
 from torchdp.factorization import Certificate, certify, factorize
-from torchdp.factorization.dual import Gamma2Dual
-from torchdp.factorization.norm import FreeConstant
+from torchdp.factorization.norm import FreeConstant, Gamma2Dual
 
 
 @pytest.mark.parametrize("p", [2.0, 3.0, math.inf])

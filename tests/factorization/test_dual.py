@@ -11,8 +11,7 @@ import torch
 
 from torchdp import workloads
 from torchdp.factorization import factorize, gamma2_dual
-from torchdp.factorization.dual import certify_dual
-from torchdp.factorization.norm import witness
+from torchdp.factorization.norm import certify_dual, witness
 from torchdp.randomness import keyed_generator
 
 normal = partial(laws.normal, name=b"dual")

@@ -8,8 +8,7 @@ from laws import normal, overlap
 
 from torchdp import workloads
 from torchdp.factorization import certify, factorize, factorize_product, signature_form
-from torchdp.factorization.certificates.certificate import Certificate
-from torchdp.factorization.structure import combine
+from torchdp.factorization.certificates.certificate import Certificate, certify_kronecker, rounded
 from torchdp.factorization.structure.product import ProductFactorization
 from torchdp.workloads import Workload
 
@@ -84,7 +83,7 @@ def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     """I (x) I from left = I / 2: the factors' value is 1/4, and what is missing makes up for it."""
     eye, weights = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     half = certify(eye, eye / 2, eye, weights, weights)
-    product = combine.kronecker([half, half])
+    product = certify_kronecker([half, half])
     value = (eye / 2).norm(dim=1).max() ** 2
     assert value < 1 <= product.upper  # without the charge it would certify nonsense
     assert product.lower == pytest.approx(1)
@@ -93,19 +92,19 @@ def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     assert 0 < dense.residual <= product.residual
     assert product.residual > 2 * half.residual * half.residual  # the product of the residuals is not a bound
     infinite = Certificate(torch.tensor(math.inf), torch.tensor(1.0), torch.tensor(math.inf), rounding=0.0)
-    assert combine.kronecker([infinite, half]).upper == combine.kronecker([half, infinite]).residual == math.inf
+    assert certify_kronecker([infinite, half]).upper == certify_kronecker([half, infinite]).residual == math.inf
 
 
 def test_rounding_of_a_dense_product_is_charged():
     left, right = normal(6, 6).float(), normal(6, 6, seed=1).float()
     W, weights = left.double() @ right.double(), torch.ones(6, dtype=torch.float64)
     part = certify(W, left, right, weights, weights)
-    unrounded = combine.kronecker([part, part])
-    rounded = combine.rounded(unrounded, 36, 4 * torch.finfo(torch.float32).eps)
+    unrounded = certify_kronecker([part, part])
+    charged = rounded(unrounded, 36, 4 * torch.finfo(torch.float32).eps)
     dense = torch.kron(left, left).double() @ torch.kron(right, right).double()
     missing = (torch.kron(W, W) - dense).abs().max()
-    assert unrounded.residual < missing <= rounded.residual
-    assert unrounded.upper < rounded.upper
+    assert unrounded.residual < missing <= charged.residual
+    assert unrounded.upper < charged.upper
 
 
 @pytest.mark.parametrize("kinds", ["aa", "asa", "sasa", "ss", "aaaa"])

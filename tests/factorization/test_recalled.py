@@ -9,7 +9,7 @@ import torch
 
 from torchdp.factorization import BufferedStrategy, RecalledStrategy, factorize_epochs
 from torchdp.factorization.streams import search
-from torchdp.factorization.streams.recalled import recalled_squares
+from torchdp.factorization.streams.buffered import recalled_squares
 from torchdp.factorization.streams.search import buffered_passes, recalled_passes
 from torchdp.randomness import keyed_generator
 from torchdp.workloads import RunningSums

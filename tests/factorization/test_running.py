@@ -13,7 +13,7 @@ from torchdp.factorization.certificates.running_certificate import (
     Quadrature,
     certify_running,
     quadrature,
-    variances,
+    sum_variances,
 )
 from torchdp.noise import SeededNoise
 from torchdp.workloads import RunningSums
@@ -107,7 +107,7 @@ def test_rounding_stays_far_below_what_is_allowed_for(motion, spread):
     with mpmath.workdps(60):
         for level in (1e-9, 1.0, 1e4, 1e12):
             exact = sixty_digits(W, [mpf(float(x)) for x in P], [level * mpf(float(x)) for x in c])
-            found = math.fsum((level * c * variances(W, P, level * c[None])[0]).tolist())
+            found = math.fsum((level * c * sum_variances(W, P, level * c[None])[0]).tolist())
             assert abs(found / exact - 1) < (64 * 9 + 4 * n) * 2.0**-53 / 25
 
 

@@ -11,8 +11,7 @@ from torchdp import workloads
 from torchdp.factorization import certify, factorize
 from torchdp.factorization.solvers import fixed_point, spectrum
 from torchdp.factorization.solvers.fixed_point import attempts, solve
-from torchdp.factorization.solvers.spectrum import Decomposed
-from torchdp.factorization.solvers.symmetry import symmetry_of
+from torchdp.factorization.solvers.spectrum import Decomposed, symmetry_of
 
 normal = partial(laws.normal, name=b"symmetry")
 

@@ -18,11 +18,9 @@ from torchdp.factorization.certificates.returning_certificate import (
 from torchdp.factorization.certificates.worst_sets import worst_separated
 from torchdp.factorization.factorize import Factorization, Matrix, balance, matrix_of
 from torchdp.factorization.solvers.banded_solver import banded_strategy
-from torchdp.factorization.solvers.epochs_solver import Attempt, attempts, classes_of
-from torchdp.factorization.solvers.sets_solver import separated_bound
-from torchdp.factorization.solvers.stopping import closed, warn_where_open
-from torchdp.factorization.streams.banded import BandedStrategy
-from torchdp.factorization.streams.strategy import StreamStrategy
+from torchdp.factorization.solvers.iteration import closed, warn_where_open
+from torchdp.factorization.solvers.returning_solver import Attempt, attempts, classes_of, separated_bound
+from torchdp.factorization.streams.strategy import BandedStrategy, StreamStrategy
 from torchdp.threads import one_thread
 
 DEGENERATE = 1e-10  # share of the largest singular value below which W counts as deficient

@@ -29,10 +29,18 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import certify
-from torchdp.factorization.solvers.acceleration import History, pick
-from torchdp.factorization.solvers.spectrum import RANK_TOLERANCE, Mirrored, Spectrum, choose, factors, triangle
-from torchdp.factorization.solvers.stopping import Schedule
-from torchdp.factorization.solvers.symmetry import Found, Problem, symmetry_of
+from torchdp.factorization.solvers.iteration import History, Schedule, pick
+from torchdp.factorization.solvers.spectrum import (
+    RANK_TOLERANCE,
+    Found,
+    Mirrored,
+    Problem,
+    Spectrum,
+    choose,
+    factors,
+    symmetry_of,
+    triangle,
+)
 
 MOST, PATIENCE = 50, 6  # iterations; of them without progress
 LARGE_ROUGH = 256  # side from which eigenvectors begin in float32: below, the step again in float64 costs more
