@@ -22,10 +22,9 @@ import numpy as np
 import torch
 
 from torchdp.factorization import BandedStrategy, factorize, factorize_buffered
-from torchdp.factorization.certificates.passes_certificate import passes_lower
+from torchdp.factorization.certificates.returning_certificate import passes_lower
 from torchdp.factorization.solvers.banded_solver import banded_toeplitz
-from torchdp.factorization.streams.buffered_factorization import passes_dual
-from torchdp.factorization.streams.search import buffered_passes
+from torchdp.factorization.streams.search import buffered_passes, passes_dual
 from torchdp.simulate import Experiment, Report
 from torchdp.training import Epochs, Iterates, Separated, sensitivity, standard_errors
 from torchdp.workloads import RunningSums

@@ -39,7 +39,7 @@ from torchdp.factorization import (
     train,
 )
 from torchdp.factorization.certificates.objective_certificate import certify_objective
-from torchdp.factorization.descending import Structure
+from torchdp.factorization.train import Structure
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, subplots

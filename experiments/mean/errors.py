@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torchdp.domains.encoding import encoding
+from torchdp.domains.shapes import encoding
 
 from torchdp.domains import (
     Box,

@@ -10,7 +10,7 @@ from scipy.stats import binom
 from statements.base import EPSILONS, Instances, check, dual, gamma_of, matrix, ratio, simplex, trace_norm
 from torchdp import workloads
 from torchdp.factorization import additive_noise_bound, approximate, factorize, gamma2_dual
-from torchdp.factorization.additive import least_noise_variance
+from torchdp.factorization.hard import least_noise_variance
 from torchdp.privacy import gaussian_sigma
 from torchdp.queries import PrivateLearner
 from torchdp.queries.learn import ConceptClass

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization import BandedStrategy
-from torchdp.factorization.certificates.passes_certificate import passes_lower
-from torchdp.factorization.streams.buffered_factorization import passes_dual
-from torchdp.factorization.streams.search import buffered_passes, recalled_passes
+from torchdp.factorization.certificates.returning_certificate import passes_lower
+from torchdp.factorization.streams.search import buffered_passes, passes_dual, recalled_passes
 from torchdp.kernels import chacha
 from torchdp.kernels.correlated_noise import normals
 from torchdp.noise import SeededNoise

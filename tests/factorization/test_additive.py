@@ -10,7 +10,7 @@ from scipy.sparse import csr_matrix, diags, hstack, identity, vstack
 
 from torchdp import workloads
 from torchdp.factorization import additive_noise_bound, factorize
-from torchdp.factorization.additive import least_noise_variance
+from torchdp.factorization.hard import least_noise_variance
 from torchdp.privacy import gaussian_sigma
 
 
@@ -98,17 +98,3 @@ def test_guarantee_no_additive_mechanism_beats_the_bound(epsilon, delta):
     best = math.sqrt(least_noise_variance(epsilon))
     bit = additive_noise_bound(0.5, epsilon)
     assert bit <= best < 1.5 * bit
-
-
-def test_an_equilateral_triangle_is_below_noise_of_the_least_variance_in_every_direction():
-    """Columns at distance 1 of each other lie in a ball of radius 1/sqrt(3); the bound uses Jung's 1/sqrt(2)."""
-    W = torch.tensor([[0.0, 1.0, 0.5], [0.0, 0.0, math.sqrt(0.75)]], dtype=torch.float64)
-    norm = float(factorize(W, 2.0, shift=True, tol=1e-8).certificate.lower)
-    variance = least_noise_variance(1.0)
-    spherical = math.sqrt(2 * variance)  # noise of variance V in every direction, the least that widths of 1 allow
-    assert additive_noise_bound(norm, 1.0) <= spherical
-    assert math.isclose(norm, math.sqrt(2 / 3), rel_tol=1e-6)  # radius 1/sqrt(3), two directions
-
-
-def test_no_norm_is_no_noise():
-    assert additive_noise_bound(0.0, 1.0, 1e-6) == 0

@@ -89,12 +89,3 @@ def test_larger_problems_begin_with_smaller_ones(monkeypatch):
     whole = factorize_buffered(RunningSums(60), 1, 2.0, gap=15, times=4).certificate.upper
     monkeypatch.setattr(search, "SEPARATED", replace(FEW, whole=30))
     assert factorize_buffered(RunningSums(60), 1, 2.0, gap=15, times=4).certificate.upper < 1.03 * whole
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("n", "gap", "times", "rms"), [(128, 32, 4, 5.125), (512, 64, 8, 9.43), (2000, 60, 34, 30.65)]
-)
-def test_known_values(n, gap, times, rms):
-    found = factorize_buffered(RunningSums(n), 4, 2.0, gap=gap, times=times).certificate
-    assert found.upper / math.sqrt(n) < rms and found.gap < 0.14

@@ -74,12 +74,6 @@ def test_passes_share_a_strategy_that_moves_by_one(p, decay, momentum):
     assert torch.linalg.vector_norm(norms, ord=p) < 0.95 * moved * torch.linalg.vector_norm(rest, ord=p)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("p", "gap"), [(2.0, 0.0015), (math.inf, 0.0062)])
-def test_ten_thousand_steps(p, gap):
-    assert factorize_buffered(RunningSums(10_000), 4, p, tol=2e-4).certificate.gap < gap
-
-
 def test_rates_that_jump_leave_poles_and_zeros_apart():
     """The best buffers of such rates lie at an end: a pole of 1, or one on a zero."""
     g = keyed_generator(b"rates")

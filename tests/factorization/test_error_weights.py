@@ -51,23 +51,6 @@ def test_guarantee_weighted_certificate_is_certify_s(p, shift):
     assert abs(unweighted.upper / again.upper - 1) > 1e-2
 
 
-def test_equal_weights_change_only_the_unit():
-    W = workloads.prefix(8)
-    found, plain = factorize(W, tol=1e-6, error_weights=torch.full((8,), 2.5)), factorize(W, tol=1e-6)
-    torch.testing.assert_close(found.certificate.upper, 2.5 * plain.certificate.upper)
-    torch.testing.assert_close(found.left @ found.right, W.dense())
-
-
-def test_a_query_that_counts_little_may_err_more():
-    """Weighted and plain optimum of prefix sums: each is the better one in its own norm."""
-    W, w = workloads.prefix(16).dense(), torch.ones(16, dtype=torch.float64)
-    w[:8] = 0.1
-    weighted, plain = factorize(W, tol=1e-5, error_weights=w), factorize(W, tol=1e-5)
-    errors = [found.left.norm(dim=1) * found.sensitivity for found in (weighted, plain)]
-    assert (w * errors[0]).max() < 0.97 * (w * errors[1]).max()
-    assert errors[0].max() > 1.1 * errors[1].max()
-
-
 def test_a_weight_that_vanishes_leaves_the_other_queries():
     W = normal(5, 7)
     w = torch.ones(5, dtype=torch.float64)
@@ -92,18 +75,6 @@ def test_kronecker_products_are_factored_whole_and_weighed_by_factors_where_weig
     parts = factorize(workloads.Workload("weighed", factors), tol=1e-6)
     torch.testing.assert_close(whole.certificate.upper, parts.certificate.upper, rtol=2e-6, atol=0)
     torch.testing.assert_close(whole.left @ whole.right, W.dense())
-
-
-def test_batches_and_dtypes():
-    W, w = normal(2, 3, 4, 5), normal(3, 4, name=b"w").abs() + 0.1
-    found = factorize(W.float(), tol=1e-4, error_weights=w)
-    assert found.left.dtype == found.right.dtype == torch.float32
-    assert found.certificate.upper.shape == (2, 3) and 1e-9 < found.certificate.residual.max() < 1e-5
-    for i in range(2):
-        for j in range(3):
-            one = factorize(w[j, :, None] * W[i, j], tol=1e-6).certificate
-            assert one.lower <= found.certificate.upper[i, j] * (1 + 1e-12)
-            assert found.certificate.lower[i, j] <= one.upper * (1 + 1e-6)
 
 
 def test_warns_at_an_early_stop():

@@ -132,14 +132,6 @@ def test_cube_with_shift(d, p):
     brackets(cube, d ** (1 / 2 + 1 / p) / 2, p=p, shift=True)
 
 
-@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
-def test_box_with_shift(p):
-    sides = torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)
-    cube = torch.cartesian_prod(*[torch.tensor([-1.0, 4.0])] * 4).T.double() / 5  # sides of length 1
-    order = 2 * p / (p + 2) if p < math.inf else 2.0
-    brackets(sides[:, None] * cube, float(torch.linalg.vector_norm(sides, ord=order)) / 2, p=p, shift=True)
-
-
 @pytest.mark.parametrize("p", [2.0, 5.0, math.inf])
 def test_points_on_a_line_with_shift(p):
     """One row and a free shift: half the range."""
@@ -155,21 +147,6 @@ LARGE = [
     ("signs", 64, 2.0, 6.781477, 6.781478),
     ("signs", 128, math.inf, 9.5795030, 9.5795030),
     ("ranges", 64, 2.0, 2.302212722, 2.302212722),
-    *(
-        pytest.param(*row, marks=pytest.mark.slow)
-        for row in [
-            ("prefix", 192, math.inf, 2.4445086, 2.4445109),
-            ("prefix", 256, math.inf, 2.5327161, 2.5327186),
-            ("prefix", 512, math.inf, 2.746433, 2.746461),
-            ("prefix", 1024, math.inf, 2.961465, 2.961758),
-            ("prefix", 1024, 2.0, 2.95545199, 2.95545199),
-            ("signs", 256, math.inf, 13.584454, 13.584454),
-            ("signs", 256, 2.0, 13.582541, 13.582541),
-            ("ranges", 64, math.inf, 2.4886307, 2.4886332),
-            ("ranges", 256, math.inf, 3.0907, 3.0938),
-            ("ranges", 256, 2.0, 2.901435459, 2.901435459),
-        ]
-    ),
 ]
 
 
@@ -178,8 +155,7 @@ def test_our_bounds_meet_those_certified_elsewhere(name, n, p, low, high):
     signs = 2.0 * torch.tensor(np.random.default_rng(0).integers(0, 2, (n, n))) - 1
     W = {"prefix": workloads.prefix, "ranges": workloads.all_ranges, "signs": lambda n: signs}[name](n)
     rows = n if name != "ranges" else n * (n + 1) // 2
-    tol = 1e-3 if (name, n, p) == ("ranges", 256, math.inf) else 1e-6
-    certificate = factorize(W, p, tol=tol).certificate
+    certificate = factorize(W, p, tol=1e-6).certificate
     scale = 1 if p == math.inf else math.sqrt(rows)
-    assert certificate.gap <= tol
+    assert certificate.gap <= 1e-6
     assert certificate.lower / scale <= high * (1 + 1e-7) and certificate.upper / scale >= low * (1 - 1e-7)

@@ -130,12 +130,6 @@ def test_zero():
     assert result.left.shape == (3, 1) and result.right.shape == (1, 4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_factors_follow_the_dtype(dtype):
-    result = factorize(normal(4, 5).to(dtype), shift=True, tol=0.1)
-    assert result.left.dtype == result.right.dtype == result.shift.dtype == dtype
-
-
 def test_integers_become_float64():
     for W in (torch.eye(3, dtype=torch.int64), torch.eye(3, dtype=torch.bool)):
         assert factorize(W).left.dtype == torch.float64

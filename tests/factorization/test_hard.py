@@ -8,7 +8,6 @@ import laws
 import numpy as np
 import pytest
 import torch
-from scipy.integrate import quad
 from scipy.optimize import linprog
 from scipy.stats import binom
 
@@ -241,24 +240,6 @@ def test_guarantee_learner_samples_are_below_a_learners():
     assert learner_samples(COIN, 0.3, 1.0) == learner_samples(COIN, 0.1, 1.0, 0.5) == 0  # t > 1; a coin will do
 
 
-def test_what_does_not_change_the_bound():
-    W = workloads.prefix(12).dense()
-    found = factorize(W, shift=True)
-    U, P = witness(W, found.row_weights, found.column_weights, shift=True), found.column_weights
-    value = hard_instance(W).samples(0.02, 1.0)
-    for other in (
-        hard_instance(W, 7 * U, 3 * P),
-        hard_instance(W, U + 2 * P, P),  # centred again
-        hard_instance(W + torch.arange(12.0)[:, None], U, P),
-        hard_instance(workloads.prefix(12)),
-        hard_instance(W.flip(0).flip(1), U.flip(0).flip(1), P.flip(0)),
-    ):
-        assert math.isclose(other.samples(0.02, 1.0), value, rel_tol=1e-9)
-    assert math.isclose(hard_instance(3 * W, U, P).samples(0.06, 1.0), value, rel_tol=1e-9)
-    assert math.isclose(hard_instance(W, U).samples(0.02, 1.0), value, rel_tol=1e-2)  # P from gamma2_dual
-    assert math.isclose(hard_instance(W.float().requires_grad_()).samples(0.02, 1.0), value, rel_tol=1e-4)
-
-
 def test_nothing_to_learn_needs_no_users():
     for W in (torch.zeros(3, 4), torch.ones(1, 1), torch.arange(3.0)[:, None].expand(3, 5)):
         assert hard_instance(W).samples(0.01, 1.0) == 0
@@ -272,12 +253,6 @@ def test_nothing_to_learn_needs_no_users():
     assert without.samples(0.01, 1.0) > 0
 
 
-def test_sample_upper_bound():
-    assert math.isclose(sample_upper_bound(2.0, 3.0, 0.1), 1200)
-    assert math.isclose(sample_upper_bound(2.0, 3.0, 0.1, spread=1.0), 1225)
-    assert math.isclose(sample_upper_bound(2.0, 3.0, 0.1, spread=1.0, bias=0.05), 1225 / 0.75)
-
-
 def test_guarantee_that_many_users_are_enough():
     """The mechanism's exact worst error over all laws on the types, from its exact covariance: attained to 1 %."""
     W, epsilon, alpha = workloads.prefix(8).dense(), 1.0, 0.05
@@ -288,12 +263,6 @@ def test_guarantee_that_many_users_are_enough():
     sampling = (W.amax(1) - W.amin(1)).square() / 4  # two types, half of the users each
     worst = float(((noise + sampling).amax() / n).sqrt())
     assert 0.99 * alpha < worst <= alpha
-
-
-@pytest.mark.parametrize("b", [0.0, 0.3, 0.9, 0.999, 1.0])
-def test_the_quadrature_of_the_prior_errs_upwards(b):
-    exact = quad(lambda s: math.cos(math.pi * s / 2) ** 2 / (1 - (b * s) ** 2), -1, 1, epsabs=1e-13)[0]
-    assert exact <= float(_mean_inverse(torch.tensor(b, dtype=torch.float64))) <= exact * (1 + 2e-8)
 
 
 @pytest.mark.gpu

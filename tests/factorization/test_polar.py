@@ -1,6 +1,5 @@
 """The polar factor by matrix products: as accurate as asked, never of norm above 1; and what a contraction proves."""
 
-import math
 from functools import partial
 
 import laws
@@ -58,19 +57,6 @@ def test_guarantee_polar_is_a_contraction_that_loses_no_more_than_asked(name, ha
     assert ((M * Q).sum((-2, -1)) >= (1 - loss - rounding) * trace).all()
 
 
-@pytest.mark.parametrize("large", [1, 10**9])
-def test_singular_values_end_at_1_or_stay_below(large, monkeypatch):
-    """Q = U f(S) V^T: f is near 1 where it counts, and no singular value, however small, turns its sign."""
-    monkeypatch.setattr(polar, "LARGE", large)
-    values = torch.tensor([1, 0.5, 1e-2, 1e-4, 1e-8, 1e-13, 0.0], dtype=torch.float64)
-    M = with_singular_values(values)
-    for loss in (1e-3, 1e-7):
-        U, _, Vh = torch.linalg.svd(M)
-        f = (U.T @ polar.polar(M, loss) @ Vh.T).diagonal()
-        assert (f[:3] >= 1 - loss).all() and (f[:3] <= 1 + 1e-13).all()
-        assert (f[3:-1] >= -1e-6).all() and (f <= 1 + 1e-13).all()
-
-
 @pytest.mark.parametrize("loss", [2e-5, 1e-8])
 def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_zero(loss, monkeypatch):
     """The steps of the best cubic alone send 1 to l: below the rounding of float32 that is a coin's toss."""
@@ -84,38 +70,6 @@ def test_without_the_cushion_rounding_carries_the_largest_singular_value_past_ze
     assert lost() <= 1e-5
     monkeypatch.setattr(polar, "CUSHION", 1e-12)
     assert lost() > 1e-3
-
-
-def test_steps_bring_the_interval_into_the_one_asked_for():
-    for low in (1.0, 0.5, 1e-3, 1e-9, 1e-16):
-        for error in (0.5, 1e-3, 1e-12):
-            x = torch.logspace(math.log10(low), 0, 1000, dtype=torch.float64).clamp_max(1)
-            steps = polar.scalings(low, error)
-            for rho in steps:
-                x = rho * x * (3 - (rho * x) ** 2) / 2
-                assert (x > 0).all() and (x <= 1 + 1e-15).all()
-            assert x.min() >= 1 - error - 1e-15
-            assert len(steps) <= 1.05 * math.log(1 / low) + 3 + math.log2(1 + math.log(1 / error))
-
-
-@pytest.mark.parametrize("least", [*polar.LEAST.values(), 1e-8])
-def test_halley_steps_bring_the_interval_into_the_one_asked_for_with_fewer_operations(least):
-    for low in (0.5, 1e-3, 1e-9, 1e-16):
-        for error in (0.5, 1e-3, 1e-12):
-            x = torch.logspace(math.log10(low), 0, 1000, dtype=torch.float64).clamp_max(1)
-            steps, cubic = polar.plan(low, error, least), polar.plan(low, error, 1.0)
-            assert all(len(step) == 1 for step in cubic) and len(steps[-1]) == 1
-            for step in steps:
-                if len(step) == 1:
-                    x = step[0] * x * (3 - (step[0] * x) ** 2) / 2
-                else:
-                    a, b, c = step
-                    x = x * (a + b * x**2) / (1 + c * x**2)
-                assert (x > 0).all() and (x <= 1 + 1e-14).all()
-            assert x.min() >= 1 - error - 1e-14
-            assert polar.operations(steps) <= polar.operations(cubic)
-            if low <= 1e-3 and least <= 1e-4:
-                assert polar.operations(steps) <= 0.7 * polar.operations(cubic)
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -145,12 +99,3 @@ def test_guarantee_proved_trace_norm_is_below_the_trace_norm_for_any_witness(nam
         proved = proved_trace_norm(M, witness)
         assert (proved <= trace * (1 + 1e-13) + 1e-15).all() and (proved >= 0).all()
     assert (proved_trace_norm(M, best) >= (1 - 1e-8) * trace - 1e-15).all()
-
-
-def test_an_inner_product_without_the_proof_would_claim_too_much():
-    """Negative control: the witness grown by one part in a million passes for a better bound until it is judged."""
-    M = MATRICES["prefix"]
-    trace = torch.linalg.svdvals(M).sum()
-    Q = (1 + 1e-6) * polar.polar(M, 1e-11)
-    assert (M * Q).sum() > trace * (1 + 5e-7)
-    assert proved_trace_norm(M, Q) <= trace

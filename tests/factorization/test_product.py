@@ -1,4 +1,4 @@
-"""Kronecker products and block-diagonal matrices: factored, certified and used part by part."""
+"""Kronecker products: factored, certified and used part by part."""
 
 import math
 
@@ -7,11 +7,9 @@ import torch
 from laws import normal, overlap
 
 from torchdp import workloads
-from torchdp.factorization import certify, factorize, factorize_blocks, factorize_product, signature_form
-from torchdp.factorization.certificates.certificate import Certificate
-from torchdp.factorization.structure import combine
+from torchdp.factorization import certify, factorize, factorize_product, signature_form
+from torchdp.factorization.certificates.certificate import Certificate, certify_kronecker, rounded
 from torchdp.factorization.structure.product import ProductFactorization
-from torchdp.factorization.structure.signature import root, signature
 from torchdp.workloads import Workload
 
 EXPONENTS = [2.0, 3.0, math.inf]
@@ -85,7 +83,7 @@ def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     """I (x) I from left = I / 2: the factors' value is 1/4, and what is missing makes up for it."""
     eye, weights = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
     half = certify(eye, eye / 2, eye, weights, weights)
-    product = combine.kronecker([half, half])
+    product = certify_kronecker([half, half])
     value = (eye / 2).norm(dim=1).max() ** 2
     assert value < 1 <= product.upper  # without the charge it would certify nonsense
     assert product.lower == pytest.approx(1)
@@ -94,37 +92,19 @@ def test_guarantee_kronecker_certificate_charges_factors_that_miss():
     assert 0 < dense.residual <= product.residual
     assert product.residual > 2 * half.residual * half.residual  # the product of the residuals is not a bound
     infinite = Certificate(torch.tensor(math.inf), torch.tensor(1.0), torch.tensor(math.inf), rounding=0.0)
-    assert combine.kronecker([infinite, half]).upper == combine.kronecker([half, infinite]).residual == math.inf
+    assert certify_kronecker([infinite, half]).upper == certify_kronecker([half, infinite]).residual == math.inf
 
 
 def test_rounding_of_a_dense_product_is_charged():
     left, right = normal(6, 6).float(), normal(6, 6, seed=1).float()
     W, weights = left.double() @ right.double(), torch.ones(6, dtype=torch.float64)
     part = certify(W, left, right, weights, weights)
-    unrounded = combine.kronecker([part, part])
-    rounded = combine.rounded(unrounded, 36, 4 * torch.finfo(torch.float32).eps)
+    unrounded = certify_kronecker([part, part])
+    charged = rounded(unrounded, 36, 4 * torch.finfo(torch.float32).eps)
     dense = torch.kron(left, left).double() @ torch.kron(right, right).double()
     missing = (torch.kron(W, W) - dense).abs().max()
-    assert unrounded.residual < missing <= rounded.residual
-    assert unrounded.upper < rounded.upper
-
-
-@pytest.mark.parametrize("n", [1, 2, 5, 6])
-def test_roots_of_symmetric_and_antisymmetric_matrices(n):
-    weights = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) + 0.1
-    for sign in (1, -1):
-        W = normal(n, n) + sign * normal(n, n).mT
-        part = root(W, weights)
-        assert part.right.shape[0] == max(1, torch.linalg.matrix_rank(W))
-        K = torch.zeros(len(part.sign), len(part.sign), dtype=torch.float64)
-        K[torch.arange(len(K)), part.partner] = part.sign
-        torch.testing.assert_close(K @ K.mT, torch.eye(len(K), dtype=torch.float64))
-        torch.testing.assert_close(part.right.mT @ K, part.left)
-        torch.testing.assert_close(part.left @ part.right, W, rtol=0, atol=1e-12)
-        d = weights.sqrt()
-        magnitude = torch.linalg.svd(d[:, None] * W * d)
-        size = magnitude.Vh.mT @ (magnitude.S[:, None] * magnitude.Vh) / d / d[:, None]
-        torch.testing.assert_close(part.right.mT @ part.right, size, rtol=0, atol=1e-11)
+    assert unrounded.residual < missing <= charged.residual
+    assert unrounded.upper < charged.upper
 
 
 @pytest.mark.parametrize("kinds", ["aa", "asa", "sasa", "ss", "aaaa"])
@@ -140,14 +120,6 @@ def test_signature_of_products_in_any_order(kinds):
     assert dense.residual <= form.certificate.residual
     whole = signature_form(W.dense(), tol=1e-4).certificate
     assert overlap(form.certificate, whole)
-
-
-def test_signature_turns_pairs_without_stretching_columns():
-    part = root(workloads.sign(4).dense(), torch.full((4,), 0.25, dtype=torch.float64))
-    right, signs = signature([part, part])
-    expected = torch.kron(part.right.norm(dim=0), part.right.norm(dim=0))
-    torch.testing.assert_close(right.norm(dim=0), expected)
-    assert signs.sum() == 0  # as many +1 as -1: the product of two antisymmetric matrices
 
 
 def test_signature_of_a_product_with_a_zero_factor_and_in_float32():
@@ -171,41 +143,7 @@ def test_large_signature_form_comes_from_its_factors():
     torch.testing.assert_close(form.right.square().sum(0).max(), form.certificate.upper, rtol=1e-9, atol=0)
 
 
-BLOCKS = normal(3, 4), 0.2 * normal(5, 2, seed=1), torch.zeros(1, 2).double(), workloads.prefix(4).dense()
-
-
-@pytest.mark.parametrize("p", EXPONENTS)
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_guarantee_factorize_blocks_brackets_the_norm_of_the_dense_matrix(p):
-    W = torch.block_diag(*BLOCKS)
-    found = factorize_blocks(BLOCKS, p, tol=1e-5)
-    torch.testing.assert_close(found.left @ found.right, W, rtol=0, atol=1e-12)
-    whole = factorize(W, p, tol=1e-5).certificate
-    assert found.certificate.gap <= 1e-5
-    assert overlap(found.certificate, whole)
-    again = certify(W, found.left, found.right, found.row_weights, found.column_weights, p=p)
-    torch.testing.assert_close(again.upper, found.certificate.upper, rtol=1e-11, atol=0)
-    torch.testing.assert_close(again.lower, found.certificate.lower, rtol=1e-11, atol=0)
-    assert again.residual <= found.certificate.residual
-    rows = torch.linalg.vector_norm(found.left.norm(dim=1), ord=p)
-    torch.testing.assert_close(rows, found.sensitivity)  # balanced
-    assert float(found.column_weights.sum()) == pytest.approx(1)
-
-
-def test_blocks_that_are_all_zero_and_in_float32():
-    zero = factorize_blocks([torch.zeros(2, 2), torch.zeros(1, 3)])
-    assert zero.certificate.upper == zero.certificate.gap == 0 and zero.left.shape[0] == 3
-    single = factorize_blocks([normal(3, 3).float(), normal(2, 2).float()])
-    assert single.left.dtype == single.right.dtype == torch.float32
-    whole = torch.block_diag(normal(3, 3).float(), normal(2, 2).float())
-    missing = (whole - single.left @ single.right).abs().max()
-    assert missing <= single.certificate.residual + 1e-6
-
-
 def test_early_stops_are_reported_where_they_are_called():
     with pytest.warns(RuntimeWarning, match="certified gap") as record:
         factorize_product(Workload("pair", workloads.prefix(16).factors * 2), max_iterations=1)
-    assert record[0].filename == __file__
-    with pytest.warns(RuntimeWarning, match="certified gap") as record:
-        factorize_blocks([workloads.prefix(16).dense()], max_iterations=1)
     assert record[0].filename == __file__

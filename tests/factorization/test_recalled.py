@@ -8,12 +8,9 @@ import pytest
 import torch
 
 from torchdp.factorization import BufferedStrategy, RecalledStrategy, factorize_epochs
-from torchdp.factorization.certificates.passes_certificate import passes_lower
 from torchdp.factorization.streams import search
-from torchdp.factorization.streams.buffered_factorization import passes_dual
-from torchdp.factorization.streams.recalled import recalled_squares
+from torchdp.factorization.streams.buffered import recalled_squares
 from torchdp.factorization.streams.search import buffered_passes, recalled_passes
-from torchdp.factorization.streams.series import folded
 from torchdp.randomness import keyed_generator
 from torchdp.workloads import RunningSums
 
@@ -78,10 +75,7 @@ def test_row_norms_are_those_of_the_matrix():
     [
         (30, 11, 2.0, 1.03),  # the last pass is a short one
         (24, 8, math.inf, 1.04),
-        pytest.param(128, 32, math.inf, 1.02, marks=pytest.mark.slow),
         pytest.param(512, 64, 2.0, 1.007, marks=pytest.mark.slow),
-        pytest.param(10_000, 1000, 2.0, 1.015, marks=pytest.mark.slow),
-        pytest.param(10_000, 1000, math.inf, 1.055, marks=pytest.mark.slow),
     ],
 )
 def test_four_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, period, p, most):
@@ -90,11 +84,7 @@ def test_four_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, per
     products, rounding = C.class_products()
     assert float((products.abs().sum((1, 2)) + rounding).max()) <= 1 + 1e-8
     W = RunningSums(n)
-    if n <= 512:
-        least = float(factorize_epochs(W.dense(), period, p, 1e-4).certificate.lower)
-    else:
-        lower, slack = passes_lower(W, period, *passes_dual(W, period, p), p)
-        least = float(lower - slack)
+    least = float(factorize_epochs(W.dense(), period, p, 1e-4).certificate.lower)
     error = float(torch.linalg.vector_norm(rows, ord=p))
     assert least <= error <= most * least
     few = float(torch.linalg.vector_norm(buffered_passes(W, period, 4, p)[1], ord=p))
@@ -105,8 +95,3 @@ def test_fewer_passes_drawn_again_err_more(monkeypatch):
     monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=20))
     errors = [float(recalled_passes(32, 8, 2, 2.0, reach)[1].norm()) for reach in (1, 2, 3)]
     assert errors[0] > errors[1] > errors[2]
-
-
-def test_folding_puts_a_class_in_a_row():
-    assert folded(torch.arange(7), 3).tolist() == [[0, 3, 6], [1, 4, 0], [2, 5, 0]]
-    assert folded(torch.arange(2), 3).tolist() == [[0], [1]]

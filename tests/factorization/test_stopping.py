@@ -10,7 +10,6 @@ from torchdp import workloads
 from torchdp.factorization import (
     approximate,
     factorize,
-    factorize_blocks,
     factorize_epochs,
     factorize_product,
     signature_form,
@@ -74,7 +73,6 @@ def test_the_warning_says_what_would_help():
 HALVES = {
     "factorize": lambda W: factorize(W, shift=True, tol=1e-5),
     "product": lambda W: factorize_product(workloads.Workload("product", (W, W)), tol=1e-5).factors[0],
-    "blocks": lambda W: factorize_blocks([W, W], tol=1e-5),
     "signature": lambda W: signature_form(W + W.T, tol=1e-5),
     "epochs": lambda W: factorize_epochs(W, 2, tol=1e-5),
     "approximate": lambda W: approximate(W, 0.2, tol=1e-5),

@@ -161,7 +161,7 @@ def test_known_errors_of_120_steps():
 def test_a_banded_strategy_has_a_positive_diagonal():
     """Momentum .9 over 96 steps: the search ends at rows of the other sign, which have the same law."""
     W = Iterates(96, 0.9).dense()
-    C, _ = banded_strategy(W / W.abs().max(), 96, 1, 2.0, 100, 8)
+    C = banded_strategy(W / W.abs().max(), 96, 1, 2.0, 100, 8)
     assert (C.diagonal() > 0).all() and BandedStrategy.of(C.tril()).bands == 8
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchdp.description import described
 from torchdp.factorization import BufferedStrategy, StreamStrategy
-from torchdp.factorization.streams.recalled import RecalledStrategy
+from torchdp.factorization.streams.buffered import RecalledStrategy
 from torchdp.factorization.streams.strategy import Tabulated
 from torchdp.noise import SeededNoise
 from torchdp.training import Epochs, Iterates, Plan, Separated, choose

@@ -48,33 +48,43 @@ Notation (W is m x n: queries x types; a column is what one user holds):
 | gap | | upper / lower - 1 | no |
 """
 
-from torchdp.factorization.additive import additive_noise_bound
-from torchdp.factorization.approximate import approximate, least_error, zeta
+from torchdp.factorization.approximate import (
+    approximate,
+    jl_rank,
+    johnson_lindenstrauss,
+    least_error,
+    truncate,
+    zeta,
+)
 from torchdp.factorization.certificates.certificate import Certificate, certify
-from torchdp.factorization.dual import gamma2_dual
 from torchdp.factorization.epochs import factorize_epochs, factorize_separated
-from torchdp.factorization.factorize import Factorization, factorize, signature_form
-from torchdp.factorization.hard import hard_instance, learner_samples
-from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma_F
-from torchdp.factorization.objectives import Groups, Norm, Objective
-from torchdp.factorization.rank import jl_rank, johnson_lindenstrauss, truncate
+from torchdp.factorization.factorize import Factorization, factorize
+from torchdp.factorization.hard import additive_noise_bound, hard_instance, learner_samples
+from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma2_dual, gamma_F
 from torchdp.factorization.reference import reference
-from torchdp.factorization.relaxation import LowRankRelaxation, Product, Relaxation, smooth_log_norm, strategy
-from torchdp.factorization.streams.banded import BandedStrategy
-from torchdp.factorization.streams.buffered import BufferedStrategy
-from torchdp.factorization.streams.buffered_factorization import factorize_buffered
-from torchdp.factorization.streams.recalled import RecalledStrategy
+from torchdp.factorization.relaxation import (
+    Groups,
+    LowRankRelaxation,
+    Norm,
+    Objective,
+    Product,
+    Relaxation,
+    smooth_log_norm,
+    strategy,
+)
+from torchdp.factorization.streams.buffered import BufferedStrategy, RecalledStrategy
 from torchdp.factorization.streams.recurrence import Recurrence
-from torchdp.factorization.streams.strategy import StreamStrategy
+from torchdp.factorization.streams.search import factorize_buffered
+from torchdp.factorization.streams.strategy import BandedStrategy, StreamStrategy
 from torchdp.factorization.structure.constructive import (
+    MarginalFactorization,
     binary_tree,
     gamma_box,
     gamma_ellipsoid,
     lipschitz_tree,
     square_root,
 )
-from torchdp.factorization.structure.marginals import MarginalFactorization
-from torchdp.factorization.structure.product import factorize_blocks, factorize_product
+from torchdp.factorization.structure.product import factorize_product, signature_form
 from torchdp.factorization.train import train
 
 __all__ = [
@@ -97,7 +107,6 @@ __all__ = [
     "binary_tree",
     "certify",
     "factorize",
-    "factorize_blocks",
     "factorize_buffered",
     "factorize_epochs",
     "factorize_product",

@@ -18,11 +18,9 @@ from torchdp.factorization.certificates.returning_certificate import (
 from torchdp.factorization.certificates.worst_sets import worst_separated
 from torchdp.factorization.factorize import Factorization, Matrix, balance, matrix_of
 from torchdp.factorization.solvers.banded_solver import banded_strategy
-from torchdp.factorization.solvers.epochs_solver import Attempt, attempts, classes_of
-from torchdp.factorization.solvers.sets_solver import separated_bound
-from torchdp.factorization.solvers.stopping import closed, warn_where_open
-from torchdp.factorization.streams.banded import BandedStrategy
-from torchdp.factorization.streams.strategy import StreamStrategy
+from torchdp.factorization.solvers.iteration import closed, warn_where_open
+from torchdp.factorization.solvers.returning_solver import Attempt, attempts, classes_of, separated_bound
+from torchdp.factorization.streams.strategy import BandedStrategy, StreamStrategy
 from torchdp.threads import one_thread
 
 DEGENERATE = 1e-10  # share of the largest singular value below which W counts as deficient
@@ -145,9 +143,9 @@ def factorize_separated(
     W = given.double().cpu() / size
     gap = n if times == 1 else min(gap, n)
     times = min(times, -(-n // gap))
-    C, rows = banded_strategy(W, gap, times, p, 5 * max_iterations)
+    C = banded_strategy(W, gap, times, p, 5 * max_iterations)
     upper = float(torch.linalg.vector_norm(_row_norms(W, C), ord=p))
-    dual, X = separated_bound(W, C, rows, gap, times, p, upper, tol, max_iterations)
+    dual, X = separated_bound(W, gap, times, p, upper, tol, max_iterations)
     found = [_balanced(W, each, gap, times) for each in (C, _triangular(X)) if each is not None]
     C, errors = min(found, key=lambda one: float(torch.linalg.vector_norm(one[1], ord=p)))
     C, errors = C.to(given.device), (errors * size).to(given.device)

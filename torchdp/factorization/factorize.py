@@ -15,16 +15,16 @@ from torchdp.brief import Brief
 from torchdp.factorization.certificates.certificate import (
     Certificate,
     certify,
+    certify_kronecker,
     check_error_weights,
     check_exponent,
     power_norm,
+    rounded,
     row_norm,
 )
 from torchdp.factorization.solvers.fixed_point import Solution, attempts
-from torchdp.factorization.solvers.stopping import closed, warn_where_open, working
-from torchdp.factorization.structure import combine
+from torchdp.factorization.solvers.iteration import closed, warn_where_open, working
 from torchdp.factorization.structure.running import RunningFactorization, factorize_running
-from torchdp.factorization.structure.signature import Root, root, signature
 from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums, Workload
 
@@ -62,23 +62,6 @@ class Factorization(Brief):
     def norm(self) -> Tensor:
         """Largest row norm of left * largest column norm of right, (*batch), float64: of gamma_2."""
         return row_norm(self.left.double(), math.inf) * row_norm(self.right.double().mT, math.inf)
-
-
-@dataclass(frozen=True)
-class SignatureFactorization(Brief):
-    """Symmetric W = right^T diag(signature) right: one vector for each type carries both sides of h^T W h.
-
-    right: (r, n); signature: (r,), entries +-1; certificate: of gamma_2(W), for left = right^T diag(signature).
-    """
-
-    right: Tensor
-    signature: Tensor
-    certificate: Certificate
-
-    @property
-    def left(self) -> Tensor:
-        """right^T diag(signature), of shape (n, r)."""
-        return self.right.mT * self.signature
 
 
 @overload
@@ -164,60 +147,10 @@ def factors(
     for W in matrices:
         for solution in attempts(W.double(), p=p, shift=shift, tol=share, max_iterations=max_iterations):
             result = finish(W, solution, p)
-            if closed(result.certificate, share, _size([W]), W.dtype):
+            if closed(result.certificate, share, size_of([W]), W.dtype):
                 break
         found.append(result)
     return tuple(found)
-
-
-def signature_form(W: Matrix, tol: float = 1e-3, *, max_iterations: int = 10_000) -> SignatureFactorization:
-    """The gamma_2 factorization of a symmetric W as R^T J R, J = diag(+-1), with its certificate.
-
-    With equal weights w on rows and columns, diag(w)^{1/2} W diag(w)^{1/2} = V Lambda V^T and
-    R = |Lambda|^{-1/2} sign(Lambda) V^T diag(w)^{1/2} W, which has rank(W) rows and largest squared column norm
-    gamma_2(W) at the optimal w. A Kronecker product is put together from its factors' roots, and certified by them.
-
-    W: (n, n) symmetric, or a :class:`Workload` whose product is symmetric and whose factors are each symmetric
-    or antisymmetric. Warns and raises like :func:`factorize`.
-
-    Guarantees: certificate.lower <= gamma_2(W) <= certificate.upper.
-    Source: Linial, Mendelson, Schechtman, Shraibman (2007) for gamma_2; equal weights are optimal because the
-    dual function is concave in them and unchanged when rows and columns trade places.
-    """
-    tol = checks.positive("tol", tol)
-    max_iterations = checks.integer("max_iterations", max_iterations, 1)
-    matrices = matrices_of(W)
-    dtype = reduce(torch.promote_types, [f.dtype for f in matrices])
-    matrices = [f.double() for f in matrices]
-    for f in matrices:
-        if f.ndim != 2 or f.shape[0] != f.shape[1] or not (_same(f, f.mT) or _same(f, -f.mT)):
-            raise ValueError(
-                f"W of shape {tuple(f.shape)} must be one square matrix, symmetric or antisymmetric; "
-                "a quadratic form is unchanged by W -> (W + W^T) / 2"
-            )
-    if not all(f.any() for f in matrices):
-        matrices = [torch.zeros_like(f) for f in matrices]  # zero is symmetric, whatever the other factors are
-    if sum(not _same(f, f.mT) for f in matrices) % 2:
-        raise ValueError("W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2")
-    share = math.expm1(math.log1p(tol) / len(matrices))
-    parts = [_root(f, dtype, share, max_iterations) for f in matrices]
-    right, signs = signature([r for r, _, _ in parts])
-    certificate = combine.kronecker([judged for _, judged, _ in parts])
-    certificate = combine.rounded(certificate, right.shape[-1], _rounding(len(parts), dtype))
-    iterations = max(count for _, _, count in parts)
-    warn([f.to(dtype) for f in matrices], certificate, tol, iterations, max_iterations)
-    return SignatureFactorization(right, signs, certificate)
-
-
-@one_thread
-def _root(W: Tensor, dtype: torch.dtype, tol: float, max_iterations: int) -> tuple[Root, Certificate, int]:
-    """The best root of W in ``dtype``, its certificate, and the iterations."""
-    for solution in attempts(W, tol=tol, max_iterations=max_iterations):
-        found, weights = root(W, solution.primal_weights).to(dtype), solution.column_weights
-        certificate = certify(W, found.left, found.right, weights, weights)
-        if closed(certificate, tol, _size([W]), dtype):
-            break
-    return found, certificate, solution.iterations
 
 
 def finish(W: Tensor, solution: Solution, p: float) -> Factorization:
@@ -256,8 +189,8 @@ def kronecker(parts: Sequence[Factorization]) -> Factorization:
     """The dense factorization of the Kronecker product of the parts' matrices, certified by the parts' certificates."""
     names = ("left", "right", "row_weights", "column_weights")
     dense = {name: reduce(torch.kron, [getattr(part, name) for part in parts]) for name in names}
-    certificate, right = combine.kronecker([part.certificate for part in parts]), dense["right"]
-    certificate = combine.rounded(certificate, right.shape[-1], _rounding(len(parts), right.dtype))
+    certificate, right = certify_kronecker([part.certificate for part in parts]), dense["right"]
+    certificate = rounded(certificate, right.shape[-1], rounding_of(len(parts), right.dtype))
     return replace(parts[0], **dense, certificate=certificate, iterations=max(part.iterations for part in parts))
 
 
@@ -270,22 +203,18 @@ def _unweighted(W: Tensor, w: Tensor, weighted: Factorization, p: float) -> Fact
     return replace(weighted, left=left, right=right, shift=shift, certificate=certificate)
 
 
-def _rounding(parts: int, dtype: torch.dtype) -> float:
+def rounding_of(parts: int, dtype: torch.dtype) -> float:
     """Relative error of a product of ``parts`` numbers in ``dtype``, with room for the signature form's rotation."""
     return 4 * (parts - 1) * torch.finfo(dtype).eps
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=0, atol=1e-12 * float(a.abs().max()))
 
 
 def warn(
     matrices: Sequence[Tensor], certificate: Certificate, tol: float, iterations: int, max_iterations: int
 ) -> None:
     """RuntimeWarning, at the caller's caller, where the certified gap of the matrices' product exceeds ``tol``."""
-    warn_where_open(certificate, tol, _size(matrices), matrices[0].dtype, iterations, max_iterations)
+    warn_where_open(certificate, tol, size_of(matrices), matrices[0].dtype, iterations, max_iterations)
 
 
-def _size(matrices: Sequence[Tensor]) -> Tensor:
+def size_of(matrices: Sequence[Tensor]) -> Tensor:
     """Largest absolute entry of the Kronecker product, (*batch)."""
     return reduce(torch.mul, [f.double().abs().amax((-2, -1)) for f in matrices])

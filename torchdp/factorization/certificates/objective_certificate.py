@@ -16,7 +16,7 @@ from torchdp.factorization.certificates.certificate import (
     row_norm,
     scaled_weights,
 )
-from torchdp.factorization.objectives import Objective
+from torchdp.factorization.relaxation import Objective
 
 
 def certify_objective(

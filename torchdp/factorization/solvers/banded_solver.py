@@ -22,8 +22,8 @@ AT_ONCE = 2**14  # steps whose blocks are held together
 @on_host
 def banded_strategy(
     W: Tensor, gap: int, times: int, p: float, max_iterations: int, bands: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """C with ``bands`` bands and sensitivity 1, of least l_p norm of the row norms of W C^{-1}; rows' dual weights.
+) -> Tensor:
+    """C with ``bands`` bands and sensitivity 1, of least l_p norm of the row norms of W C^{-1}.
 
     C's diagonal is positive. bands: at most ``gap``, for None as many. Columns that are ``gap`` apart do not meet, so
     the squared sensitivity is the largest sum of x = diag(C^T C) over sets of at most ``times`` steps, ``gap`` apart.
@@ -44,9 +44,7 @@ def banded_strategy(
     x = _descended(lambda x: _squares(W, _strategy(x, n, bands, gap, times)), x, powers, max_iterations, 1e-10)
     C = _strategy(torch.from_numpy(x), n, bands, gap, times)
     C = C * C.diagonal().sign()[:, None]  # C Z and C with other signs have one distribution
-    squares = _squares(W, C)
-    c = ((powers[-1] - 1) * (squares / squares.max()).log()).exp()
-    return C.to(device), c.to(device)
+    return C.to(device)
 
 
 def _descended(

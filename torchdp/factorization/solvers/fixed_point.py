@@ -29,10 +29,18 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import certify
-from torchdp.factorization.solvers.acceleration import History, pick
-from torchdp.factorization.solvers.spectrum import RANK_TOLERANCE, Mirrored, Spectrum, choose, factors, triangle
-from torchdp.factorization.solvers.stopping import Schedule
-from torchdp.factorization.solvers.symmetry import Found, Problem, symmetry_of
+from torchdp.factorization.solvers.iteration import History, Schedule, pick
+from torchdp.factorization.solvers.spectrum import (
+    RANK_TOLERANCE,
+    Found,
+    Mirrored,
+    Problem,
+    Spectrum,
+    choose,
+    factors,
+    symmetry_of,
+    triangle,
+)
 
 MOST, PATIENCE = 50, 6  # iterations; of them without progress
 LARGE_ROUGH = 256  # side from which eigenvectors begin in float32: below, the step again in float64 costs more
@@ -120,19 +128,19 @@ class Best:
         """Moves the weights by what was seen of them, looks at the problem there, and keeps what is better."""
         if self.seen is not None:
             weights.move(*self.seen)
-        while True:
-            found = weights.problem.look(weights.weights, weights.previous, spectrum, self.gap)
-            better, tighter = found.value < self.upper, found.trace > self.lower
-            upper, lower = torch.minimum(self.upper, found.value), torch.maximum(self.lower, found.trace)
-            facts = torch.stack([better, tighter, found.steady]).reshape(3, -1).all(1)
-            told = torch.cat([facts, (upper / lower).amax()[None], found.notes]).cpu().tolist()  # all that is read
-            if spectrum.hear(told[4:], told[3] - 1):
-                break
-        self.upper, self.lower, self.gap = upper, lower, told[3] - 1
-        new = bool(told[0]) or found.maps is not self.maps
+        found = weights.problem.look(weights.weights, weights.previous, spectrum, self.gap)
+        better = found.value < self.upper
+        tighter = found.trace > self.lower
+        self.upper = torch.minimum(self.upper, found.value)
+        self.lower = torch.maximum(self.lower, found.trace)
+        facts = torch.stack([better, tighter, found.steady]).reshape(3, -1).all(1)
+        ratio = (self.upper / self.lower).amax()
+        all_better, all_tighter, steady, ratio = torch.cat([facts, ratio[None]]).tolist()
+        self.gap = ratio - 1
+        new = bool(all_better) or found.maps is not self.maps
         self.primal = found.primal if new else tuple(map(partial(pick, better), found.primal, self.primal))
-        self.dual = found.primal[-1] if told[1] else pick(tighter, found.primal[-1], self.dual)
-        self.maps, self.seen = found.maps, (found, bool(told[2]))
+        self.dual = found.primal[-1] if all_tighter else pick(tighter, found.primal[-1], self.dual)
+        self.maps, self.seen = found.maps, (found, bool(steady))
 
     def forget(self) -> None:
         """Drops the bounds, and keeps what was behind them until the next."""
@@ -285,7 +293,7 @@ def _advance(weights: Weights, tol: float, most: int) -> int:
         worst = float(closest.amax())
         if worst < 0.9 * mark:
             mark, marked = worst, iteration
-        if worst <= tol or iteration - marked >= PATIENCE or not spectrum.hear(found.notes.tolist(), worst):
+        if worst <= tol or iteration - marked >= PATIENCE or spectrum.general is not None:
             break
         rounded = found._replace(norms=found.norms.double(), trace=found.trace.double())
         going.move(rounded, bool(found.steady.all()))

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from torchdp.factorization.solvers.acceleration import descended
+from torchdp.factorization.solvers.iteration import descended
 from torchdp.threads import one_thread
 
 PATIENCE = 3  # rounds without a new least number of wrong signs before one index at a time is turned

@@ -1,4 +1,10 @@
-"""What an iteration of the fixed point needs of a weighted matrix: by decompositions, or by matrix products."""
+"""What an iteration of the fixed point needs of a weighted matrix: by decompositions, or by matrix products.
+
+W (*batch, m, n) may be symmetric, or W J, J the reversal of an index (as of every Toeplitz matrix): then W J takes W's
+place. The dual value, the trace norm of diag(c)^{1/2} W diag(P)^{1/2}, is concave in the weights together, and a
+transposition moves weights without changing it. So some best weights are c = P, and the multiplicative update keeps
+such weights.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -8,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdp.factorization.certificates.certificate import conjugate, power_norm
 from torchdp.factorization.polar import contraction, polar_steps
 
 RANK_TOLERANCE = 1e-14  # singular values below this share of the largest are cut off
@@ -25,8 +32,7 @@ class Step(NamedTuple):
 
     parts: what ``maps(parts, short side's weights)`` makes (inner, across) of, both (*batch, r, r): see
     :func:`factors`; a (*batch, m) and b (*batch, n): the squared row norms of left and column norms of right; trace:
-    the trace norm (*batch), or less; missing: row norms of X - left right (*batch, m), None for 0; notes: (k,), what
-    :meth:`Spectrum.hear` asks to know.
+    the trace norm (*batch), or less; missing: row norms of X - left right (*batch, m), None for 0.
     """
 
     parts: tuple[Tensor, Tensor]
@@ -35,7 +41,6 @@ class Step(NamedTuple):
     b: Tensor
     trace: Tensor
     missing: Tensor | None
-    notes: Tensor
 
 
 class Spectrum(ABC):
@@ -43,11 +48,7 @@ class Spectrum(ABC):
 
     @abstractmethod
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        """One iteration's numbers; without reading any back. ``gap`` is the largest relative gap so far."""
-
-    @abstractmethod
-    def hear(self, notes: list[float], gap: float) -> bool:
-        """Takes the last step's notes. False where the step is of no use, and to be taken again."""
+        """One iteration's numbers, accurate enough to be of use. ``gap`` is the largest relative gap so far."""
 
     def refine(self) -> bool:
         """As accurate as float64 allows from now on; whether the trace norms so far may have been too large."""
@@ -91,17 +92,7 @@ class Decomposed(Spectrum):
 
     def __init__(self) -> None:
         self.precise: Tensor | None = None  # which problems take the SVD, (*batch)
-        self.poor: list[Tensor] = []  # problems of the last steps whose squares were not accurate
         self.all = False
-
-    def hear(self, notes: list[float], gap: float) -> bool:
-        poor, self.poor = self.poor, []
-        if notes[0] > 0:
-            return True
-        worse = torch.stack(poor).any(0)
-        self.precise = worse if self.precise is None else self.precise | worse
-        self.all = bool(self.precise.all())
-        return False
 
     def refine(self) -> bool:
         rough, self.all = not self.all, True
@@ -109,17 +100,7 @@ class Decomposed(Spectrum):
 
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         M, short, tall = _weighed(X, c, P)  # (*batch, long, short)
-        if self.all:
-            (S, V), notes = right_vectors(M), M.new_ones(1)
-        else:
-            values, V = torch.linalg.eigh(M.mT @ M)
-            margin = torch.sub(values[..., 0], values[..., -1], alpha=SQUARE_TOLERANCE)
-            S = values.sqrt()  # not a number where a square is negative, which is heard of
-            if self.precise is not None:
-                S[self.precise], V[self.precise] = right_vectors(M[self.precise])
-                margin = torch.where(self.precise, 1.0, margin)
-            self.poor.append(margin <= 0)
-            notes = margin.amin()[None]
+        S, V = self._vectors(M)
         svd = self.all or self.precise is not None
         kept = _kept(S) if svd else None
         inverse = S.reciprocal() if kept is None else torch.where(kept, S.reciprocal(), 0.0)
@@ -129,7 +110,23 @@ class Decomposed(Spectrum):
         if kept is not None and not bool(kept.all()):
             left, right = factors(X, *_singular_maps((V, S), short))
             missing = (X - left @ right).square().sum(-1).sqrt()
-        return Step((V, S), _singular_maps, a, b, S.sum(-1), missing, notes)
+        return Step((V, S), _singular_maps, a, b, S.sum(-1), missing)
+
+    def _vectors(self, M: Tensor) -> tuple[Tensor, Tensor]:
+        if self.all:
+            return right_vectors(M)
+        values, V = torch.linalg.eigh(M.mT @ M)
+        poor = torch.sub(values[..., 0], values[..., -1], alpha=SQUARE_TOLERANCE) <= 0
+        if self.precise is not None:
+            poor = poor & ~self.precise
+        if bool(poor.any()):
+            self.precise = poor if self.precise is None else self.precise | poor
+            self.all = bool(self.precise.all())
+            return self._vectors(M)
+        S = values.sqrt()
+        if self.precise is not None:
+            S[self.precise], V[self.precise] = right_vectors(M[self.precise])
+        return S, V
 
 
 def right_vectors(M: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,21 +150,16 @@ class Mirrored(Spectrum):
     def refine(self) -> bool:
         return self.general is not None and self.general.refine()
 
-    def hear(self, notes: list[float], gap: float) -> bool:
-        if self.general is not None:
-            return self.general.hear(notes, gap)
-        if notes[0] <= 0:
-            self.general = Decomposed()
-        return notes[0] > 0
-
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
         if self.general is not None:
             return self.general.step(X, c, P, gap)
         values, V = torch.linalg.eigh(_weighed(X, c, P)[0].to(self.dtype))
         S = values.abs()
+        if not bool((S.amin(-1) > SQUARE_TOLERANCE * S.amax(-1)).all()):
+            self.general = Decomposed()
+            return self.general.step(X, c, P, gap)
         norms = (V.square() @ S[..., None])[..., 0] / c
-        notes = torch.sub(S.amin(-1), S.amax(-1), alpha=SQUARE_TOLERANCE).amin()[None]
-        return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None, notes)
+        return Step((V, S), _singular_maps, norms, norms, S.sum(-1), None)
 
 
 class Iterated(Spectrum):
@@ -192,27 +184,21 @@ class Iterated(Spectrum):
         self.dtype = torch.float64
         return self.decomposed is not None and self.decomposed.refine()
 
-    def hear(self, notes: list[float], gap: float) -> bool:
-        if self.decomposed is not None:
-            return self.decomposed.hear(notes, gap)
-        fits, self.lightest, self.share = notes
-        if fits > 0:
-            if gap < SINGLE or self.gap <= gap < math.inf:
-                self.dtype = torch.float64
-            self.gap = gap
-        elif self.dtype == torch.float64:
-            self.decomposed = Decomposed()
-        else:
-            self.dtype = torch.float64
-        return fits > 0
-
     def step(self, X: Tensor, c: Tensor, P: Tensor, gap: float) -> Step:
-        if self.decomposed is not None:
-            return self.decomposed.step(X, c, P, gap)
-        loss = max(1e-14, min(SHARE * gap, LIGHT * self.lightest))
-        return self._attempt(X, c, P, loss)
+        if gap < SINGLE or self.gap <= gap < math.inf:
+            self.dtype = torch.float64
+        self.gap = gap
+        while self.decomposed is None:
+            found = self._attempt(X, c, P, max(1e-14, min(SHARE * gap, LIGHT * self.lightest)))
+            if found is not None:
+                return found
+            if self.dtype == torch.float64:
+                self.decomposed = Decomposed()
+            self.dtype = torch.float64
+        return self.decomposed.step(X, c, P, gap)
 
-    def _attempt(self, X: Tensor, c: Tensor, P: Tensor, loss: float) -> Step:
+    def _attempt(self, X: Tensor, c: Tensor, P: Tensor, loss: float) -> Step | None:
+        """None where Cholesky's factor fails."""
         M, short, tall = _weighed(X, c, P)
         Y = M
         if M.shape[-2] > 2 * M.shape[-1]:
@@ -228,8 +214,8 @@ class Iterated(Spectrum):
         side = C.square().sum(-2) * nonzero
         a, b = (along / c, side / P) if tall else (side / c, along / P)
         lightest = torch.minimum((c.amin(-1) / c.mean(-1)).amin(), (P.amin(-1) / P.mean(-1)).amin())
-        notes = torch.stack([(failed == 0).all().double(), lightest, share.double()])
-        return Step((C, nonzero), _triangular_maps, a, b, trace, None, notes)
+        fails, self.lightest, self.share = torch.stack([failed.any().double(), lightest, share.double()]).tolist()
+        return None if fails else Step((C, nonzero), _triangular_maps, a, b, trace, None)
 
 
 def _weighed(X: Tensor, c: Tensor, P: Tensor) -> tuple[Tensor, Tensor, bool]:
@@ -257,3 +243,75 @@ def _triangular_maps(parts: tuple[Tensor, Tensor], short: Tensor) -> Maps:
     eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device)
     inner = root[..., None] * torch.linalg.solve_triangular(C, eye, upper=True)
     return inner, (C / root[..., None, :]).mT * nonzero[..., None]
+
+
+class Found(NamedTuple):
+    """One iteration's numbers: primal (parts of the maps, and dual weights) is what factors come of."""
+
+    value: Tensor  # of the factors, (*batch)
+    trace: Tensor  # norm, or less, (*batch)
+    norms: Tensor  # squared, of left's rows and right's columns, (*batch, k, L)
+    primal: tuple[Tensor, ...]
+    maps: Callable[..., tuple[Tensor, Tensor]]
+    steady: Tensor  # problems whose trace norm did not fall
+
+
+class Problem:
+    """W, symmetric or not, and how to look at it.
+
+    Weights are held as (*batch, k, L), k = 1 where W is symmetric, else 2, rows first; L = the longer side. ``inside``
+    (k, L): 1, and 0 beyond the shorter side.
+    """
+
+    def __init__(self, W: Tensor, symmetric: bool, p: float, shift: bool) -> None:
+        self.W, self.symmetric, self.p, self.shift = W, symmetric, p, shift
+        self.q = 1 / conjugate(p)  # exponent: ||c||_{1/q} = 1 for c = s^q
+        m, n = W.shape[-2:]
+        places = torch.arange(max(m, n), device=W.device)
+        self.inside = torch.stack([(places < side).double() for side in ((m,) if symmetric else (m, n))])
+
+    def split(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of the rows, (*batch, m), and of the columns, (*batch, n)."""
+        m, n = self.W.shape[-2:]
+        return weights[..., 0, :m], weights[..., -1, :n]
+
+    def joined(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """(*batch, k, L) from numbers of the rows and of the columns."""
+        if self.symmetric:
+            return rows[..., None, :]
+        if rows.shape != columns.shape:
+            length = self.inside.shape[-1]
+            rows, columns = (torch.nn.functional.pad(x, (0, length - x.shape[-1])) for x in (rows, columns))
+        return torch.stack([rows, columns], -2)
+
+    def dual(self, weights: Tensor) -> Tensor:
+        """c and P from the weights s and P, (*batch, k, L)."""
+        if self.q == 1.0:
+            return weights
+        return torch.stack([weights[..., 0, :] ** self.q, weights[..., 1, :]], -2)
+
+    def centred(self, dual: Tensor) -> Tensor:
+        """What the weights are weighed on: W, or with a shift W less its mean column."""
+        return self.W - self.W @ self.split(dual)[1][..., None] if self.shift else self.W
+
+    def look(self, weights: Tensor, previous: Tensor, spectrum: Spectrum, gap: float) -> Found:
+        """One iteration's numbers at these weights, after those of trace norm ``previous``."""
+        dual = self.dual(weights)
+        step = spectrum.step(self.centred(dual), *self.split(dual), gap)
+        norms = self.joined(step.a, step.b)
+        if self.p == math.inf:
+            value = norms.amax(-1).prod(-1).sqrt() if norms.shape[-2] == 2 else norms.amax((-2, -1))
+        else:
+            value = power_norm(step.a.sqrt(), self.p) * step.b.amax(-1).sqrt()
+        if step.missing is not None:
+            value = value + power_norm(step.missing, self.p)
+        steady = step.trace >= previous * (1 - 1e-12)
+        return Found(value, step.trace, norms, (*step.parts, dual), step.maps, steady)
+
+
+def symmetry_of(W: Tensor, p: float, shift: bool) -> tuple[bool, bool]:
+    """Whether W or W J is symmetric, and whether it is W J; by exact comparison, for all of a batch, p = inf alone."""
+    if p < math.inf or shift or W.shape[-2] != W.shape[-1]:
+        return False, False
+    turned = not torch.equal(W, W.mT) and torch.equal(W.flip(-2, -1), W.mT)
+    return turned or torch.equal(W, W.mT), turned

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchdp.factorization.solvers.acceleration import simplex
+from torchdp.factorization.solvers.iteration import simplex
 
 CHECK = 5  # iterations between two looks at the bounds
 PATIENCE = 200  # the first phase ends where the gap has not fallen by a tenth in so many iterations

@@ -2,18 +2,36 @@
 
 T^{-1} is as T with poles and zeros exchanged (``series``): noise C^{-1} z is made step by step from ``buffers`` running
 numbers. D2 makes all columns of C one long, or what users move in all their steps together.
+
+With noise that is drawn again, for users who take part in every pass through the batches, in one order, C = A^{-1} D1 T
+D2; A[t, s] differs from 0 only at t = s, where it is 1, and at t - s = period, 2 period, ...: the noise C^{-1} z =
+D2^{-1} T^{-1} D1^{-1} A z needs the buffers and the z of earlier passes, which a keyed generator draws again. So A
+costs no memory, and what the columns of one user's steps share can vanish, as it does under the best strategies. Within
+a class i, i + period, ... columns are told apart by their pass alone; sums over the rows in between are recurrences, as
+T's are.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.streams.recurrence import EPS, Recurrence
-from torchdp.factorization.streams.series import apart_squares, overlaps, pass_squares, residues
-from torchdp.factorization.streams.strategy import ATTAINED, Sensitivity, StreamStrategy
+from torchdp.factorization.streams.series import (
+    Filter,
+    apart_squares,
+    each_with,
+    folded,
+    late,
+    overlaps,
+    pairs,
+    pass_squares,
+    residues,
+)
+from torchdp.factorization.streams.strategy import ATTAINED, Sensitivity, StreamStrategy, signs
+from torchdp.threads import on_host
 
 SEARCHED = 1024  # steps up to which branch and bound looks for better where buffers' own bound is not attained
 MOST_LINKS = 2**26  # steps x times of that bound
@@ -84,3 +102,154 @@ class BufferedStrategy(StreamStrategy):
         bound, attained, rounding = apart_squares(*self.tensors, gap, times)
         found = Sensitivity.rounded(math.sqrt(bound), math.sqrt(attained), rounding)
         return found if self.steps > SEARCHED or found.attained >= (1 - ATTAINED) * found.value else None
+
+
+@dataclass(frozen=True)
+class RecalledStrategy(StreamStrategy):
+    """C = A^{-1} D1 T D2, as 2 buffers + (2 + reach) steps numbers.
+
+    buffered: D1 T D2; period: steps of a pass; earlier: (reach, steps), entry [m - 1, t] is A[t, t - m period], and
+    counts as 0 where there is no such step; A's diagonal is 1. Noise takes up to ``reach`` + 1 normals a number.
+    Raises TypeError, ValueError.
+    """
+
+    buffered: BufferedStrategy
+    period: int
+    earlier: Tensor
+
+    def __post_init__(self) -> None:
+        checks.own(self)
+        checks.instance("buffered", self.buffered, BufferedStrategy)
+        period = checks.integer("period", self.period, 1)
+        value = checks.matrix("earlier", self.earlier).detach().double()
+        if value.ndim != 2 or value.shape[1] != self.steps or value.device != self.buffered.poles.device:
+            raise ValueError(
+                f"earlier must be of shape (reach, {self.steps}), on the buffers' device, not {tuple(value.shape)}"
+            )
+        first = torch.arange(1, len(value) + 1, device=value.device)[:, None] * period
+        value = torch.where(torch.arange(self.steps, device=value.device) >= first, value, 0.0)
+        object.__setattr__(self, "earlier", value)
+        object.__setattr__(self, "period", period)
+
+    @property
+    def steps(self) -> int:
+        """Rows of C."""
+        return self.buffered.steps
+
+    def __str__(self) -> str:
+        return f"{self.buffered}, noise of {len(self.earlier)} earlier passes of {self.period} steps drawn again"
+
+    def tabulated(self) -> Recurrence:
+        """As of the buffers, of A z."""
+        few = self.buffered.recurrence
+        feeds = few.feeds * torch.cat([torch.ones_like(few.feeds), self.earlier.mT], 1)
+        return replace(few, feeds=feeds, lags=tuple(m * self.period for m in range(feeds.shape[1])))
+
+    def leading(self, steps: int) -> "RecalledStrategy":
+        """Its first steps alone."""
+        return RecalledStrategy(self.buffered.leading(steps), self.period, self.earlier[:, :steps])
+
+    def in_passes(self, period: int) -> Sensitivity | None:
+        """Of a user who is in all steps of one class, or in some of them: known for its own period."""
+        if period != self.period:
+            return None
+        products, rounding = self.class_products()
+        sums = products.abs().sum((1, 2)) + rounding
+        worst = int(sums.argmax())
+        s = signs(products[worst])
+        attained = float(s @ products[worst] @ s - rounding[worst])
+        return Sensitivity(math.sqrt(float(sums[worst])), math.sqrt(max(attained, 0.0)))
+
+    @on_host
+    def class_products(self) -> tuple[Tensor, Tensor]:
+        """<c_s, c_t> of the steps of each class i, i + period, ...: (period, passes, passes), and a bound on rounding.
+
+        The bound, (period,), is for the sum of all absolute values in a class: every sum and product, taken of absolute
+        values, rounds by no more than its share of it; of A^{-1} they are at most those of (2 - abs(A))^{-1} (Higham
+        2002, Theorem 8.12 and what follows). Steps beyond the last one have columns of 0.
+        """
+        poles, zeros, before, after = self.buffered.tensors
+        A, D2 = self.classes().cpu(), folded(after, self.period)
+        passes, scale = A.shape[1], D2[:, :, None] * D2[:, None, :]
+        eye = torch.eye(passes, dtype=A.dtype)
+        sizes = shared(poles, zeros, before, 2 * eye - A.abs()) * scale
+        rounding = (16 * self.steps + 16 * passes**2 + 256) * EPS
+        return shared(poles, zeros, before, A) * scale, rounding * sizes.sum((1, 2))
+
+    def classes(self) -> Tensor:
+        """A, a matrix for each class of steps: (period, passes, passes)."""
+        period = min(self.period, self.steps)
+        passes = -(-self.steps // period)
+        A = torch.eye(passes, dtype=self.earlier.dtype, device=self.earlier.device).repeat(period, 1, 1)
+        for m, row in enumerate(self.earlier[: passes - 1], 1):
+            A.diagonal(-m, 1, 2).copy_(folded(row, period)[:, m:])
+        return A
+
+
+@on_host
+def shared(poles: Tensor, zeros: Tensor, before: Tensor, A: Tensor) -> Tensor:
+    """<c_s, c_t> of A^{-1} D1 T within each class: (period, passes, passes), with gradients.
+
+    Row r of T has, of column i of a class, the powers r - i - 1 of a pole, and r - i - 1 + m period m passes later. So
+    <c_s, c_t> = sum_{a, b} w_a w_b sum_r poles_a^{...} poles_b^{...} H_r, H_r = (A_r^{-1} D1)^T A_r^{-1} D1, and the
+    sums over r > i and over r < i, of the pass after, have one recurrence each.
+    """
+    period, passes, _ = A.shape
+    w, pass_ = residues(poles, zeros), torch.arange(passes)
+    age = pass_[:, None] - pass_
+    mixed = torch.linalg.solve_triangular(A, torch.diag_embed(folded(before, period)), upper=False)
+    H = mixed.mT @ mixed
+    own = torch.where(age > 0, (w[:, None, None] * _powers(poles, period * age - 1)).sum(0), 0.0)
+    own = own + torch.eye(passes, dtype=A.dtype)  # T's entries of one class
+    total = own.mT @ H @ own
+    here = torch.where(age >= 0, _powers(poles, period * age), 0.0)  # (buffers, passes, passes)
+    after = torch.where(age > 0, _powers(poles, period * (age - 1)), 0.0)
+    flat, place = H.flatten(1).mT, torch.arange(period)
+    for a in range(len(poles)):
+        for b in range(a, len(poles)):
+            rho = poles[a] * poles[b]
+            later = Filter.apply(flat.flip(1), rho.expand(len(flat))).flip(1)
+            later = torch.nn.functional.pad(later[:, 1:], (0, 1))  # sum_{r > i} rho^{r - i - 1} H_r
+            sooner = torch.nn.functional.pad((flat * rho**place).cumsum(1)[:, :-1], (1, 0))
+            sooner = sooner * rho ** (period - 1 - place)  # sum_{r < i} rho^{period + r - i - 1} H_r
+            found = here[a].mT @ later.mT.view_as(H) @ here[b] + after[a].mT @ sooner.mT.view_as(H) @ after[b]
+            total = total + w[a] * w[b] * (found if a == b else found + found.mT)
+    return total
+
+
+@on_host
+def recalled_squares(poles: Tensor, zeros: Tensor, before: Tensor, after: Tensor, A: Tensor) -> Tensor:
+    """Squared row norms of W C^{-1} for prefix sums W: (steps,), with gradients.
+
+    They are variances of sums o_t = o_{t-1} + (u_t + sum_a nu_a s_a) / D2_t, s_a <- zeros_a s_a + u_t (the buffers), u
+    = D1^{-1} A z. Within a class u's covariance is K = D1^{-1} A A^T D1^{-1}; what s and o before step t share with u_t
+    comes from its own earlier passes: powers of the zeros, and sums of them over 1 / D2.
+    """
+    n, (period, passes, _) = len(before), A.shape
+    nu, pass_ = residues(zeros, poles), torch.arange(passes)
+    age = pass_[:, None] - pass_
+    D1 = folded(before, period) + (folded(torch.ones_like(before), period) == 0)
+    K = (A @ A.mT) / (D1[:, :, None] * D1[:, None, :])
+
+    def in_time(y: Tensor) -> Tensor:
+        """(..., period, passes) -> (..., steps)."""
+        return y.mT.flatten(-2)[..., :n]
+
+    own = in_time(K.diagonal(dim1=1, dim2=2))
+    held = torch.where(age > 0, _powers(zeros, period * age - 1), 0.0)
+    with_s = in_time((held[:, None] * K).sum(-1))  # cov(s_a, u_t), (buffers, steps)
+    ahead = Filter.apply((1 / after).flip(0).expand(len(nu), -1), zeros).flip(1)  # sum_{r >= t} zeros^{r-t} / D2_r
+    moved = 1 / after + nu @ torch.nn.functional.pad(ahead[:, 1:], (0, 1))  # of the last o by u_t
+    with_o = in_time((K.tril(-1) * folded(moved, period)[:, None]).sum(-1)) - (nu[:, None] * with_s * ahead).sum(0)
+    first, second = pairs(nu)
+    both = own + zeros[first, None] * with_s[first] + zeros[second, None] * with_s[second]
+    sums = each_with(nu, late(Filter.apply(both, zeros[first] * zeros[second])))  # of cov(s_a, s_b)
+    new = (own + 2 * (nu @ with_s) + nu @ sums) / after.square()
+    new_o = with_o + (zeros[:, None] * (with_s + sums) + own + nu @ with_s) / after
+    held = Filter.apply(new_o, zeros)  # cov(o, s_a)
+    return (new + 2 * (with_o + nu @ late(held)) / after).cumsum(0)
+
+
+def _powers(ratios: Tensor, exponents: Tensor) -> Tensor:
+    """(buffers, *exponents.shape); 1 for exponents below 0."""
+    return ratios.view(-1, *(1,) * exponents.ndim) ** exponents.clamp_min(0)

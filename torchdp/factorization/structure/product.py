@@ -1,19 +1,29 @@
-"""Factorizations of Kronecker products, never formed, and of block-diagonal workloads, part by part."""
+"""Kronecker products, never formed, and the signature form of symmetric ones from the roots of their factors."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import Certificate, check_exponent, conjugate, scaled_weights
-from torchdp.factorization.factorize import Factorization, factors, finish, kronecker, matrices_of, warn
-from torchdp.factorization.solvers.fixed_point import Solution
-from torchdp.factorization.solvers.stopping import working
-from torchdp.factorization.structure import combine
+from torchdp.factorization.certificates.certificate import Certificate, certify, certify_kronecker, rounded
+from torchdp.factorization.factorize import (
+    Factorization,
+    Matrix,
+    factors,
+    kronecker,
+    matrices_of,
+    rounding_of,
+    size_of,
+    warn,
+)
+from torchdp.factorization.solvers.fixed_point import RANK_TOLERANCE, attempts
+from torchdp.factorization.solvers.iteration import closed
+from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
 
@@ -35,8 +45,8 @@ class ProductFactorization(Brief):
 
     @property
     def certificate(self) -> Certificate:
-        """Bounds on the norm of the product, from the factors' certificates (see :func:`combine.kronecker`)."""
-        return combine.kronecker([factor.certificate for factor in self.factors])
+        """Bounds on the norm of the product, from the factors' certificates (see :func:`certify_kronecker`)."""
+        return certify_kronecker([factor.certificate for factor in self.factors])
 
     @property
     def sensitivity(self) -> Tensor:
@@ -112,41 +122,149 @@ def _multiply(name: str, matrices: Sequence[Tensor], x: Tensor) -> Tensor:
     return x
 
 
-def factorize_blocks(
-    blocks: Sequence[Tensor], p: float = math.inf, tol: float = 1e-3, *, max_iterations: int = 10_000
-) -> Factorization:
-    """The factorization of W = diag(W_1, ..., W_k) of least gamma_(p) norm, block by block; its certificate is W's.
+@dataclass(frozen=True)
+class Root:
+    """W = right^T K right, where K is a signed permutation: its row a holds ``sign[a]`` in column ``partner[a]``.
 
-    A user's type lies in one block. gamma_(p)(W) is the l_p norm of the blocks' norms (gamma_2: the largest); left and
-    right are block-diagonal, each block of right scaled to the same largest column norm.
-
-    blocks: matrices (m_i, n_i), real, of one dtype and device. p: in [2, inf]. tol: relative gap, for each block and so
-    for W. Warns and raises like :func:`factorize`.
-
-    Guarantees: certificate.lower <= gamma_(p)(W) <= certificate.upper.
-    Source: derived here. With row weights alpha_i c_i and column weights beta_i P_i the trace norm is
-        sum_i sqrt(alpha_i beta_i) lower_i; its maximum over sum beta_i = 1, ||alpha||_{p/(p-2)} = 1 is ||lower||_p.
+    right: (r, n) with r = rank(W); partner, sign: (r,). K = diag(+-1) for a symmetric W and K = [[0, -1], [1, 0]], in
+    blocks of side r / 2, for an antisymmetric one: orthogonal either way, and each other's partners.
     """
-    p = check_exponent(p)
-    blocks = checks.several("blocks", blocks, Tensor)
-    matrices = [working("blocks", checks.matrix("blocks", block).detach(), stacklevel=4) for block in blocks]
-    if any(block.ndim != 2 for block in matrices):
-        raise ValueError("blocks must hold matrices of shape (m_i, n_i)")
-    if len({(block.dtype, block.device) for block in matrices}) > 1:
-        raise ValueError("blocks must share one dtype and one device")
-    parts = [factors([block], p, False, tol, max_iterations)[0] for block in matrices]
-    sizes = [torch.where(part.sensitivity > 0, part.sensitivity.double(), 1.0) for part in parts]
-    left = torch.block_diag(*(part.left * size for part, size in zip(parts, sizes, strict=True)))
-    right = torch.block_diag(*(part.right / size for part, size in zip(parts, sizes, strict=True)))
 
-    lower = torch.stack([part.certificate.lower for part in parts])
-    share = torch.where(lower.max() > 0, lower / lower.max(), 1.0)
-    rows = share ** (p - 2)  # equality in Hoelder's inequality; p = inf leaves the largest blocks alone
-    columns = rows * share.square()
-    c = torch.cat([a * part.row_weights for a, part in zip(rows, parts, strict=True)])
-    P = torch.cat([b * part.column_weights for b, part in zip(columns, parts, strict=True)])
-    c, P, count = scaled_weights(c, conjugate(p)), scaled_weights(P, 1.0), max(part.iterations for part in parts)
-    W = torch.block_diag(*matrices)
-    result = finish(W, Solution(left, right, None, c, P, P, count), p)
-    warn([W], result.certificate, tol, count, max_iterations)
-    return result
+    right: Tensor
+    partner: Tensor
+    sign: Tensor
+
+    @property
+    def left(self) -> Tensor:
+        """right^T K, of shape (n, r)."""
+        return (self.sign[:, None] * self.right)[self.partner].mT
+
+    def to(self, dtype: torch.dtype) -> "Root":
+        """The same root with its numbers in ``dtype``."""
+        return replace(self, right=self.right.to(dtype), sign=self.sign.to(dtype))
+
+
+def root(W: Tensor, weights: Tensor) -> Root:
+    """The root of W with the least column norms in the metric of ``weights``.
+
+    With M = diag(w)^{1/2} W diag(w)^{1/2} = V S K V^T, V orthonormal, S diagonal and positive, K as in :class:`Root`:
+    right = S^{-1/2} K^T V^T diag(w)^{1/2} W, so that right^T right = diag(w)^{-1/2} abs(M) diag(w)^{-1/2}.
+    A symmetric M has V S K V^T by its eigenvectors. For an antisymmetric M, i M is Hermitian; an eigenvector
+    (a + i b) / sqrt 2 of i M at s > 0 has M a = s b and M b = -s a, and all a and b are orthonormal.
+
+    W: (n, n) float64, symmetric or antisymmetric; weights: (n,), not negative. W = 0 keeps one zero row.
+    """
+    size = W.abs().max()
+    size = torch.where(size > 0, size, 1.0)
+    W, scale = W / size, weights.sqrt()
+    M = scale[:, None] * W * scale
+    if bool((W - W.mT).norm() <= (W + W.mT).norm()):
+        values, V = torch.linalg.eigh(M)
+        kept = values.abs() > RANK_TOLERANCE * values.abs().max()
+        kept[0] |= ~kept.any()
+        values, V = values[kept], V[:, kept]
+        partner = torch.arange(len(values), device=W.device)
+        sign = torch.where(values < 0, -1.0, torch.ones_like(values)).to(W)
+        turned = sign * V  # V K
+    else:
+        values, vectors = torch.linalg.eigh(1j * M)
+        kept = values > RANK_TOLERANCE * values[-1]
+        values, vectors = values[kept].repeat(2), math.sqrt(2) * vectors[:, kept]
+        half = len(values) // 2
+        partner = torch.arange(2 * half, device=W.device).roll(half)
+        sign = torch.ones_like(values)
+        sign[:half] = -1.0
+        turned = torch.cat([vectors.imag, -vectors.real], 1)  # V K
+    least = values.abs().clamp_min(torch.finfo(W.dtype).tiny)
+    return Root(size.sqrt() * least.rsqrt()[:, None] * ((turned.mT * scale) @ W), partner, sign)
+
+
+def signature(roots: Sequence[Root]) -> tuple[Tensor, Tensor]:
+    """right (r, n) and signature (r,), entries +-1, of the Kronecker product of the roots' matrices.
+
+    X = right_1 (x) right_2 (x) ... and K = K_1 (x) K_2 (x) ..., again a signed permutation, which is symmetric where
+    an even number of the roots are antisymmetric. Rows a < b = partner(a) of X, joined by K_ab = K_ba = s, become
+        (X_a + s X_b) / sqrt 2 with signature +1   and   (X_b - s X_a) / sqrt 2 with signature -1:
+    a rotation, so columns keep their norms, which are the products of the roots' column norms.
+    """
+    X = reduce(torch.kron, [part.right for part in roots])
+    sign = reduce(torch.kron, [part.sign for part in roots])
+    partner = roots[0].partner
+    for part in roots[1:]:
+        partner = (partner[:, None] * len(part.sign) + part.partner).flatten()
+    place = torch.arange(len(sign), device=sign.device)
+    below = torch.where(place < partner, sign, -sign)
+    turned = (X + below[:, None] * X[partner]) / math.sqrt(2)
+    alone = place == partner
+    return torch.where(alone[:, None], X, turned), torch.where(alone, sign, (place < partner).to(sign) * 2 - 1)
+
+
+@dataclass(frozen=True)
+class SignatureFactorization(Brief):
+    """Symmetric W = right^T diag(signature) right: one vector for each type carries both sides of h^T W h.
+
+    right: (r, n); signature: (r,), entries +-1; certificate: of gamma_2(W), for left = right^T diag(signature).
+    """
+
+    right: Tensor
+    signature: Tensor
+    certificate: Certificate
+
+    @property
+    def left(self) -> Tensor:
+        """right^T diag(signature), of shape (n, r)."""
+        return self.right.mT * self.signature
+
+
+def signature_form(W: Matrix, tol: float = 1e-3, *, max_iterations: int = 10_000) -> SignatureFactorization:
+    """The gamma_2 factorization of a symmetric W as R^T J R, J = diag(+-1), with its certificate.
+
+    With equal weights w on rows and columns, diag(w)^{1/2} W diag(w)^{1/2} = V Lambda V^T and
+    R = |Lambda|^{-1/2} sign(Lambda) V^T diag(w)^{1/2} W, which has rank(W) rows and largest squared column norm
+    gamma_2(W) at the optimal w. A Kronecker product is put together from its factors' roots, and certified by them.
+
+    W: (n, n) symmetric, or a :class:`Workload` whose product is symmetric and whose factors are each symmetric
+    or antisymmetric. Warns and raises like :func:`factorize`.
+
+    Guarantees: certificate.lower <= gamma_2(W) <= certificate.upper.
+    Source: Linial, Mendelson, Schechtman, Shraibman (2007) for gamma_2; equal weights are optimal because the
+    dual function is concave in them and unchanged when rows and columns trade places.
+    """
+    tol = checks.positive("tol", tol)
+    max_iterations = checks.integer("max_iterations", max_iterations, 1)
+    matrices = matrices_of(W)
+    dtype = reduce(torch.promote_types, [f.dtype for f in matrices])
+    matrices = [f.double() for f in matrices]
+    for f in matrices:
+        if f.ndim != 2 or f.shape[0] != f.shape[1] or not (_same(f, f.mT) or _same(f, -f.mT)):
+            raise ValueError(
+                f"W of shape {tuple(f.shape)} must be one square matrix, symmetric or antisymmetric; "
+                "a quadratic form is unchanged by W -> (W + W^T) / 2"
+            )
+    if not all(f.any() for f in matrices):
+        matrices = [torch.zeros_like(f) for f in matrices]  # zero is symmetric, whatever the other factors are
+    if sum(not _same(f, f.mT) for f in matrices) % 2:
+        raise ValueError("W must be symmetric; a quadratic form is unchanged by W -> (W + W^T) / 2")
+    share = math.expm1(math.log1p(tol) / len(matrices))
+    parts = [_root(f, dtype, share, max_iterations) for f in matrices]
+    right, signs = signature([r for r, _, _ in parts])
+    certificate = certify_kronecker([judged for _, judged, _ in parts])
+    certificate = rounded(certificate, right.shape[-1], rounding_of(len(parts), dtype))
+    iterations = max(count for _, _, count in parts)
+    warn([f.to(dtype) for f in matrices], certificate, tol, iterations, max_iterations)
+    return SignatureFactorization(right, signs, certificate)
+
+
+@one_thread
+def _root(W: Tensor, dtype: torch.dtype, tol: float, max_iterations: int) -> tuple[Root, Certificate, int]:
+    """The best root of W in ``dtype``, its certificate, and the iterations."""
+    for solution in attempts(W, tol=tol, max_iterations=max_iterations):
+        found, weights = root(W, solution.primal_weights).to(dtype), solution.column_weights
+        certificate = certify(W, found.left, found.right, weights, weights)
+        if closed(certificate, tol, size_of([W]), dtype):
+            break
+    return found, certificate, solution.iterations
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=1e-12 * float(a.abs().max()))

@@ -12,11 +12,11 @@ from torchdp.factorization.certificates.running_certificate import (
     Quadrature,
     certify_running,
     column_numbers,
+    draw,
     quadrature,
     row_numbers,
 )
-from torchdp.factorization.solvers.acceleration import History, simplex
-from torchdp.factorization.structure import path
+from torchdp.factorization.solvers.iteration import History, simplex
 from torchdp.noise import Noise, source
 from torchdp.threads import one_thread
 from torchdp.workloads import RunningSums
@@ -63,7 +63,7 @@ class RunningFactorization:
         steps = P if W.rates is None else P * W.rates.square()
         total = (self.rule.white / c).sqrt()[:, None] * draws.normal((len(c), size))
         for level, share in zip(self.rule.levels, self.rule.shares, strict=True):
-            total += share.sqrt() * path.draw(steps, level * c, W.decay, size, draws)
+            total += share.sqrt() * draw(steps, level * c, W.decay, size, draws)
         return total
 
 

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.solvers.acceleration import descended
+from torchdp.factorization.solvers.iteration import descended
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, draws, extremes
 from torchdp.pairwise.rounds.round import Question, ask
 from torchdp.pairwise.rounds.scalar import searched_variance, searched_worst_variance, worst_variance
