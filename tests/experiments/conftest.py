@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))  # where tests and children find scripts.py and forked.py
+sys.path.insert(0, str(Path(__file__).parent))  # where tests and children find scripts.py
 
 from scripts import FOLDER, Found, loaded
 
@@ -29,25 +30,13 @@ def smoke(tmp_path, brief):
 
 
 @pytest.fixture
-def run(tmp_path_factory):
-    """What ``python *arguments`` prints, for a script or for -m and a module."""
-    import forked
-
-    def run(*arguments):
-        folder = tmp_path_factory.mktemp("printed")
-        output, errors = folder / "output", folder / "errors"
-        code = forked.run([str(argument) for argument in arguments], output, errors)
-        assert code == 0, errors.read_text()
-        return output.read_text()
-
-    return run
-
-
-@pytest.fixture
-def command(run):
+def command():
     """What a script under experiments/ prints with --smoke and these arguments, as its own process."""
 
     def command(script, *arguments):
-        return run(FOLDER / script, "--smoke", *arguments)
+        words = [sys.executable, FOLDER / script, "--smoke", *arguments]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     return command

@@ -9,8 +9,7 @@ from pairs import from_factors
 from scripts import loaded
 
 from torchdp import pairwise, workloads
-from torchdp.factorization import factorize, square_root
-from torchdp.factorization.structure.constructive import normalised_square_root
+from torchdp.factorization import factorize
 from torchdp.simulate import Moments
 
 STATISTIC = from_factors(
@@ -103,18 +102,3 @@ def test_sign_matrices_by_cosecants_and_cotangents(n, p):
         found = float(cyclic.skew_circulant(first, p).certificate.upper)
         assert found == pytest.approx(value, rel=1e-12, abs=1e-12)
     assert cyclic.gamma_sign_triangular(16) == pytest.approx(2.727778, abs=1e-6)
-
-
-@pytest.mark.parametrize("k", [1, 2, 5, 16, 31, 100])
-def test_group_algebra(k):
-    """Exact, at its published value, between the two square roots."""
-    W, found = workloads.prefix(k).dense(), cyclic.group_algebra(k)
-    torch.testing.assert_close(found.left @ found.right, W, rtol=0, atol=1e-12)
-    value = float(found.certificate.upper)
-    assert value == pytest.approx((cyclic.gamma_sign_triangular(k) + 1) / 2, rel=1e-12)
-    assert factorize(W, tol=1e-4).certificate.lower <= value * (1 + 1e-9)
-    if k >= 5:
-        bounds = (float(build(k).certificate.upper) for build in (normalised_square_root, square_root))
-        assert next(bounds) < value < next(bounds)
-    if k == 100:
-        assert value - math.log(k) / math.pi == pytest.approx(0.9813, abs=1e-3)
