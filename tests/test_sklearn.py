@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 from sklearn.utils.estimator_checks import check_estimator
 
 from torchdp import privacy
@@ -50,15 +49,6 @@ def test_guarantee_a_replaced_row_moves_the_release_as_far_as_its_noise_is_made_
     assert 0.99 * mu < float(((first.value - second.value) / first.standard_error).norm()) <= mu * (1 + 1e-9)
     beyond = released(*one, times=1e3) if not isinstance(estimator, PrivateClassMeans) else released([2e3, 0], 0)
     assert float((beyond.value - first.value).abs().max()) < 1e-6  # shortened and cut to the bounds
-
-
-def test_digits_are_told_apart_by_their_private_means():
-    X, y = load_digits(return_X_y=True)
-    names = np.array(["zero", "one", "two"])
-    X, y = X[y < 3] / 64, names[y[y < 3]]
-    model = PrivateClassMeans(epsilon=2.0, delta=1e-5, bound=1.0, random_state=1).fit(X[:400], y[:400])
-    assert model.score(X[400:], y[400:]) > 0.9 and set(model.predict(X)) == set(names)
-    assert str(model) == "PrivateClassMeans(bound=1.0, delta=1e-05, epsilon=2.0, random_state=1)"
 
 
 def test_labels_are_hidden_where_they_are_private():

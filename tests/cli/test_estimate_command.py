@@ -79,8 +79,9 @@ def ask(estimate):
     return ask
 
 
-@pytest.mark.parametrize("protocol", ["auto", *cli.PROTOCOLS])
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize(
+    ("name", "protocol"), [*((name, "auto") for name in QUESTIONS), *(("auc", name) for name in cli.PROTOCOLS)]
+)
 def test_estimate_is_near_the_truth(name, protocol, users, ask):
     path, table = users
     got = ask(path, name, "--epsilon", 8, "--seed", 1, "--protocol", protocol)

@@ -226,7 +226,7 @@ TABLES = {  # bytes, arguments, truth of the stated bins, and the largest error 
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_ten_tables(name, tmp_path, estimate):
+def test_tables_as_people_write_them(name, tmp_path, estimate):
     data, words, truth, most = TABLES[name]
     path = tmp_path / "table.csv"
     path.write_bytes(data)
@@ -238,29 +238,3 @@ def test_ten_tables(name, tmp_path, estimate):
         re.match(r"torchdp estimate: (noise from|\d+ of \d+ users)", line)
         for line in estimate.said.err.splitlines()
     )
-
-
-def test_what_a_statistician_reads(tmp_path, estimate):
-    path = tmp_path / "iris.csv"
-    path.write_bytes(TABLES["iris, three groups in words"][0])
-    words = "quantiles --columns petal --bounds petal=0:8 --bins 16 --quantiles .1 .5 --group kind"
-    printed = estimate("--csv", path, "--statistic", words, "--epsilon 6").out.splitlines()
-    number = r"-?[\d.]+(e[-+]\d+)?"
-    lines = [
-        "quantiles of petal +150 users, 16 bins of width 0.5: an interval ends where bins do",
-        r"answer +estimate, 95 % interval, \+- predicted RMSE \(privacy noise\)",
-    ]
-    bound = "  lower bound +none known"  # of the column's unit
-    for kind in KINDS:
-        quantiles = (
-            rf"  quantile {each} +{number} +\[{number}, {number}\]  \+- {number}" for each in ("0.1", "0.5")
-        )
-        lines += [f"{kind}: 50 users", *quantiles, bound]
-    lines += [
-        "protocol +randomized, 4 bits for each user",
-        "guarantee +local .*, exactly epsilon = 6.*",
-        "source +War.*",
-    ]
-    assert len(printed) == len(lines)
-    for line, wanted in zip(printed, lines, strict=True):
-        assert re.fullmatch(wanted, line), (line, wanted)

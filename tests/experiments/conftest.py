@@ -1,8 +1,7 @@
-"""How a script is run: in this process with its smoke configuration, or as a command."""
+"""How a script is run: in this process, with its smoke configuration."""
 
 import contextlib
 import io
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # where tests and children find scripts.py
 
-from scripts import FOLDER, Found, loaded
+from scripts import Found, loaded
 
 
 @pytest.fixture
@@ -27,16 +26,3 @@ def smoke(tmp_path, brief):
         return Found(tables, printed.getvalue(), tmp_path)
 
     return smoke
-
-
-@pytest.fixture
-def command():
-    """What a script under experiments/ prints with --smoke and these arguments, as its own process."""
-
-    def command(script, *arguments):
-        words = [sys.executable, FOLDER / script, "--smoke", *arguments]
-        done = subprocess.run(words, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return command

@@ -15,13 +15,6 @@ BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "rooms")
 QUICK = ("samplers",)  # the others take seconds
 
 
-@slow
-def test_journal(command, tmp_path):
-    """Threads of forked processes by two paths, and kills; the script fails where a batch is lost or counted twice."""
-    command("bench/journal.py", "--out", tmp_path)
-    assert (tmp_path / "journal.csv").read_text().splitlines()[1].split(",")[:2] == ["3", "40"]
-
-
 def test_faults_are_of_the_code_as_it_is():
     """Each statement is in its function once, another stands in its place, and the tests named for it are there."""
     with loaded("bench/mutations.py") as module:

@@ -47,24 +47,6 @@ def test_error_vs_n(tmp_path):
     assert len(ratios) == 12 and sum(ratios) / 12 == pytest.approx(1, abs=0.18)
 
 
-def test_demo(command, tmp_path):
-    """The demo as its user runs it."""
-    printed = command("pairwise/demo.py", "--out", tmp_path)
-    rows = read_table(tmp_path / "demo.csv")
-    assert [row["statistic"] for row in rows] == ["auc", "kendall", "gini-mean-difference"]
-    for row in rows:
-        predicted = row["predicted_rmse"]
-        assert abs(row["estimate"] - row["true"]) < 5 * predicted
-        assert row["measured_rmse"] == pytest.approx(predicted, rel=0.4)  # 100 trials
-    assert (tmp_path / "error_vs_n.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert "local differential privacy, at most epsilon = 1" in printed
-
-
-def test_servers(command, tmp_path):
-    printed = command("secure/servers.py", "--out", tmp_path)
-    assert re.findall(r"identical.*\n(\w+) +True ", printed) == ["sketch", "gram"]
-
-
 def test_the_story_of_training_says_the_means_of_its_own_runs():
     docs = FOLDER.parent / "docs"
     rows = read_table(docs / "pictures/accuracy.csv")

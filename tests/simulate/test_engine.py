@@ -139,16 +139,6 @@ def test_direct_moments_match_numpy(count, offset):
     assert moments.standard_error == pytest.approx(float(stats.sem(exact.astype(float))), rel=1e-7)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (0, 5), (5, 0), (1, 999), (700, 300)])
-def test_merge_equals_direct_moments(sizes):
-    x = torch.rand(sum(sizes), generator=generator(1), dtype=torch.float64) * 1e3
-    merged = merge(*(Moments.of(part) for part in x.split(sizes)))
-    direct = Moments.of(x)
-    assert (merged.count, merged.minimum, merged.maximum) == (direct.count, direct.minimum, direct.maximum)
-    assert merged.mean == pytest.approx(direct.mean, rel=1e-14)
-    assert merged.m2 == pytest.approx(direct.m2, rel=1e-12)
-
-
 def test_known_answer():
     moments = Moments.of(torch.tensor([1, 2, 3, 4]))
     assert moments == Moments(4, 2.5, 5.0, 1.0, 4.0)
@@ -251,23 +241,11 @@ def test_streams_are_separate():
     assert len({draws(*key) for key in keys}) == len(keys)
 
 
-def test_global_generator_is_untouched():
-    before = torch.random.get_rng_state()
-    torch.rand(3, generator=block_generator(1, {}, 0))
-    assert torch.equal(before, torch.random.get_rng_state())
-
-
 @pytest.mark.parametrize(
     "value", [(1,), {"a": 1}, torch.tensor(1.0), np.int64(1), np.zeros(2), b"x", [1, (2,)], 1j]
 )
 def test_other_values_are_refused_by_name(value):
     with pytest.raises(TypeError, match=r"config\['key'\]"):
-        digest({"key": value})
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, [1.0, -math.inf]])
-def test_non_finite_values_are_refused_by_name(value):
-    with pytest.raises(ValueError, match=r"config\['key'\].*finite"):
         digest({"key": value})
 
 
