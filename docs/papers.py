@@ -32,8 +32,8 @@ every figure, table, theorem and algorithm: its code, its test, and what the fir
 What differs from the paper is in [corrections](corrections.md).
 
 `python3 run.py paper NAME` (`pairwise`, `factorization`, `gaussian`, `sketching`, `densities`) runs
-every script that belongs to a paper and writes its page with the figures,
-`results/papers/NAME/index.html` and `index.md`; `--scale smoke`, `laptop` (the default) or `full`;
+every script that belongs to a paper and writes the first table, `results/papers/NAME/claims.csv`,
+beside the scripts' own tables and figures; `--scale smoke`, `laptop` (the default) or `full`;
 `--device` as everywhere; `--data FOLDER` names real data that are not in the repository (each
 script says which). Killed, it resumes where it stopped. This page is made from the tables of such
 runs at `laptop`, which are in `experiments/papers/laptop/`, by `python docs/papers.py`. No verdict

@@ -6,7 +6,7 @@ from attacks import strongest
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
-from torchdp.randomizers import GaussianVector, RandomizedResponse
+from torchdp.randomizers import RandomizedResponse
 
 TIMES, SIGMA, DELTA = 2**13, 4.0, 1e-6  # as many as the battery takes
 PROMISE = gaussian_guarantee(SIGMA, DELTA, 1.0, Model.CENTRAL, Neighbours.REPLACE_ONE)
@@ -45,24 +45,8 @@ def test_planted_mechanisms_are_told_apart(planted):
     assert strongest(planted(0, 3), planted(0, 4), DELTA) <= PROMISE.epsilon  # of the same data nothing is found
 
 
-def test_rounding_afterwards_hides_what_floats_tell():
-    """What is released by the rooms: a function of the sum and its noise together."""
-    one, two = ((moved + normals(seed)).round().long() for moved, seed in ((0, 1), (1, 2)))
-    assert strongest(one, two, DELTA) <= PROMISE.epsilon
-
-
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_a_response_louder_than_it_says_is_seen(epsilon):
     louder = RandomizedResponse(4, 2 * epsilon)
     one, two = (louder.randomize(torch.full((TIMES,), x), noise=SeededNoise(x)) for x in (0, 3))
     assert epsilon < strongest(one, two) <= 2 * epsilon
-
-
-def test_vectors_of_floats_are_told_apart_and_rounded_ones_are_not():
-    """x + noise near 0 keeps to the grid of x = 1; noise alone is finer. On the lattice both are whole."""
-    kind, times = GaussianVector(1, 1.0, delta=1e-9), 2**18
-    points = [torch.full((times, 1), x, dtype=torch.float64) for x in (0.0, 1.0)]
-    floats = (x + kind.sigma * SeededNoise(seed).normal((times, 1)) for seed, x in enumerate(points))
-    sent = (kind.randomize(x, noise=SeededNoise(seed)) for seed, x in enumerate(points))
-    assert strongest(*floats, 1e-9) > 3
-    assert strongest(*sent, 1e-9) <= kind.epsilon

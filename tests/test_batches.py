@@ -93,15 +93,6 @@ def test_refusals_name_the_entry(name):
             call(**batch | {argument: bad.view(1, SIZE).numpy()})
 
 
-@pytest.mark.parametrize("dim", [1, 2, 30, 1000])
-def test_the_variance_of_many_is_that_of_each(dim):
-    """But for the grid of what is sent."""
-    for epsilon in (0.01, 1.0, 8.0, 50.0):
-        one = PrivUnit(dim, epsilon, 3.0)
-        expected = one.moments.variance - one.step**2 / 6
-        assert 9 * PrivUnit.unit_variance(dim, epsilon) == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize("users", [1, 2, 3, 40, 700])
 def test_guarantee_the_least_flip_is_private_and_a_little_less_is_not(users):
     epsilon = torch.tensor([0.03, 0.5, 2.0, 8.0], dtype=torch.float64)
@@ -110,12 +101,6 @@ def test_guarantee_the_least_flip_is_private_and_a_little_less_is_not(users):
         for delta, flip in zip([1e-9, 1e-3, 0.2], row, strict=True):
             (curve,), (less,) = (RandomizedResponseSum(users, p).profiles() for p in (flip, 0.999 * flip))
             assert curve(np.array([at])) <= delta < less(np.array([at]))
-
-
-def test_sampled_multipliers_of_a_batch_are_those_of_its_loop():
-    found = privacy.sampled_multiplier([[4.0], [2.0]], 0.01, 0.9, torch.tensor([1, 1]))
-    loop = [privacy.sampled_multiplier(epsilon, 0.01, 0.9, 1) for epsilon in (4.0, 2.0)]
-    assert found.tolist() == [[loop[0]] * 2, [loop[1]] * 2] and type(loop[0]) is float
 
 
 # Second moments of 2 x 3 sets of rows, the label last; solutions, spaces and regularizations for each.
@@ -193,12 +178,3 @@ def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
         torch.testing.assert_close(found[..., 0, :], torch.stack(expected, -1), rtol=1e-9, atol=1e-9)
     worst = torch.stack([one.worst_mse(n) for one in loop]).amax(0)
     torch.testing.assert_close(many.worst_mse(n), worst, rtol=1e-10, atol=0)
-
-
-def test_kernels_have_what_each_has_alone():
-    counts, kernels = torch.tensor([10, 20, 30, 40, 50]), KERNELS + KERNELS.mT
-    alone = [PAIRS["randomized response"](pairwise.from_kernel(one), 2.0) for one in kernels[0]]
-    errors = torch.stack([one.predicted_mse(counts) for one in alone])
-    torch.testing.assert_close(PAIRS["randomized response"](MANY, 2.0).predicted_mse(counts)[0], errors)
-    torch.testing.assert_close(MANY.kernel(MANY.form), kernels)
-    assert MANY.radius**2 == pytest.approx(max(sum(one.statistic.points.square().sum(1) for one in alone)))

@@ -9,8 +9,8 @@ import torch
 from contract import entries
 from fuzz import recipes, verbs
 
-from torchdp import factorization, pairwise, privacy, queries, simulate, training, workloads
-from torchdp.brief import WIDE, Brief, html_interval, html_table
+from torchdp import factorization, pairwise, privacy, queries, training, workloads
+from torchdp.brief import WIDE, Brief, html_table
 from torchdp.protocol import Estimate
 
 RECIPES = [line for lines in recipes.ALL.values() for line in lines if "fresh" not in line]
@@ -66,21 +66,6 @@ def test_a_repr_names_parts_and_leaves_out_defaults():
 def test_a_notebook_shows_a_table(value, parts):
     shown = value._repr_html_()
     assert shown.startswith("<table>") and all(part in shown for part in parts)
-
-
-def test_a_report_and_a_row_print_what_they_are(tmp_path):
-    report = simulate.Report(tmp_path)
-    assert repr(report).startswith("Report(folder='") and "device=device(type='cpu')" in repr(report)
-    row = simulate.Row({"n": 10, "epsilon": 0.5}, {"mse": simulate.Moments(3, 1.0)}, 0.1, {}, 7, 50)
-    assert repr(row).startswith("Row(config={n: 10, epsilon: 0.5}, metrics={mse: Moments}, seconds=0.1")
-    assert "<td>epsilon: 0.5" not in row._repr_html_() and "epsilon: 0.5" in row._repr_html_()
-
-
-def test_one_number_is_shown_with_its_interval():
-    shown = Estimate(torch.tensor([2.0]), torch.tensor([1.0]), 5)._repr_html_()
-    assert '<circle cx="170"' in shown and ">0.04004</text>" in shown and ">3.96</text>" in shown
-    outside, endless = html_interval(5.0, 1.0, 3.0), html_interval(1.0, 0.0, float("inf"))
-    assert '<circle cx="290"' in outside and 'x="170"' in outside and endless == ""
 
 
 def test_an_estimate_prints_its_numbers():

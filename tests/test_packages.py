@@ -1,8 +1,8 @@
 """What is published: one version everywhere, and a wheel and an sdist that work where nothing else is."""
 
+import importlib.util
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,8 +14,6 @@ import torchdp
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-STATED = ("pyproject.toml", "torchdp/__init__.py", "CITATION.cff", "CHANGELOG.md", "docs/versions.md",
-          "docs/conda/recipe.yaml")  # fmt: skip
 
 
 def test_platforms_are_those_of_the_project():
@@ -36,30 +34,62 @@ def test_the_checklist_of_a_release_is_kept(tmp_path):
     assert len(list((tmp_path / "dist").iterdir())) == 2
 
 
-def planted(tmp_path, name, old, new):
-    """A copy of the files that a version is stated in, with one change."""
-    for each in STATED:
-        (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / each, tmp_path / each)
-    text = (tmp_path / name).read_text()
-    assert old in text
-    (tmp_path / name).write_text(text.replace(old, new))
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("name", "old", "new", "said"),
-    [
-        ("CITATION.cff", "version: 0", "version: 9", "CITATION.cff must name version"),
-        ("docs/conda/recipe.yaml", "  version: 0", "  version: 9", "recipe.yaml must name version"),
-        ("docs/conda/recipe.yaml", "scipy >=1.11", "scipy >=1.1", "requirements differ"),
-        ("pyproject.toml", "reference =", "other =", "EXTRAS must name every extra"),
-        ("docs/versions.md", "**The name.**", "", "must state the name's history"),
-        ("CHANGELOG.md", "### Privacy", "### Other", "must have a heading Privacy"),
-    ],
-)
-def test_what_differs_stops_a_release(name, old, new, said, tmp_path):
+def test_one_version_is_stated_everywhere():
     one_version = runpy.run_path(str(ROOT / "docs/publish.py"))["one_version"]
-    with pytest.raises(SystemExit, match=said):
-        one_version(planted(tmp_path, name, old, new))
     assert one_version(ROOT)[0] == torchdp.__version__
+
+
+@pytest.fixture
+def run():
+    spec = importlib.util.spec_from_file_location("run_under_test", ROOT / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def commands(run, monkeypatch):
+    """The commands that run.py would start; `torch` says whether the new environment can import it."""
+
+    class Commands(list):
+        torch = True
+
+    started = Commands()
+    monkeypatch.setattr(
+        run.subprocess, "call", lambda c, **_: started.append(c) or ("import torch" in c[-1]) * (not started.torch)
+    )
+    monkeypatch.setattr(run.subprocess, "check_call", lambda c, **_: started.append(c) or 0)
+    monkeypatch.setattr(run.subprocess, "check_output", lambda c, **_: "2.99.0+local\n")
+    return started
+
+
+def test_an_importable_torch_is_never_replaced(run, commands, tmp_path):
+    run.install(str(tmp_path / "python"), "demo")
+    pip = [c for c in commands if "pip" in c]
+    assert len(pip) == 1 and not any(word.startswith("torch==") for word in pip[0])
+    constraint = Path(pip[0][pip[0].index("-c") + 1])
+    assert constraint.read_text() == "torch==2.99.0+local\n" and pip[0][-1] == f"{ROOT}[demo]"
+
+
+def test_a_missing_torch_is_installed_at_the_tested_version(run, commands, tmp_path, monkeypatch):
+    commands.torch = False
+    monkeypatch.delenv("TORCHDP_TORCH", raising=False)
+    run.install(str(tmp_path / "python"), "test")
+    tested = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["torchdp"]["tested-torch"]
+    assert f"torch=={tested}" in commands[1]
+    commands.clear()
+    monkeypatch.setenv("TORCHDP_TORCH", "torch==2.7.0")
+    run.install(str(tmp_path / "python"), "test")
+    assert "torch==2.7.0" in commands[1]
+
+
+def test_an_active_environment_with_torch_is_used_as_it_is(run, commands, monkeypatch):
+    monkeypatch.setattr(run.sys, "base_prefix", sys.prefix + "-base")
+    assert run.environment() == (sys.executable, Path(sys.prefix))
+    assert not commands
+
+
+def test_an_old_python_gets_a_sentence(run, monkeypatch):
+    monkeypatch.setattr(run.sys, "version_info", (3, 9))
+    with pytest.raises(SystemExit, match=r"needs Python 3\.11"):
+        run.main()

@@ -43,7 +43,7 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("queries.md", 0): HEAD + r"optimised strategy[\s\S]*local differential privacy, exactly",
     ("queries.md", 1): r"tensor[\s\S]*local differential privacy, .*epsilon = 4\ntensor\(0\.[5-8]",
     ("release.md", 0): r"\d+ bytes from three users\n5000 users; 8 intervals; local differential privacy, exactly",
-    ("sweeps.md", 0): r"$",  # tests/cli/test_scripts.py runs its sweep
+    ("sweeps.md", 0): r"$",  # tests/cli/test_sweep_command.py runs its sweep
     ("table.md", 0): r" +value +standard_error +low +high\ntown +\nBasel( +0\.\d+){4}\nBern",
     ("table.md", 1): r"local differential privacy, at most epsilon = 1",
     ("table.md", 2): r"[\s\S]*one message",

@@ -1,4 +1,4 @@
-"""A paper, claim by claim: its scripts are run, their tables are judged, and one page says what came of it.
+"""A paper, claim by claim: its scripts are run, their tables are judged, and one table says what came of it.
 
 Command: python experiments/papers/run.py NAME, or python3 run.py paper NAME; NAME: pairwise, factorization, gaussian,
     sketching or densities. --scale smoke takes a minute or two, laptop at most half an hour. Killed, it resumes where
@@ -9,23 +9,22 @@ import argparse
 import fcntl
 import hashlib
 import json
-import math
 import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
 
-from papers_base import LEGEND, Finding, Options, Paper, Part, Scale, Verdict, load
+from papers_base import LEGEND, Finding, Options, Paper, Part, Scale, load
 from tqdm import tqdm
 
 from torchdp import checks
 from torchdp.simulate.code import package
-from torchdp.simulate.page import Page
+from torchdp.simulate.report import write_table
 from torchdp.text import say
 
 EXPERIMENTS = Path(__file__).resolve().parents[1]
@@ -38,29 +37,28 @@ class Outcome:
     part: Part
     folder: Path
     seconds: float
-    device: str
     findings: Sequence[Finding]
     failure: str = ""
 
 
 def run_paper(paper: Paper, experiments: Path, out: Path, options: Options) -> list[Outcome]:
-    """Runs what has not yet been run with these arguments and this code; then writes ``out``/index.html and index.md.
+    """Runs what has not yet been run with these arguments and this code; then writes ``out``/claims.csv.
 
-    A script that fails is a line of the page. Killed, it goes on where it stopped. Raises OSError, ValueError.
+    Killed, it goes on where it stopped. Raises OSError, ValueError.
     """
     with tqdm(paper.parts, unit="script", file=sys.stderr) as bar:
         outcomes = []
         for part in bar:
             bar.set_description(part.script)
             outcomes.append(_outcome(part, experiments, out, options))
-    _write(paper, outcomes, out, options.scale)
+    _write(paper, outcomes, out)
     return outcomes
 
 
 def _outcome(part: Part, experiments: Path, out: Path, options: Options) -> Outcome:
     if part.data and options.data is None:
         lacking = part.lacking(f"without --data FOLDER, which holds {part.holds}")
-        return Outcome(part, part.at(out), 0.0, "", (lacking,))
+        return Outcome(part, part.at(out), 0.0, (lacking,))
     folder = part.at(out)
     folder.mkdir(parents=True, exist_ok=True)
     command, mark = part.command(experiments, folder, options), folder / "finished.json"
@@ -73,15 +71,15 @@ def _outcome(part: Part, experiments: Path, out: Path, options: Options) -> Outc
         if code:
             lines = (folder / "output.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
             failure = (lines or [f"exit code {code}"])[-1]
-            return Outcome(part, folder, spent, options.device or "", (), failure)
+            return Outcome(part, folder, spent, (), failure)
         known = {**made, "seconds": spent, "device": _device(folder)}
         mark.with_suffix(".part").write_text(json.dumps(known))
         mark.with_suffix(".part").replace(mark)
     try:
         findings = part.findings(out)
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # a table that lacks what is judged
-        return Outcome(part, folder, known["seconds"], known["device"], (), f"{type(error).__name__}: {error}")
-    return Outcome(part, folder, known["seconds"], known["device"], findings)
+        return Outcome(part, folder, known["seconds"], (), f"{type(error).__name__}: {error}")
+    return Outcome(part, folder, known["seconds"], findings)
 
 
 def _run(command: Sequence[str], folder: Path) -> tuple[int, float]:
@@ -103,34 +101,12 @@ def _device(folder: Path) -> str:
     return last.get("device_name") or last.get("device") or "cpu"
 
 
-def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path, scale: Scale) -> None:
-    page = Page(paper.title)
+def _write(paper: Paper, outcomes: Sequence[Outcome], out: Path) -> None:
     findings = [found for outcome in outcomes for found in outcome.findings] + list(paper.rest)
-    counts = Counter(found.verdict for found in findings)
-    page.say(
-        f"Scale {scale}: {len(findings)} claims; "
-        + ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict) if counts[verdict])
-        + f"; {sum(outcome.seconds for outcome in outcomes):.0f} CPU-seconds in all."
-    )
-    for verdict, meaning in LEGEND.items():
-        if counts[verdict]:
-            page.say(f"{verdict}: {meaning}.")
-    for outcome in outcomes:
-        if outcome.failure:
-            page.say(f"{outcome.part.script} failed: {outcome.failure}", bad=True)
-    page.heading("Claim by claim")
-    head = ["result", "claim", "measured as", "paper", "ours", "standard error", "verdict"]
-    found = ((f, [math.nan if v is None else float(v) for v in (f.paper, f.ours, f.error)]) for f in findings)
-    page.table(head, [[f.result, f.claim, f.measure, *numbers, f.verdict] for f, numbers in found])
-    for outcome in outcomes:
-        for name, caption in outcome.part.figures.items():
-            if (outcome.folder / name).exists():
-                page.picture(outcome.folder / name, caption, out)
-    page.heading("How it was made")
-    rows = [[o.part.script, " ".join(getattr(o.part, scale)), o.device, round(o.seconds, 1)] for o in outcomes]
-    page.table(["script", "arguments", "device", "CPU-seconds"], rows)
+    names = [each.name for each in fields(Finding)]
     out.mkdir(parents=True, exist_ok=True)
-    page.write(out / "index.html")
+    rows = ({name: float(v) if isinstance(v, float) else v for name, v in vars(each).items()} for each in findings)
+    write_table(out / "claims.csv", names, rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -153,7 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = given.out or Path("results/papers", given.name)
     outcomes = run_paper(paper, given.experiments, out, Options(given.scale, given.device, given.data))
     counts = Counter(each.verdict for outcome in outcomes for each in outcome.findings)
-    say(", ".join(f"{count} {verdict}" for verdict, count in counts.items()), out / "index.html", out / "index.md")
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    say(f"{said}; {sum(outcome.seconds for outcome in outcomes):.0f} CPU-seconds", out / "claims.csv")
+    say(*(f"{verdict}: {LEGEND[verdict]}" for verdict in counts))
     failed = [outcome for outcome in outcomes if outcome.failure]
     for outcome in failed:
         log = outcome.folder / "output.log"

@@ -1,7 +1,11 @@
 """Bad input: exit code 2, one line on stderr, nothing on stdout, no value of the table in it."""
 
+import subprocess
+import sys
+
 import pytest
 
+import torchdp
 from torchdp import cli
 
 SECRET = "77.123456"
@@ -28,6 +32,15 @@ TABLES |= {
     f"cell {cell!r}": f"height,dose\n77.123456,1\n{cell},1\n3,3\n".encode()
     for cell in ("nan", "inf", "-inf", "1e999", "", "77.123456 cm")
 }
+SCRIPT = """
+import contextlib, io, sys
+from torchdp import cli
+with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
+    cli.main(sys.argv[1:])
+assert output.getvalue().startswith("usage: torchdp"), output.getvalue()
+heavy = {"torch", "numpy", "scipy", "matplotlib", "cvxpy", "sklearn", "triton"}
+print(len(sys.modules), *sorted(heavy & set(sys.modules)))
+"""
 
 
 @pytest.fixture
@@ -69,8 +82,8 @@ def test_missing_file_and_folder(tmp_path, refuse):
         assert refuse("--csv", path, MEAN).startswith(f"torchdp estimate: {path}: ")  # without the error's number
 
 
-@pytest.mark.parametrize("epsilon", ["0", "-1", "nan", "inf", "1e9", "-0.0", "1e-300"])
-@pytest.mark.parametrize("protocol", ["auto", "one-message", "two-message", "randomized-response"])
+@pytest.mark.parametrize("epsilon", ["0", "nan", "1e9", "1e-300"])
+@pytest.mark.parametrize("protocol", ["auto", "randomized-response"])
 def test_epsilon(table, epsilon, protocol, estimate):
     error = estimate("--csv", table, MEAN, "--epsilon", epsilon, "--protocol", protocol, code=2)
     assert "epsilon must" in error or ("1e-300", "randomized-response") == (epsilon, protocol)
@@ -80,25 +93,17 @@ def test_epsilon(table, epsilon, protocol, estimate):
     "arguments, words",
     [
         (f"{MEAN} --level 1", "--level"),
-        (f"{MEAN} --level nan", "--level"),
         (f"{MEAN} --bins 1", "--bins must be an integer >= 2"),
         (f"{MEAN} --bins 99999", "--bins must be at most 4096"),
-        (f"{MEAN} --seed -1", "--seed"),
         (ASK, "needs public bounds, --bounds height=LOW:HIGH"),
         (f"{ASK} --bounds height=0:50", "outside the stated bounds 0:50"),
         (f"{ASK} --bounds height=100:0", "lower end must be below"),
-        (f"{ASK} --bounds height=5", "must read NAME=LOW:HIGH"),
-        (f"{ASK} --bounds height=1:2:3", "must read NAME=LOW:HIGH"),
-        (f"{ASK} --bounds height=0:inf", "two finite numbers"),
         (f"{ASK} --bounds 0:100", "must read NAME=LOW:HIGH"),
         (f"{ASK} --bounds height=2024-13-01:2024-12-31", "or two days such as 2024-01-31"),
         (f"{ASK} --bounds height=0001-01-01:2024-12-31", "of the years 1700 to 2200"),
-        (f"{ASK} --bounds height=2024-12-31:2024-01-01", "lower end must be below"),
         (f"{ASK} --bounds height=2024-01-01:2024-12-31", "row 1: not a date such as 2024-01-31"),
         (f"{ASK} --bounds dose=0:100", "names 'dose'"),
         (f"{MEAN} height=0:90", "'height' twice"),
-        (f"{ASK} --bounds height=-1e308:1e308", "high - low must lie between"),
-        (f"{ASK} --bounds height=0:1e300", "high - low must lie between"),
         (f"{ASK} --bounds height=0:5e-324", "high - low must lie between"),
         ("--statistic gini-mean-difference --columns age --bounds age=0:1", "'age' is missing"),
         (
@@ -106,21 +111,14 @@ def test_epsilon(table, epsilon, protocol, estimate):
             "row 1: not a finite number; correct or leave",
         ),
         (f"{MEAN} --columns height dose", "takes 1 --columns, not 2"),
-        ("--statistic kendall --columns height --bounds height=0:100", "takes 2 --columns, not 1"),
         ("--statistic kendall --columns height height --bounds height=0:100", "a column twice"),
-        ("--statistic kendall --columns height dose --bounds height=0:100", "'dose' needs public bounds"),
         ("--statistic kendall --columns height dose --bounds height=0:100 dose=0:1 --bins 65", "at most 64"),
-        ("--statistic auc --columns height --bounds height=0:100", "takes 2 --columns, not 1"),
         ("--statistic auc --columns height colour --bounds height=0:100", "row 1: none of the stated values 0, 1"),
-        ("--statistic auc --columns height label --bounds height=0:100 label=0:1", "names 'label'"),
         ("--statistic auc --columns height label --bounds height=0:100 --positive 0", "must differ"),
         ("--statistic gini-diversity --columns colour", "needs --categories"),
-        ("--statistic gini-diversity --columns colour --categories red", "at least two different"),
         ("--statistic gini-diversity --columns colour --categories red,red,blue", "at least two different"),
         ("--statistic gini-diversity --columns colour --categories red,green", "row 2: none of the stated values"),
         ("--statistic gini-diversity --columns colour --categories red,blue --bins 4", "no --bins"),
-        ("--statistic gini-diversity --columns colour --categories red,blue --bounds colour=0:1", "no --bounds"),
-        ("--statistic gini-diversity --columns colour --categories red,blue --bounds-from-data", "no --bounds"),
         (f"{MEAN} --categories red,blue", "takes no --categories"),
     ],
 )
@@ -140,7 +138,7 @@ def test_an_answer_that_is_not_a_number_is_no_answer(tmp_path, estimate):
 
 @pytest.mark.parametrize(
     "change",
-    ["--statistic mode", "--epsilon one", "--bins many", "--protocol any", "--level", "--unknown 3", "--seed 1.5"],
+    ["--statistic mode", "--epsilon one", "--unknown 3"],
 )
 def test_what_argparse_refuses(table, change, capsys):
     with pytest.raises(SystemExit) as left:
@@ -164,3 +162,16 @@ def test_interruption(monkeypatch, table, capsys):
     monkeypatch.setattr("torchdp.cli.estimate.estimate", stop)
     assert cli.main(["estimate", "--csv", table, *MEAN.split(), "--epsilon", "1"]) == 130
     assert capsys.readouterr().err == "torchdp estimate: interrupted\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["estimate", "--help"], ["sweep", "--help"]])
+def test_help_imports_little(arguments):
+    done = subprocess.run([sys.executable, "-c", SCRIPT, *arguments], capture_output=True, text=True, check=True)
+    modules, *heavy = done.stdout.split()
+    assert heavy == [] and int(modules) < 300
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"torchdp {torchdp.__version__}\n"

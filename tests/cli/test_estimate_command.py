@@ -79,8 +79,9 @@ def ask(estimate):
     return ask
 
 
-@pytest.mark.parametrize("protocol", ["auto", *cli.PROTOCOLS])
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize(
+    ("name", "protocol"), [*((name, "auto") for name in QUESTIONS), *(("auc", name) for name in cli.PROTOCOLS)]
+)
 def test_estimate_is_near_the_truth(name, protocol, users, ask):
     path, table = users
     got = ask(path, name, "--epsilon", 8, "--seed", 1, "--protocol", protocol)
@@ -94,11 +95,6 @@ def test_estimate_is_near_the_truth(name, protocol, users, ask):
     assert got["bits_per_user"] > 0 and got["source"]
 
 
-def test_auto_is_the_protocol_with_the_least_predicted_error(users, ask):
-    least = pairwise.choose(pairwise.auc(8), USERS, 4.0, search=False).candidates[0]
-    assert ask(users[0], "auc", "--epsilon", 4)["protocol"] == least.name
-
-
 def test_best_searches_too(users, monkeypatch, ask):
     path, asked, quick = users[0], [], pairwise.choose
     monkeypatch.setattr(
@@ -108,15 +104,6 @@ def test_best_searches_too(users, monkeypatch, ask):
         ask(path, "gini-mean-difference", "--epsilon", 4, "--protocol", protocol)
         ask(path, "gini-mean-difference", "--epsilon", 4, "--protocol", protocol, "--bins", 65)
     assert asked == [True, False, True, True]
-
-
-def test_a_rare_class_is_said_in_one_line(tmp_path, ask, estimate):
-    label = [int(index < 4) for index in range(400)]
-    path = write(tmp_path / "rare.csv", {"score": [index % 8 - 4 for index in range(400)], "label": label})
-    low, high = ask(path, "auc", "--epsilon", 1)["interval"]
-    err = estimate.said.err
-    assert err.count("\n") == 1 and "denominator is less than four standard errors from 0" in err
-    assert 0 <= low <= high <= 1
 
 
 def test_seed_repeats_and_no_seed_does_not(users, ask):
@@ -149,13 +136,6 @@ def test_a_protocol_that_spends_less_than_was_stated_says_both(users, monkeypatc
     assert said in estimate(*words).out and estimate(*words, "--json")["epsilon"] == 2
 
 
-def test_level_of_the_interval(users, ask):
-    path, _ = users
-    wide, narrow = (ask(path, "auc", "--epsilon", 2, "--seed", 3, "--level", level) for level in (0.99, 0.5))
-    assert wide["estimate"] == narrow["estimate"]
-    assert wide["interval"][0] < narrow["interval"][0] < narrow["interval"][1] < wide["interval"][1]
-
-
 def test_bounds_from_data_say_that_they_are_not_private(users, estimate):
     path, table = users
     arguments = ["--csv", path, "--statistic", "gini-mean-difference", "--columns", "dose", "--epsilon", "8"]
@@ -172,27 +152,6 @@ def test_choice_of_the_protocol_does_not_see_the_data(users, tmp_path, ask):
     for epsilon in (0.5, 3, 8):
         chosen = {ask(path, "gini-diversity", "--epsilon", epsilon)["protocol"] for path in (users[0], other)}
         assert len(chosen) == 1
-
-
-def test_labels_by_name(tmp_path, ask):
-    table = columns(b"names")
-    table["label"] = ["ill" if value else "well" for value in table["label"]]
-    path = write(tmp_path / "names.csv", table)
-    one = ask(path, "auc", "--epsilon", 8, "--seed", 1, "--positive", "ill", "--negative", "well")
-    two = ask(path, "auc", "--epsilon", 8, "--seed", 1, "--positive", "well", "--negative", "ill")
-    assert one["statistic"].endswith("label = ill")
-    assert one["estimate"] == pytest.approx(1 - two["estimate"], abs=5 * 1.5 * one["predicted_rmse"])
-    assert one["estimate"] > 0.6
-
-
-def test_quoted_cells_with_newlines_blank_lines_and_a_byte_order_mark(tmp_path, ask):
-    path = tmp_path / "quoted.csv"
-    path.write_bytes(
-        b"\xef\xbb\xbf town ,note\r\n"
-        + b'Aachen,"two\nlines, and ""quotes"""\r\n\r\n Bern ,plain\r\n"Como","x"\r\n' * 50
-    )
-    got = ask(path, "gini-diversity", "--epsilon", 8, "--seed", 1, "--missing", "drop")  # blank lines
-    assert got["users"] == 150 and abs(got["estimate"] - 100 / 149) < 5 * got["predicted_rmse"]
 
 
 def test_values_on_the_bounds_and_at_the_edges_of_bins():

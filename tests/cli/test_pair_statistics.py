@@ -48,20 +48,6 @@ def near(found, truth, most):
     assert abs(found["estimate"] - truth) < 5 * found["predicted_rmse"] < most, (found, truth)
 
 
-def test_gini(table, ask):
-    path, rows = table
-    x = sorted(int(row[0]) + 0.5 for row in rows)
-    area = sum((2 * i + 1 - USERS) * value for i, value in enumerate(x)) / (USERS * math.fsum(x))
-    near(ask(path, "gini", "income", 8), area * USERS / (USERS - 1), 0.2)
-
-
-def test_gamma(table, ask):
-    path, rows = table
-    cells = [(int(row[0] / 2), int(row[1] / 2)) for row in rows]
-    signs = [sign(y - b) * sign(z - c) for (y, z), (b, c) in itertools.combinations(cells, 2)]
-    near(ask(path, "gamma", "income time", 4), sum(signs) / sum(map(abs, signs)), 0.5)
-
-
 def test_concordance(table, ask):
     path, rows = table
     cells = [(int(time / 2), int(score / 2), seen) for _, time, score, seen in rows]
@@ -102,11 +88,6 @@ def test_two_groups(table, ask):
     apart = [a - b for a, b in zip(*shares, strict=True)]
     want = sum(apart[i] * kernel[i][j] * apart[j] for i in range(4) for j in range(4))
     near(found, want, 0.4)
-
-
-def test_gini_of_numbers_below_zero_has_no_meaning(table, estimate):
-    words = "--statistic gini --columns income --bounds income=-1:8 --epsilon 1"
-    assert "--bounds income=LOW:HIGH of at least 0" in estimate("--csv", table[0], words, code=2)
 
 
 ASKED = {

@@ -4,8 +4,6 @@ import json
 import math
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -82,21 +80,6 @@ def test_the_guide_is_three_terminals_and_fourteen_commands(run):
         and len(set(fingerprints)) == 1
         and "GramRelease of height, weight, strength" in "".join(said)
     )
-
-
-@pytest.mark.slow
-def test_the_guide_as_three_processes_from_an_empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    table("north", PEOPLE * 75), table("south", PEOPLE * 50)
-    python, running = f"{sys.executable} -m torchdp", []
-    for terminal in TERMINALS:
-        shown = f"$({python} secure show study | grep -o '[0-9a-f-]\\{{79\\}}')"
-        commands = [shlex.join(words[1:]).replace("FINGERPRINT", shown) for words in terminal]
-        lines = [f"until {python} {command}; do sleep 1; done" for command in commands]
-        lines[0] = f"{python} {commands[0]}"
-        running.append(subprocess.Popen(["bash", "-ec", "\n".join(lines)], stdout=subprocess.PIPE, text=True))
-    said = [process.communicate(timeout=500)[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0] and "coefficient of height" in said[2]
 
 
 QUESTIONS = {

@@ -2,18 +2,19 @@
 
 import csv
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from torchdp import cli
-from torchdp.cli.sweep import places, stopped_cleanly
+from torchdp.cli.sweep import places
 from torchdp.simulate import write_page
 from torchdp.simulate.store import load
 
@@ -35,6 +36,9 @@ def experiment(smoke):
     sizes = (1, 2) if smoke else (2, 4, 8)
     return Sweep("toy", [{"n": n} for n in sizes], make_trial, 100, 40, draw)
 """
+ROOT = Path(__file__).parents[2]
+COMMANDS, SHARDS = (re.findall(r"^    (torchdp .*)$", (ROOT / "docs" / name).read_text(), re.M)
+                    for name in ("sweeps.md", "cluster.md"))  # fmt: skip
 
 
 @pytest.fixture
@@ -74,19 +78,6 @@ def test_what_is_written_and_drawn_again(toy, tmp_path, capsys, monkeypatch):
     assert printed[0].read_bytes() == stored and printed[1].read_bytes() == written
 
 
-def test_resumes_with_more_trials(toy, tmp_path):
-    store = tmp_path / "results.jsonl"
-    run(toy, "--out", tmp_path, "--trials", 40)
-    first = store.read_text()
-    run(toy, "--out", tmp_path, "--trials", 120)
-    assert store.read_text().startswith(first)
-    assert store.read_text().count('"kind":"block"') == 9  # three blocks each, of which one was there
-    run(toy, "--out", tmp_path / "fresh", "--trials", 120)
-    with (tmp_path / "results.csv").open() as one, (tmp_path / "fresh" / "results.csv").open() as two:
-        for a, b in zip(csv.DictReader(one), csv.DictReader(two), strict=True):
-            assert a["mse"] == b["mse"] and a["trials"] == b["trials"] == "120"
-
-
 def test_draws_only_the_grid_that_was_asked_for(toy, tmp_path, capsys):
     # one folder for the smoke run, the full run and another seed, as by default
     run(toy, "--smoke", "--out", tmp_path)
@@ -102,44 +93,12 @@ def test_draws_only_the_grid_that_was_asked_for(toy, tmp_path, capsys):
     assert (tmp_path / "drawn.txt").read_text() == "1:0:100 2:0:100"
 
 
-def test_target_stops_earlier(toy, tmp_path):
-    run(toy, "--out", tmp_path, "--trials", 4000, "--target-relative-ci", 0.3)
-    counts = [record.block for run in load(tmp_path / "results.jsonl").runs.values() for record in run.values()]
-    assert 0 < max(counts) < 99
-
-
-def test_default_folder(toy, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run(toy)
-    assert (tmp_path / "results" / "toy" / "results.csv").exists()
-    assert capsys.readouterr().out.splitlines()[0] == str(Path("results/toy/results.jsonl"))
-
-
-def test_draw_only_without_results(toy, tmp_path, capsys):
-    assert "results.jsonl" in refuse(capsys, toy, "--out", tmp_path, "--draw-only")
-    run(toy, "--out", tmp_path)
-    capsys.readouterr()
-    assert "holds no row of this grid" in refuse(capsys, toy, "--out", tmp_path, "--draw-only", "--seed", 9)
-
-
-@pytest.mark.parametrize("name", ["missing.py", "folder.py", "script.txt", "folder"])
-def test_bad_paths(name, tmp_path, capsys):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder.py").mkdir()
-    (tmp_path / "script.txt").write_text(TOY)
-    assert "is not a Python script" in refuse(capsys, tmp_path / name, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     "text, words",
     [
         ("", "defines no experiment(smoke)"),
-        ("experiment = 3", "defines no experiment(smoke)"),
         ("def experiment(smoke): return 3", "must return a torchdp.simulate.Sweep"),
-        ("import a_package_that_nobody_has", "a_package_that_nobody_has"),
         ("x = 1\nx / 0", "bad.py, line 2: ZeroDivisionError: division by zero"),
-        ("def f(:", "SyntaxError: invalid syntax (bad.py, line 1)"),
         ("def experiment(smoke):\n    return smoke['n']", "bad.py, line 2: TypeError: 'bool'"),
         (TOY.replace("[{", "[] and [{"), "its grid is empty, nothing was measured"),
         (TOY.replace("for row in rows", "for row in 3"), "bad.py, line 12: TypeError: 'int'"),
@@ -152,13 +111,10 @@ def test_bad_scripts(text, words, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words, message", [
-    ("--trials 0", "--trials must be an integer >= 1"), ("--seed -1", "--seed must be an integer >= 0"),
-    ("--target-relative-ci 0", "target_relative_ci"), ("--target-relative-ci nan", "target_relative_ci"),
-    ("--device abacus", "--device must be a device of this machine"), ("--shard 4/4", "--shard must be I/N"),
+    ("--trials 0", "--trials must be an integer >= 1"), ("--shard 4/4", "--shard must be I/N"),
     ("--shard 0/\uff14", "--shard must be I/N"), ("--shard env", "--shard env found none of SLURM_ARRAY_TASK_ID"),
     ("--cluster local:4", "--cluster must be a scheduler's address"), ("--devices=", "devices must be"),
-    ("--devices abacus,cpu", "devices must be"), ("--devices cuda:0,cpu", "one kind"), ("--devices cuda:99", "here"),
-    ("--out toy.py", "toy.py"),
+    ("--device abacus", "--device must be a device of this machine"), ("--out toy.py", "toy.py"),
 ])  # fmt: skip
 def test_bad_options(toy, tmp_path, words, message, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -248,12 +204,6 @@ def test_a_cluster_writes_the_table_of_one_process(toy, tmp_path, monkeypatch):
     assert untimed(tmp_path / "one") == untimed(tmp_path / "two") and len(table(tmp_path / "two")) == 2
 
 
-def test_an_error_in_a_worker_is_one_line(toy, tmp_path, capfd):
-    Path(toy).write_text(TOY.replace("def sample(", "raise ValueError('a planted error')\n    def sample("))
-    said = refuse(capfd, toy, "--out", tmp_path, "--devices", "cpu")
-    assert 'a planted error (block 0 of seed 0, config {"n":2}, on cpu)' in said
-
-
 @pytest.mark.parametrize(
     ("number", "more"),
     [("SIGUSR1", ()), pytest.param("SIGTERM", ("--devices", "cpu,cpu"), marks=pytest.mark.slow)],
@@ -281,16 +231,6 @@ def test_a_signal_of_a_cluster_stops_a_sweep_that_then_goes_on(toy, tmp_path, nu
     assert untimed(tmp_path / "a") == untimed(tmp_path / "b")
 
 
-def test_signals_are_again_what_they_were():
-    before = signal.getsignal(signal.SIGTERM)
-    with stopped_cleanly():
-        with pytest.raises(KeyboardInterrupt, match=f"{signal.SIGUSR1.value}"):
-            signal.raise_signal(signal.SIGUSR1)
-        with ThreadPoolExecutor(1) as other:  # which may set none
-            other.submit(stopped_cleanly().__enter__).result()
-    assert signal.getsignal(signal.SIGTERM) == before
-
-
 @pytest.mark.parametrize(
     ("count", "given", "expected"),
     [
@@ -303,3 +243,60 @@ def test_signals_are_again_what_they_were():
 def test_every_visible_gpu_has_a_worker_where_no_place_is_named(count, given, expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     assert places(*given) == expected
+
+
+@pytest.fixture
+def coin(tmp_path, monkeypatch):
+    """The page's script, where a user saves it."""
+    (block,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/sweeps.md").read_text(), re.M | re.S)
+    (tmp_path / "coin.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_tutorial_runs_as_it_stands(coin, capsys):
+    assert len(COMMANDS) == 3
+    for command in COMMANDS:
+        here = command.replace("--devices cpu,cpu", "--trials 4000")  # no processes
+        assert cli.main(shlex.split(here)[1:]) == 0, command
+    assert "results/coin/report.html" in capsys.readouterr().out
+    page = Path("results/coin/report.md").read_text()
+    assert "6 of 6 configurations done" in page
+    assert float(re.search(r"largest of 6 z-scores is (\d+\.\d+)", page)[1]) < 4
+
+
+def test_shards_make_one_page(coin, capsys):
+    assert len(SHARDS) == 4
+    for command in SHARDS:
+        here = command.replace("coin.py --shard", "coin.py --trials 4000 --shard")
+        assert cli.main(shlex.split(here)[1:]) == 0, command
+    assert cli.main(["sweep", "coin.py", "--trials", "4000", "--out", "one"]) == 0
+    assert digest("all/report.md") == digest("one/report.md")
+    capsys.readouterr()
+    assert cli.main(["sweep", "coin.py", "--smoke", "--shard", "1/2", "--out", "idle"]) == 0  # one block alone
+    assert "shard 1/2 has no block" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("code", "again"), [(138, "requeue 7_2"), (0, ""), (1, "")])
+def test_the_job_of_slurm_is_requeued_when_its_time_is_over_alone(tmp_path, code, again):
+    """Beside commands that stand for SLURM's; its sweep is one that the command line takes."""
+    for name, does in {"srun": f'echo "$@" > asked; exit {code}', "scontrol": 'echo "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
+    script = ["bash", ROOT / "docs/jobs/slurm.sh"]
+    said = subprocess.run(script, cwd=tmp_path, env=given, capture_output=True, text=True, check=False).stdout
+    assert said.strip() == again and 128 + signal.SIGUSR1 == 138
+    assert cli.parser().parse_args((tmp_path / "asked").read_text().split()[1:]).out == "results/coin"
+
+
+def test_the_job_of_kubernetes_gives_each_pod_its_shard():
+    spec = pytest.importorskip("yaml").safe_load((ROOT / "docs/jobs/kubernetes.yaml").read_text())["spec"]
+    *shell, command = spec["template"]["spec"]["containers"][0]["command"]
+    options = cli.parser().parse_args(command.replace("$JOB_COMPLETION_INDEX", "3").split()[2:])
+    assert shell == ["sh", "-c"] and command.startswith("exec torchdp sweep")  # exec: the signal is for the sweep
+    assert (options.shard, options.out) == (f"3/{spec['completions']}", "/data/3")
+    assert spec["completionMode"] == "Indexed" and spec["template"]["spec"]["restartPolicy"] == "OnFailure"
+
+
+def digest(page):
+    return re.search(r"[0-9a-f]{16,}", Path(page).read_text())[0]

@@ -8,10 +8,14 @@ import math
 import os
 import random
 import re
+import statistics
 from datetime import date
 
 import pandas as pd
 import pytest
+from scipy.stats import kendalltau, spearmanr
+from sklearn import datasets
+from sklearn.metrics import roc_auc_score
 
 from torchdp.cli import table
 from torchdp.cli.table import read_users
@@ -21,6 +25,7 @@ MISSING = ["", " ", "NA", '""', "null", "nan", "\t"]
 REFUSED = ["inf", "1e999", "0x10", "1_75", "\uff11\uff17\uff15", "\u0663", '"1,5"', "1 5", "1d5", "true", "2\x0b5",
            "#1", "1\x00", "7" * 200_000, "\u221e", "1__0", "_1", "--1", "\xbd", "1e5.5"]  # fmt: skip
 NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?")
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def messy(chance, columns):
@@ -141,3 +146,95 @@ def test_dates_are_days_since_the_first():
     assert found.isna().tolist() == [cell == "NA" for cell in cells]
     assert found.dropna().tolist() == [0, 1.5, 2 - 2 / 24, -1, 59]
     assert table.ends("2024-01-01:2024-12-31") == (0, 366, date(2024, 1, 1))
+
+
+def columns(load, *names, **more):
+    """Columns of a table that ships with scikit-learn, by their places or "target"."""
+    data = load(**more)
+    return [data.target.tolist() if name == "target" else data.data[:, name].tolist() for name in names]
+
+
+def text(header, rows, delimiter=",", **how):
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter, **how)
+    writer.writerow(header)
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def decimal_comma(rows):
+    return [[str(cell).replace(".", ",") for cell in row] for row in rows]
+
+
+IRIS = columns(datasets.load_iris, 0, 2, "target")
+KINDS = ["setosa", "versicolor", "virginica"]
+WINE = columns(datasets.load_wine, 0, 9)
+CANCER = columns(datasets.load_breast_cancer, 0, "target")
+BMI, PROGRESSION = columns(datasets.load_diabetes, 2, "target", scaled=False)
+
+
+def in_bins(values, low, high, bins):
+    return [min(int((value - low) / (high - low) * bins), bins - 1) for value in values]
+
+
+TABLES = {  # bytes, arguments, truth of the stated bins, and the largest error predicted
+    "iris, three groups in words": (
+        text(["sepal", "petal", "kind"], zip(IRIS[0], IRIS[1], [KINDS[i] for i in IRIS[2]], strict=True)).encode(),
+        "mean --columns sepal --bounds sepal=4:8",
+        statistics.mean(IRIS[0]),
+        0.5,
+    ),
+    "iris, a byte order mark and quotes everywhere": (
+        b"\xef\xbb\xbf" + text(["sepal", "petal"], zip(*IRIS[:2], strict=True), quoting=csv.QUOTE_ALL).encode(),
+        "kendall-b --columns sepal petal --bounds sepal=4:8 petal=0:8 --bins 4 --encoding utf-8",
+        kendalltau(in_bins(IRIS[0], 4, 8, 4), in_bins(IRIS[1], 0, 8, 4)).statistic,
+        0.6,
+    ),
+    "wine, semicolons and decimal commas": (
+        text(["alcohol", "colour"], decimal_comma(zip(*WINE, strict=True)), ";").encode(),
+        "gini --columns colour --bounds colour=0:14 --bins 7 --delimiter ; --decimal ,",
+        sum(abs(a - b) for a in in_bins(WINE[1], 0, 14, 7) for b in in_bins(WINE[1], 0, 14, 7))
+        / (178 * 177)
+        / (2 * statistics.mean(x + 0.5 for x in in_bins(WINE[1], 0, 14, 7))),
+        0.3,
+    ),
+    "cancer, a header in latin-1": (
+        text(["Größe", "gutartig"], zip(*CANCER, strict=True)).encode("latin-1"),
+        "auc --columns Größe gutartig --bounds Größe=0:30 --bins 6 --encoding latin-1",
+        roc_auc_score(CANCER[1], in_bins(CANCER[0], 0, 30, 6)),
+        0.3,
+    ),
+    "diabetes, tabs and missing cells": (
+        text(
+            ["bmi", "progression"], zip(
+                (b if i % 10 else "NA" for i, b in enumerate(BMI)),
+                (p if i % 7 else " " for i, p in enumerate(PROGRESSION)), strict=True), "\t",
+        ).encode("utf-16"),
+        "spearman --columns bmi progression --bounds bmi=15:45 progression=0:400 --bins 4 --delimiter tab "
+        "--encoding utf-16 --missing drop",
+        spearmanr(
+            in_bins([b for i, b in enumerate(BMI) if i % 10 and i % 7], 15, 45, 4),
+            in_bins([p for i, p in enumerate(PROGRESSION) if i % 10 and i % 7], 0, 400, 4),
+        ).statistic,
+        0.4,
+    ),
+    "a column that is constant": (
+        ("x\n" + "3.5\n" * 300).encode(), "gini-mean-difference --columns x --bounds x=0:8 --bins 4", 0.0, 1.0,
+    ),
+    "one person": (b"x\r\n7\r\n", "mean --columns x --bounds x=0:10", 7.0, 20.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_as_people_write_them(name, tmp_path, estimate):
+    data, words, truth, most = TABLES[name]
+    path = tmp_path / "table.csv"
+    path.write_bytes(data)
+    found = estimate("--csv", path, "--statistic", words, "--epsilon 6 --seed 1", "--json")
+    assert abs(found["estimate"] - truth) < 4 * found["predicted_rmse"] < 4 * most, (found, truth)
+    low, high = found["interval"]
+    assert low <= found["estimate"] <= high or found["estimate"] < low  # an interval stays where the truth can be
+    assert all(
+        re.match(r"torchdp estimate: (noise from|\d+ of \d+ users)", line)
+        for line in estimate.said.err.splitlines()
+    )

@@ -1,10 +1,7 @@
 """The one command of the benches: what fails, what is forgiven, what is absent; the faults that are planted."""
 
 import importlib
-import json
 import re
-import runpy
-import sys
 
 import pytest
 from scripts import FOLDER, loaded
@@ -16,13 +13,6 @@ ROOMS = (
 ).split()
 BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "rooms")
 QUICK = ("samplers",)  # the others take seconds
-
-
-@slow
-def test_journal(command, tmp_path):
-    """Threads of forked processes by two paths, and kills; the script fails where a batch is lost or counted twice."""
-    command("bench/journal.py", "--out", tmp_path)
-    assert (tmp_path / "journal.csv").read_text().splitlines()[1].split(",")[:2] == ["3", "40"]
 
 
 def test_faults_are_of_the_code_as_it_is():
@@ -145,32 +135,6 @@ def test_noise_that_a_repetition_clears_passes(benches):
     found = [row(8.0)]
     assert not benches.fallen(found, [row(1.0)], lambda *_: [row(1.1)])
     assert found[0]["times"] == 1.1  # the table says what the repetition found
-
-
-def test_a_case_that_raises_fails(benches):
-    broken = {"bench": "fake", "case": "broken", "kind": "failed", "against": "TypeError()"}
-    assert benches.fallen([broken], [], again=None) == [broken]
-
-
-FAKE = """
-from harness import Case, Part, Work
-
-def broken():
-    raise TypeError("no such call in this checkout")
-
-def cases(small):
-    yield Case("broken", broken)
-    yield Case("fake", lambda: Work(lambda: sum(range(900)), 9, {"copy": Part(lambda: sum(range(100)), 1)}))
-"""
-
-
-def test_a_bench_is_measured_by_its_own_process(harness, tmp_path, monkeypatch, capsys):
-    (tmp_path / "fake.py").write_text(FAKE)
-    monkeypatch.setattr(sys, "argv", ["harness.py", str(tmp_path / "fake.py"), "--small", "--rounds", "1"])
-    runpy.run_path(str(FOLDER / "bench" / "harness.py"), run_name="__main__")
-    broken, fake = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (broken["case"], broken["kind"]) == ("broken", "failed")
-    assert (fake["case"], fake["kind"], fake["against"]) == ("fake", "floor", "copy")
 
 
 @pytest.mark.parametrize(

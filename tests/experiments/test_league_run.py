@@ -1,6 +1,5 @@
 """The league: its judges know what they judge, a killed run goes on, published methods err as their authors say."""
 
-import json
 import math
 import sys
 
@@ -95,17 +94,6 @@ def test_judges_see_what_is_wrong(league):
         assert (verdict["seen"] <= row.slack) == holds == (verdict["error"] == 0)
 
 
-def test_sides_answer_one_line_for_each_row(league):
-    """A row that fails does not take the next with it."""
-    rows = [row for row in league.ROWS if row.name == "Gaussian calibration"]
-    bad = league.Row("no such row", "", {}, {}, league.ROWS[0].judge)
-    said = dict(
-        (row.name, each) for row, each in league.answers("torchdp", sys.executable, [bad, *rows], league.SMOKE)
-    )
-    assert said["no such row"]["failed"].startswith("KeyError") and json.dumps(said)
-    assert said["Gaussian calibration"]["seconds"] > 0
-
-
 @pytest.fixture(scope="module")
 def peers():
     with loaded("league/frequency_peers.py") as module:
@@ -157,27 +145,6 @@ def test_one_parity_a_user_is_unbiased_for_all_of_its_order(peers):
     error = (found - counts @ signs / USERS)[:, sizes <= 2]
     assert np.abs(error.mean(0)).max() < 4.5 * error.std() / math.sqrt(TRIALS)
     assert np.abs(found[:, sizes > 2]).max() < 1e-12
-
-
-def test_consistent_trees_are_least_squares(peers):
-    rng = np.random.default_rng(8)
-    levels = [rng.normal(size=(3, 3**level)) for level in (1, 2)]
-    rows = np.concatenate([np.kron(np.eye(3**level), np.ones((1, 9 // 3**level))) for level in (1, 2)])
-    answers = np.concatenate(levels, 1)
-    free = np.linalg.lstsq(rows, answers.T, rcond=None)[0]
-    spread = np.linalg.inv(rows.T @ rows) @ np.ones((9, 1))
-    best = free + spread @ (1 - free.sum(0, keepdims=True)) / spread.sum()  # with sum 1
-    np.testing.assert_allclose(peers.consistent_tree(levels, 3), best.T, atol=1e-12)
-
-
-def test_norm_sub_is_the_nearest_histogram(peers):
-    rng = np.random.default_rng(9)
-    shares = rng.normal(size=(50, 6))
-    near = peers.norm_sub(shares)
-    np.testing.assert_allclose(near.sum(1), 1)
-    others = rng.dirichlet(np.ones(6), (500, 1))
-    slope = ((near - shares) * (others - near)).sum(-1)  # a projection's: no histogram is below it
-    assert near.min() >= 0 and slope.min() > -1e-12
 
 
 def test_published_pairs_are_unbiased():

@@ -1,22 +1,17 @@
 """A device that is not there: tensors that say they live on ``far:0`` and compute on the CPU.
 
 What CUDA refuses is refused here: operands on two devices, ``.numpy()`` of device data, a generator of the other side.
-Every operation passes one function, so a call's launches and synchronisations can be counted without a GPU.
-Importing this changes the whole process (a backend is registered, kernels are wrapped): only children of the tests do.
+Every operation passes one function, so a call's synchronisations can be counted without a GPU.
+Importing this changes the whole process (a backend is registered, a kernel is wrapped): only children of the tests do.
 
-An operation counts as one launch; views, empty tensors and reads of a number count as none. With ``fused``, what CUDA
-has a fused kernel for counts as one launch too. A launch moves the bytes of the tensors that it takes and gives; of
-an expanded one, those that its memory has; of a table that it gathers from, all. A synchronisation is a number that
-the host reads, a copy to or from the host (pageable memory: torch waits for both), or an operation whose result's
-size, or whose error, the host waits for. No streams, no speed, no numerics of CUDA are here. torch's interface for
-this is experimental.
+A synchronisation is a number that the host reads, a copy to or from the host (pageable memory: torch waits for both),
+or an operation whose result's size, or whose error, the host waits for. No streams, no speed, no numerics of CUDA are
+here. torch's interface for this is experimental.
 """
 
 import contextlib
 import dataclasses
 import functools
-import importlib
-from collections import Counter
 from typing import ClassVar
 
 import torch
@@ -36,57 +31,18 @@ READS = {
     "linalg_eig", "_assert_scalar",
 }  # fmt: skip
 TWICE = {"bincount"}  # the least and the largest entry are read
-WRITE = set("copy_ fill_ zero_ random_ normal_ uniform_ bernoulli_ exponential_".split())  # and do not read
-NO_LAUNCH = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh",
-    "_reshape_alias", "_local_scalar_dense", "_linalg_check_errors", "is_same_size", "sym_size", "resize_", "set_",
-    "_unsafe_view", "is_pinned",
-}  # fmt: skip
 
 
 class Counts:
-    """Of one call. where: synchronisations by name of the operation and line of torchdp."""
+    """Of one call."""
 
-    def __init__(self):
-        self.launches = self.syncs = self.copies = self.bytes = 0
-        self.by_name, self.where, self.held = Counter(), Counter(), 0
+    syncs = 0
 
-    def launch(self, name, *moved):
-        """moved: what it takes and what it gives."""
-        if not self.held:
-            self.launches += 1
-            self.bytes += sum(map(size, moved))
-            self.by_name[name] += 1
-
-    def sync(self, name, times=1):
-        if not self.held:
-            self.syncs += times
-            self.copies += times * ("copy" in name)
-            if self.traced:
-                self.where[name, line()] += times
-
-    traced = False
+    def sync(self, times=1):
+        self.syncs += times
 
 
 COUNTS = Counts()
-
-
-def size(value):
-    """Bytes of the tensors in a value, each once."""
-    tensors = {id(t): t for t in tree_flatten(value)[0] if isinstance(t, torch.Tensor)}.values()
-    held = [t.inner if isinstance(t, Far) else t for t in tensors]
-    return sum(min(t.nbytes, t.untyped_storage().nbytes()) for t in held)
-
-
-def line():
-    """The innermost line of torchdp that is running."""
-    import traceback
-
-    for frame in reversed(traceback.extract_stack()[:-3]):
-        for part in ("/torchdp/", "/kernels/"):
-            if part in frame.filename and "site-packages" not in frame.filename:
-                return f"{frame.filename.split(part, 1)[1]}:{frame.lineno}"
-    return "?"
 
 
 class Far(torch.Tensor):
@@ -105,13 +61,13 @@ class Far(torch.Tensor):
         return f"Far({self.inner})"
 
     def tolist(self):
-        COUNTS.sync("copy between devices")
+        COUNTS.sync()
         return self.inner.tolist()
 
     def numpy(self, *, force=False):
         if not force:
             raise TypeError("can't convert far:0 to numpy; use Tensor.cpu() first")
-        COUNTS.sync("copy between devices")
+        COUNTS.sync()
         return self.inner.detach().numpy()
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -153,7 +109,7 @@ def refuse_mixing(func, flat, far, target):
             if near and near[-1] is flat[-1]:
                 raise RuntimeError(f"Expected all tensors to be on the same device: {func}")
         for _ in near:
-            COUNTS.sync("upload of indices")
+            COUNTS.sync()
         return
     if any(t.dim() for t in near) or (near and (name in TOGETHER or not func._schema.arguments)):
         raise RuntimeError(f"Expected all tensors to be on the same device: {func} mixes far:0 and cpu")
@@ -164,30 +120,21 @@ def refuse_mixing(func, flat, far, target):
 def count(func, flat, target, out, waits_not, known):
     """known: how long the result of repeat_interleave is, None: it has to be read."""
     name = func.overloadpacket.__name__
-    taken = flat[1:] if name in WRITE else flat
-    if func is aten._to_copy.default or func is aten.copy_.default:
-        other = flat[1] if func is aten.copy_.default else None
+    if func in COPIES:
         if func is aten._to_copy.default:
             crossing = isinstance(out, torch.Tensor) and isinstance(flat[0], Far) != target
         else:
-            crossing = isinstance(flat[0], Far) != isinstance(other, Far)
-        if crossing and waits_not and any(hasattr(t, "said_to_be_pinned") for t in flat):
-            return COUNTS.launch("copy between devices, not waited for", taken, out)
-        if crossing:
-            return COUNTS.sync("copy between devices")
-        return COUNTS.launch(name, taken, out)
-    if name in READS:
-        COUNTS.sync(name)
+            crossing = isinstance(flat[0], Far) != isinstance(flat[1], Far)
+        if crossing and not (waits_not and any(hasattr(t, "said_to_be_pinned") for t in flat)):
+            COUNTS.sync()
+    elif name in READS or (name == "repeat_interleave" and known is None):
+        COUNTS.sync()
     elif name in TWICE:
-        COUNTS.sync(name, 2)
-    elif name == "repeat_interleave" and known is None:
-        COUNTS.sync(name)
+        COUNTS.sync(2)
     elif name in INDEXED and any(isinstance(t, Far) and t.dtype in (torch.bool, torch.uint8) for t in flat[1:]):
         one = name != "index" and isinstance(flat[-1], torch.Tensor) and flat[-1].dim() == 0
         if not (one and sum(isinstance(t, torch.Tensor) for t in flat) == 3):  # masked_fill
-            COUNTS.sync(f"{name} by a mask")
-    if name not in NO_LAUNCH and not (func.is_view and not name.startswith("_to")):
-        COUNTS.launch(name, taken, out)
+            COUNTS.sync()
 
 
 def run(func, args, kwargs):
@@ -282,47 +229,24 @@ def register(fused):
     library.impl("empty_strided", _empty_strided, "PrivateUse1")
     library.impl("empty.memory_format", _empty, "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
-    kernels()
-    from torchdp.kernels import dispatch
+    from torchdp.kernels import chacha, dispatch
+
+    chacha.keystream = quick(chacha.keystream)
 
     if fused:
-        setattr(dispatch, "keyed" if hasattr(dispatch, "keyed") else "fuses", is_far)
+        dispatch.keyed = is_far
     torch.Generator = Generators
     return library
 
 
-CIPHER = "chacha.keystream"
-KERNELS = {
-    "chacha": ("keystream",),
-    "privunit": ("sums",),
-    "response_counts": ("counts",),
-    "unary_counts": ("tally",),
-    "rounded_features": ("rounded_counts", "positive_counts"),
-    "correlated_noise": ("add",),
-}
+def quick(keystream):
+    """The same words from a library, in less time."""
 
-
-def kernels():
-    """Each fused kernel's reference counts as one launch."""
-    for name, functions in KERNELS.items():
-        module = importlib.import_module(f"torchdp.kernels.{name}")
-        for each in functions:
-            setattr(module, each, as_one(f"{name}.{each}", getattr(module, each)))
-
-
-def as_one(name, function):
-    @functools.wraps(function)
-    def one(*args, **kwargs):
-        COUNTS.held += 1
-        try:
-            if name != CIPHER or not isinstance(args[0], Far):
-                found = function(*args, **kwargs)
-            else:  # the same words from a library, in less time
-                found = Far(function(args[0].inner, *args[1:], **kwargs))
-        finally:
-            COUNTS.held -= 1
-        COUNTS.launch(name, (args, kwargs), found)
-        return found
+    @functools.wraps(keystream)
+    def one(key, *args, **kwargs):
+        if isinstance(key, Far):
+            return Far(keystream(key.inner, *args, **kwargs))
+        return keystream(key, *args, **kwargs)
 
     return one
 
@@ -337,17 +261,16 @@ def _empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_f
 
 def _copy_from(self, dst, non_blocking=False):
     one, two = (t.inner if isinstance(t, Far) else t for t in (self, dst))
-    COUNTS.sync("copy between devices")
+    COUNTS.sync()
     two.copy_(one)
     return dst
 
 
 @contextlib.contextmanager
-def counted(traced=False):
+def counted():
     """Counts what runs inside, with factories caught."""
     global COUNTS
     before, COUNTS = COUNTS, Counts()
-    COUNTS.traced = traced
     try:
         with Mode():
             yield COUNTS

@@ -89,9 +89,3 @@ def test_a_killed_run_goes_on(tmp_path):
     assert (tmp_path / "table.csv").read_text().splitlines()[1:5] == [
         f'{n},"a, b",{n / 7!r}' for n in (1, 2, 3, 4)
     ]
-
-
-def test_a_new_run_replaces_a_table(tmp_path):
-    for n in (1, 2):
-        Report(tmp_path).row("table", n=n)
-    assert (tmp_path / "table.csv").read_text().split() == ["n", "2"]

@@ -1,8 +1,11 @@
 """What people read of a store: its page, from the store alone."""
 
+import csv
+import math
 import re
 import sys
 import xml.etree.ElementTree as xml
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +13,9 @@ import worker_trials as trials
 from worker_trials import GRID, SETTINGS
 
 from torchdp import cli
-from torchdp.simulate import OnError, Trial, sweep, write_page
+from torchdp.simulate import Moments, OnError, Row, error_curves, sweep, write_page
 from torchdp.simulate.page import Page, digest_of
+from torchdp.simulate.plots import write_csv
 from torchdp.simulate.store import Start, append, load
 
 
@@ -82,16 +86,6 @@ def test_a_page_without_matplotlib(store, tmp_path, monkeypatch, capsys):
     assert "need matplotlib" in text and text.count("\n| ") > 5 and not re.search(r"^#.*\n\n##", text, re.M)
 
 
-def test_the_commands(store, tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert cli.main(["report", str(store.parent)]) == 0
-    assert capsys.readouterr().out.split() == [str(store.with_name(f"report.{kind}")) for kind in ("html", "md")]
-    empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
-    assert cli.main(["report", str(empty)]) == 2 and "does not say which sweep" in capsys.readouterr().err
-    assert cli.main(["report", str(tmp_path / "absent.jsonl")]) == 2 and "absent" in capsys.readouterr().err
-
-
 def test_a_page_tells_what_is_done_from_what_is_open(tmp_path):
     pytest.importorskip("matplotlib")
     store = tmp_path / "s.jsonl"
@@ -118,13 +112,70 @@ def test_any_grid_has_a_page(grid, scale, tmp_path):
     assert "<b>&" not in page.read_text()
 
 
-@pytest.mark.parametrize(("trials_each", "predicted"), [(1, 0.5), (20, 0.0)])
-def test_one_trial_of_each_and_a_prediction_of_zero(trials_each, predicted, tmp_path):
-    pytest.importorskip("matplotlib")
+def row(n: int, name: str, mse: float, predicted: float | None = None) -> Row:
+    facts = {} if predicted is None else {"predicted_mse": predicted}
+    metrics = {"value": Moments(400, mse, 400 * mse**2, 0.0, 3 * mse)}
+    return Row({"n": n, "name": name}, metrics, 1.5, facts, 1, 100)
 
-    def make_trial(config):
-        return Trial(lambda generator, size: torch.ones(size), {"predicted_mse": predicted})
 
-    store = tmp_path / "s.jsonl"
-    sweep(make_trial, [{"n": 1}, {"n": 2}], store=store, trials=trials_each, seed=1, block_size=10)
-    assert "2 of 2 configurations done" in write_page(store, tmp_path / "out.html")[0].read_text()
+ROWS = [row(n, name, c / n, 1.02 * c / n) for name, c in (("a", 1.0), ("b", 5.0)) for n in (1000, 10, 100)]
+LABELS = {"x": "n", "lines": "name", "title": "local model, one user"}
+
+
+def test_figure_is_a_png_of_the_stated_size(tmp_path):
+    path = tmp_path / "figure.png"
+    before = "matplotlib.pyplot" in sys.modules
+    error_curves(ROWS, **LABELS).savefig(path, dpi=150)
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+    assert (width, height) == (1050, 675)  # 7 x 4.5 inches at 150 dpi
+    assert ("matplotlib.pyplot" in sys.modules) == before  # no global figure state
+
+
+def test_single_points_missing_predictions_and_one_sample_are_drawn():
+    rows = [row(10, str(i), 1.0) for i in range(9)]
+    rows.append(replace(rows[0], config={"n": 20, "name": "x"}, metrics={"value": Moments(1, 1.0, 0.0, 1.0, 1.0)}))
+    (axes,) = error_curves(rows, **LABELS).axes
+    assert len(axes.containers) == 10
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels", "message"),
+    [
+        ([], {}, "rows is empty"),
+        (ROWS, {"x": "absent"}, "no key.*absent"),
+        (ROWS, {"lines": "absent"}, "no key.*absent"),
+        ([*ROWS, ROWS[0]], {}, "two rows at n=1000"),
+        ([row(0, "a", 1.0)], {}, "n > 0"),
+        ([row(1, "a", 0.0)], {}, "error > 0"),
+        (ROWS, {"x": "name", "lines": "n"}, "name > 0"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(rows, labels, message):
+    with pytest.raises(ValueError, match=message):
+        error_curves(rows, **{**LABELS, **labels})
+
+
+def test_csv_holds_the_numbers(tmp_path):
+    path = tmp_path / "table.csv"
+    extra = replace(row(5, "c", 2.0), config={"k": 3})
+    write_csv([ROWS[0], extra], path)
+    first, second = csv.DictReader(path.open())
+    measured = "trials,mse,mse_low,mse_high,rmse,predicted_mse,ratio,z,seconds,code,error"
+    assert path.read_text().splitlines()[0] == f"n,name,k,{measured}"
+    moments = ROWS[0].moments
+    assert (first["n"], first["name"], first["k"], first["trials"]) == ("1000", "a", "", "400")
+    assert (float(first["mse_low"]), float(first["mse_high"])) == moments.interval()
+    assert float(first["rmse"]) == math.sqrt(moments.mean)
+    assert float(first["ratio"]) == moments.mean / 0.00102
+    assert float(first["z"]) == (moments.mean - 0.00102) / moments.standard_error
+    assert (second["predicted_mse"], second["ratio"], second["z"], second["seconds"]) == ("", "", "", "1.5")
+
+
+def test_csv_says_which_rows_failed(tmp_path):
+    path = tmp_path / "table.csv"
+    write_csv([replace(ROWS[0], metrics={}, error="ValueError: no"), replace(ROWS[1], code="trial a")], path)
+    first, second = csv.DictReader(path.open())
+    assert (first["trials"], first["mse"], first["error"]) == ("0", "", "ValueError: no")
+    assert (second["code"], second["error"]) == ("trial a", "") and float(second["mse"]) > 0

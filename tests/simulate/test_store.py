@@ -1,9 +1,10 @@
 """The store: round trip, torn and damaged lines, full and unwritable disks."""
 
-import errno
 import json
+import multiprocessing
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -13,10 +14,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import worker_trials as trials
+from worker_trials import GRID, PATIENCE, SETTINGS, block_lines, results
 
 import torchdp
-from torchdp.simulate import Moments
-from torchdp.simulate.store import Record, append, decode, encode, load
+from torchdp.simulate import Moments, merge, sweep
+from torchdp.simulate.store import Claims, Record, append, load
 
 CONFIG = {"n": 100, "eps": 0.1, "name": "é\n", "list": [1, None, True]}
 
@@ -53,21 +56,6 @@ def test_round_trip_is_exact(tmp_path):
     lines = path.read_bytes().splitlines()
     assert len(lines) == 4
     assert json.loads(lines[0])["config"] == CONFIG  # plain JSON lines for any other reader
-
-
-def test_extreme_floats_round_trip():
-    for value in (5e-324, 1e308, -0.0, 0.1 + 0.2, 2.0**-1074 * 3):
-        item = replace(
-            record(0), metrics={"x": Moments(2, value, abs(value), -abs(value), abs(value))}, seconds=1e-9
-        )
-        assert decode(encode(item)) == item
-
-
-def test_non_finite_moments_are_never_written(tmp_path):
-    path = tmp_path / "store.jsonl"
-    with pytest.raises(ValueError, match="JSON"):
-        append(path, replace(record(0), metrics={"x": Moments(1)}))
-    assert not path.exists()
 
 
 def test_truncation_at_every_byte_loses_at_most_the_torn_record(tmp_path):
@@ -116,18 +104,6 @@ def test_damaged_lines_are_counted_and_reported(tmp_path):
     assert [item for run in runs.values() for item in run.values()] == [records[0], records[2]]
 
 
-def test_another_format_is_skipped():
-    assert decode(encode(record(0)).replace(b"torchdp.simulate.store/4", b"torchdp.simulate/1")) is None
-
-
-def test_equal_duplicates_are_idempotent_first_wins(tmp_path):
-    path = tmp_path / "store.jsonl"
-    first = record(0)
-    append(path, first)
-    append(path, replace(first, seconds=99.0, device="other"))
-    assert quiet_load(path) == [first]
-
-
 def test_duplicates_with_other_moments_are_refused(tmp_path):
     path = tmp_path / "store.jsonl"
     append(path, record(0))
@@ -148,24 +124,6 @@ def test_other_seeds_block_sizes_lengths_and_code_are_not_duplicates(tmp_path):
         append(path, item)
     runs = load(path).runs
     assert [len(run) for run in runs.values()] == [2, 1, 1, 1, 1]
-
-
-def test_threads_may_append_to_one_file(tmp_path):
-    path = tmp_path / "store.jsonl"
-
-    def work(start: int) -> None:
-        for block in range(start, start + 25):
-            append(path, record(block))
-
-    threads = [threading.Thread(target=work, args=(start,)) for start in (0, 25, 50, 75)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        (run,) = load(path).runs.values()
-    assert sorted(block for block, _ in run) == list(range(100))
 
 
 def test_full_disk_gives_a_clear_error_and_keeps_what_was_written(tmp_path):
@@ -198,26 +156,123 @@ for _ in range(2):
     assert quiet_load(path) == [record(0), record(1), record(2)]
 
 
-def test_unwritable_paths_are_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "file" / "store.jsonl", Path("/proc/store.jsonl")):
-        with pytest.raises(OSError, match="cannot append to the results store") as caught:
-            append(path, record(0))
-        assert str(path) in str(caught.value)
+def other_process(text: str, *arguments: object) -> subprocess.Popen:
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(torchdp.__file__).parents[1])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", text, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize(
-    ("call", "code"),
-    [("open", errno.EROFS), ("open", errno.EACCES), ("write", errno.ENOSPC), ("fsync", errno.EIO)],
-)
-def test_every_failing_call_is_explained(tmp_path, monkeypatch, call, code):
-    def fail(*_: object) -> None:
-        raise OSError(code, os.strerror(code))
+def holding(store, *names):
+    """A process that has these blocks in work until it is killed."""
+    fork = multiprocessing.get_context("fork")  # at once, and claims are not a child's
+    held = fork.Event()
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(code)) as caught:
-        patch.setattr(os, call, fail)
-        append(tmp_path / "store.jsonl", record(0))
-    assert caught.value.errno == code
-    assert "store.jsonl" in str(caught.value)
-    append(tmp_path / "store.jsonl", record(0))  # the failed call left nothing that stands in the way
-    assert quiet_load(tmp_path / "store.jsonl") == [record(0)]
+    def hold():
+        claims = Claims(store)
+        assert all([claims.take(name) for name in names])
+        held.set()
+        signal.pause()
+
+    process = fork.Process(target=hold)
+    process.start()
+    assert held.wait(PATIENCE)
+    return process
+
+
+def test_a_claim_keeps_others_off_and_dies_with_its_process(tmp_path):
+    store = tmp_path / "s.jsonl"
+    holder, ours = holding(store, "a block"), Claims(store)
+    assert not ours.take("a block") and ours.take("another")
+    holder.kill()
+    holder.join()
+    assert ours.take("a block") and ours.take("a block")  # ours already
+    ours.close()
+
+
+SWEEP = """
+import sys
+from functools import partial
+from pathlib import Path
+import worker_trials as trials
+from torchdp.simulate import sweep
+make_trial = partial(trials.slow, Path(sys.argv[1]), 0.1, 12)
+make_trial.__wrapped__ = trials.make_trial
+print("ready", flush=True)
+sys.stdin.readline()
+sweep(make_trial, trials.GRID, store=sys.argv[2], **trials.SETTINGS)
+"""
+
+
+def test_two_sweeps_on_one_store_share_its_work(tmp_path, expected):
+    store = tmp_path / "s.jsonl"
+    both = [other_process(SWEEP, tmp_path, store) for _ in range(2)]
+    assert [process.stdout.readline() for process in both] == ["ready\n"] * 2
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.wait(PATIENCE) for process in both] == [0, 0]
+    assert len(block_lines(store)) == 12 and len(load(store).starts) == 2
+    made_by = {record.start for run in load(store).runs.values() for record in run.values()}
+    assert len(made_by) == 2
+    assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
+
+
+def test_a_sweep_waits_for_blocks_in_other_hands_and_does_those_of_the_dead(tmp_path, expected):
+    store = tmp_path / "s.jsonl"
+    sweep(trials.make_trial, GRID, store=store, **SETTINGS)
+    kept = [line for line in block_lines(store) if b'"block":1,' not in line]
+    store.write_bytes(b"\n".join(kept) + b"\n")
+    names = [f"{key} 1 100" for key in load(store).runs]
+    holder = holding(store, *names)
+    killed = []
+    dead = threading.Timer(0.5, lambda: (killed.append(True), holder.kill()))
+    dead.start()
+    rows = sweep(trials.make_trial, GRID, store=store, **SETTINGS)
+    assert killed  # it had to wait for that
+    assert results(rows) == expected
+    holder.join()
+    dead.join()
+
+
+def test_shards_merge_to_the_rows_of_one(tmp_path, expected):
+    parts = [tmp_path / f"{shard}.jsonl" for shard in range(3)]
+    for shard, part in enumerate(parts):
+        rows = sweep(trials.make_trial, GRID, store=part, shard=(shard, 3), **SETTINGS)
+        assert [row.moments.count for row in rows] == [100 if shard < 2 else 50] * 4
+        assert len(block_lines(part)) == 4
+    merged, catted = tmp_path / "merged.jsonl", tmp_path / "catted.jsonl"
+    assert merge(parts, merged) == 12 and merge(parts, merged) == 0
+    catted.write_bytes(b"".join(part.read_bytes() for part in parts))
+    for store in (merged, catted):
+        assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
+        assert len(block_lines(store)) == 12 and len(load(store).starts) == 3  # nothing was left to do
+
+
+def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
+    ours, theirs = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for store, scale in ((ours, 1.0), (theirs, 2.0)):
+        make = lambda config, scale=scale: lambda generator, size: scale * torch.rand(size, generator=generator)  # noqa: E731
+        make.__wrapped__ = trials.make_trial
+        sweep(make, GRID[:1], store=store, **SETTINGS)
+    before = ours.read_bytes()
+    with pytest.raises(ValueError, match="twice with different moments"):
+        merge([theirs], ours)
+    assert ours.read_bytes() == before
+    with pytest.raises(FileNotFoundError):
+        merge([tmp_path / "absent"], ours)
+
+
+def test_a_store_says_how_it_was_made(tmp_path):
+    store = tmp_path / "s.jsonl"
+    sweep(trials.make_trial, GRID, store=store, **SETTINGS)
+    sweep(trials.make_trial, GRID, store=store, **{**SETTINGS, "trials": 300})
+    first, second = load(store).starts.values()
+    assert first.facts["grid"] == GRID and "grid" not in second.facts  # once is enough
+    assert first.facts["grid_digest"] == second.facts["grid_digest"]
+    assert [each.facts["trials"] for each in (first, second)] == [250, 300]
+    for name in ("at", "command", "git", "host", "package", "process", "python", "seed", "torch"):
+        assert first.facts[name] or name == "git", name
+    records = [record for run in load(store).runs.values() for record in run.values()]
+    assert {record.start for record in records} == {first.start, second.start}
+    assert all(abs(record.at - first.facts["at"]) < 600 for record in records)

@@ -1,21 +1,41 @@
 """sweep: resuming, order, what may mix and what may not."""
 
 import functools
+import importlib.util
 import os
-import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from worker_trials import GRID, PATIENCE, SETTINGS, block_lines, make_trial, never, results, wait_until
+from worker_trials import GRID, SETTINGS, block_lines, make_trial, never, results
 
 import torchdp
 from torchdp.simulate import OnError, OtherCode, Trial, read, run, sweep
 from torchdp.simulate.blocks import Asked, Block, run_block
+from torchdp.simulate.code import code_of, package
 from torchdp.simulate.streams import block_generator
+
+SCRIPT = '''
+FACTOR = 1
+
+def make_trial(config, power=2):
+    """What it does."""
+    return lambda generator, size: FACTOR * torch.randn(size, generator=generator) ** power
+
+class Made:
+    def __init__(self, power):
+        self.power = power
+
+    def __call__(self, config):
+        return make_trial(config, self.power)
+
+    def method(self, config):
+        return self(config)
+'''
 
 
 def test_rows_equal_run_and_come_back_from_the_store(tmp_path, expected):
@@ -31,7 +51,7 @@ def test_rows_equal_run_and_come_back_from_the_store(tmp_path, expected):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("boundary", range(12))
+@pytest.mark.parametrize("boundary", (0, 1, 6, 11))
 def test_a_kill_at_every_block_boundary_changes_nothing(tmp_path, expected, boundary):
     path = tmp_path / "store.jsonl"
     left = boundary
@@ -54,60 +74,6 @@ def test_a_kill_at_every_block_boundary_changes_nothing(tmp_path, expected, boun
     assert len(block_lines(path)) == boundary
     assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
     assert len(block_lines(path)) == 12
-
-
-def test_order_and_division_of_the_work_change_nothing(tmp_path, expected):
-    path, merged = tmp_path / "store.jsonl", tmp_path / "merged.jsonl"
-    backwards = sweep(make_trial, GRID[::-1], store=path, **SETTINGS)
-    assert results(backwards[::-1]) == expected
-    parts = [tmp_path / f"{i}.jsonl" for i in range(3)]
-    for part, configs in zip(parts, (GRID[2:], GRID[:3], GRID[::2]), strict=True):
-        sweep(make_trial, configs, store=part, **SETTINGS)
-    merged.write_bytes(b"".join(part.read_bytes() for part in parts))  # equal duplicates included
-    assert results(sweep(never, GRID, store=merged, **SETTINGS)) == expected
-    assert sorted(results(read(merged))) == sorted(expected)
-
-
-def test_key_order_of_a_config_does_not_matter(tmp_path, expected):
-    path = tmp_path / "store.jsonl"
-    turned = [dict(reversed(config.items())) for config in GRID]
-    assert results(sweep(make_trial, turned, store=path, **SETTINGS)) == expected
-    sweep(never, GRID, store=path, **SETTINGS)
-
-
-def test_real_kill_then_resume(tmp_path, expected):
-    path = tmp_path / "store.jsonl"
-    script = f"""
-import sys, time
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-from test_sweep import GRID, SETTINGS, Trial, block_lines, make_trial, sweep
-path = Path({str(path)!r})
-def slow(config):
-    trial = make_trial(config)
-    def sample(generator, size):
-        time.sleep(0.05 if len(block_lines(path)) < 6 else {PATIENCE})
-        return trial.sample(generator, size)
-    return Trial(sample, trial.facts)
-slow.__wrapped__ = make_trial
-sweep(slow, GRID, store=path, **SETTINGS)
-"""
-    child = subprocess.Popen([sys.executable, "-c", script], cwd=Path(torchdp.__file__).parents[1])
-    wait_until(lambda: len(block_lines(path)) >= 3 or child.poll() is not None)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    assert 3 <= len(block_lines(path)) < 12
-    assert results(sweep(make_trial, GRID, store=path, **SETTINGS)) == expected
-
-
-def test_a_torn_record_is_run_again(tmp_path, expected):
-    path = tmp_path / "store.jsonl"
-    sweep(make_trial, GRID, store=path, **SETTINGS)
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-    with pytest.warns(RuntimeWarning, match="skipped 1 line"):
-        rows = sweep(make_trial, GRID, store=path, **SETTINGS)
-    assert results(rows) == expected
 
 
 def test_a_damaged_first_record_is_run_again_and_read_in_block_order(tmp_path, expected):
@@ -152,31 +118,6 @@ def test_target_stops_each_config_at_the_same_boundary(tmp_path):
     assert sweep(never, GRID[:2], store=path, target_relative_ci=0.1, **target) == rows
 
 
-def test_plain_callables_and_changed_configs(tmp_path):
-    def plain(config: dict[str, Any]) -> Any:
-        config["n"] = "changed"  # a copy: must not reach the row
-        return lambda generator, size: torch.rand(size, generator=generator)
-
-    (row,) = sweep(plain, GRID[:1], store=tmp_path / "store.jsonl", **SETTINGS)
-    assert (row.config, row.facts) == (GRID[0], {})
-    with pytest.raises(TypeError, match="Trial or a callable, not int"):
-        sweep(lambda config: 3, GRID[:1], store=tmp_path / "b.jsonl", **SETTINGS)
-
-
-def test_changed_facts_are_refused_before_any_work(tmp_path):
-    path = tmp_path / "store.jsonl"
-    sweep(make_trial, GRID[:1], store=path, **SETTINGS)
-    before = block_lines(path)
-
-    def changed(config: dict[str, Any]) -> Trial:
-        return Trial(make_trial(config).sample, {"predicted_mse": 2.0})
-
-    changed.__wrapped__ = make_trial
-    with pytest.raises(ValueError, match=r"facts of config.*2\.0"):
-        sweep(changed, GRID[:1], store=path, trials=1000, seed=7, block_size=100)
-    assert block_lines(path) == before
-
-
 def test_facts_may_differ_by_rounding(tmp_path):
     def rounded(relative: float) -> Any:
         facts = {"p": 0.1 * (1 + relative), "list": [0.3 * (1 + relative), "word"]}
@@ -190,25 +131,6 @@ def test_facts_may_differ_by_rounding(tmp_path):
     assert row.facts == {"p": 0.1, "list": [0.3, "word"]} and read(path) == [row]
     with pytest.raises(ValueError, match="facts of config"):
         sweep(rounded(1e-6), GRID[:1], store=path, trials=1000, seed=7, block_size=100)
-
-
-def test_a_bad_trial_stores_nothing(tmp_path):
-    path = tmp_path / "store.jsonl"
-    bad = block_generator(7, GRID[0], 1).initial_seed()
-
-    def poisoned(config: dict[str, Any]) -> Any:
-        return lambda g, size: torch.full((size,), float("nan") if g.initial_seed() == bad else 1.0)
-
-    with pytest.raises(ValueError, match="block 1 of seed 7"):
-        sweep(poisoned, GRID, store=path, **SETTINGS)
-    assert len(block_lines(path)) == 1
-
-
-def test_an_unwritable_store_is_refused_before_any_work(tmp_path):
-    with pytest.raises(OSError, match="cannot append to the results store"):
-        sweep(never, GRID, store=tmp_path / "missing" / ".." / os.devnull / "s", **SETTINGS)
-    with pytest.raises(FileNotFoundError, match="absent"):
-        read(tmp_path / "absent.jsonl")
 
 
 def factor(number: float) -> Any:
@@ -264,16 +186,6 @@ def broken(which: dict[str, Any], config: dict[str, Any]) -> Trial:
     return Trial(sample, trial.facts)
 
 
-def test_a_target_alone_takes_the_trials_it_needs(tmp_path):
-    """No limit is set: it starts at once, and each configuration gets as many as its own variance asks for."""
-    narrow = lambda config: lambda g, size: 1 + config["n"] * torch.randn(size, generator=g, dtype=torch.float64)  # noqa: E731
-    grid, settings = [{"n": 0.1}, {"n": 0.4}], {"seed": 3, "block_size": 100, "target_relative_ci": 0.005}
-    rows = sweep(narrow, grid, trials=None, store=tmp_path / "s.jsonl", **settings)
-    for config, row in zip(grid, rows, strict=True):
-        assert row.moments.relative_half_width() <= 0.005
-        assert 0.8 < row.moments.count / (1.96 * config["n"] / 0.005) ** 2 < 1.2
-
-
 def test_no_more_blocks_are_out_than_the_target_seems_to_need():
     gathering = Asked(None, 0, 100, 0.01).gathering({})
     part = run_block(lambda g, size: 1 + torch.randn(size, generator=g), Block(0, {}, 0, 100), torch.device("cpu"))
@@ -315,3 +227,64 @@ def test_out_of_memory_at_any_block_is_tried_again_and_resumed(tmp_path, expecte
             assert len(block_lines(tmp_path / "s.jsonl")) == 4
         else:
             assert results(sweep(trial, GRID[:2], store=tmp_path / "s.jsonl", **SETTINGS)) == expected[:2]
+
+
+def script(folder, text=SCRIPT):
+    path = folder / "toy.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("experiment_toy", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("new", ["FACTOR = 100", "FACTOR = 1  # a comment"])
+def test_every_word_of_the_script_counts(tmp_path, new):
+    before = [code_of(made) for made in (script(tmp_path).make_trial, script(tmp_path).Made(1))]
+    assert before == [code_of(made) for made in (script(tmp_path).make_trial, script(tmp_path).Made(1))]
+    toy = script(tmp_path, SCRIPT.replace("FACTOR = 1", new))
+    assert not {code_of(toy.make_trial), code_of(toy.Made(1))} & set(before)
+
+
+def test_values_that_a_trial_is_bound_to_count(tmp_path):
+    toy = script(tmp_path)
+
+    def closure(value):
+        return lambda config: toy.make_trial(config, value)
+
+    values = [1, 1.0, "1", None, torch.ones(1), torch.zeros(1), [1], (1,), {1: 2}, {2: 1}, Path("a")]
+    power = lambda value: partial(toy.make_trial, power=value)  # noqa: E731
+    for wrap in (
+        closure,
+        power,
+        toy.Made,
+        lambda value: toy.Made(value).method,
+        lambda value: partial(closure(value)),
+    ):
+        made = {code_of(wrap(value)) for value in values}
+        assert len(made) == len(values)
+        assert made == {code_of(wrap(value)) for value in values}
+    wrapped = closure(3)
+    wrapped.__wrapped__ = toy.make_trial
+    assert code_of(wrapped) == code_of(toy.make_trial)
+
+
+def test_it_is_the_same_in_another_process(tmp_path):
+    here = code_of(partial(script(tmp_path).make_trial, power=3))
+    root = str(Path(torchdp.__file__).parents[1])
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join([root, str(tmp_path)])}
+    asked = (
+        "import functools, toy; from torchdp.simulate.code import code_of; "
+        "print(code_of(functools.partial(toy.make_trial, power=3)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asked], capture_output=True, text=True, env=environment, timeout=600
+    )
+    assert done.stdout.strip() == here, done.stderr
+
+
+def test_it_names_the_packages_and_their_versions(monkeypatch):
+    said = code_of(test_it_names_the_packages_and_their_versions)
+    assert f"torch {torch.__version__}" in said and package() in said and torchdp.__version__ in package()
+    monkeypatch.setattr("torchdp.simulate.code.torch.__version__", "9.9")
+    assert "torch 9.9" in code_of(test_it_names_the_packages_and_their_versions) != said

@@ -1,6 +1,5 @@
 """Workers: the same bits as one process, whatever dies, fails or is interrupted, and nothing left behind."""
 
-import errno
 import multiprocessing
 import os
 import random
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -94,32 +93,6 @@ def test_an_exception_names_its_block_and_device_once(tmp_path, expected, capfd,
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
 
 
-def test_what_a_trial_raises_keeps_its_kind(tmp_path):
-    with ThreadPoolExecutor(1) as executor:
-        with pytest.raises(ValueError, match=r"unusable samples in block 1 of seed 7.*\(on cpu\)"):
-            run(trials.poisoned, 300, 7, block_size=10, executor=executor)
-        with pytest.raises(RuntimeError, match=r"SystemExit: 3 \(block 0 of seed 7, config {}, on cpu\)"):
-            run(trials.leaving, 300, 7, block_size=10, executor=executor)
-
-
-def test_a_full_disk_stops_the_workers(tmp_path, expected, monkeypatch):
-    store, left = tmp_path / "store.jsonl", 4  # the start, and three blocks
-    real = torchdp.simulate.config_runs.append
-
-    def full(path, record):
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise OSError(errno.ENOSPC, "cannot append to the results store", str(path))
-        real(path, record)
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"cannot append.*store\.jsonl"):
-        patch.setattr("torchdp.simulate.config_runs.append", full)
-        sweep(trials.make_trial, GRID, store=store, devices=["cpu"], **SETTINGS)
-    assert multiprocessing.active_children() == [] and len(lines(store)) == 3
-    assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
-
-
 def test_workers_have_the_bits_of_one_thread_and_the_default_dtype_of_this_process():
     """A function inside a function is sent too."""
     threads, dtype, scale = torch.get_num_threads(), torch.get_default_dtype(), 2.0
@@ -143,40 +116,6 @@ def test_what_cannot_be_sent_is_refused_before_any_work(tmp_path):
     assert not store.parent.exists()
     with pytest.raises(TypeError, match="trial cannot be sent"):
         run(partial(torch.rand, threading.Lock()), 10, 0, devices=TWO)
-
-
-def test_threads_work_as_they_are_and_stay_open(tmp_path, expected):
-    threads = torch.get_num_threads()
-    with ThreadPoolExecutor(3) as executor:
-        rows = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, **SETTINGS)
-        assert executor.submit(threading.get_ident).result()
-    assert results(rows) == expected and torch.get_num_threads() == threads
-
-
-def test_workers_of_an_executor_do_one_configuration_at_a_time(tmp_path):
-    """Else each would make the trial of another configuration before every block."""
-    order = []
-
-    class One(ThreadPoolExecutor):
-        def submit(self, do, sent, device, job):
-            order.append(job.run)
-            return super().submit(do, sent, device, job)
-
-    with One(3) as executor:
-        settings = {"trials": 40, "seed": 7, "block_size": 2}
-        sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, **settings)
-    assert order == sorted(order) and len(order) == 80
-
-
-@pytest.mark.slow  # starts processes
-def test_a_pool_of_the_user_s_that_breaks_is_not_ours_to_mend(tmp_path, expected):
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as executor:
-        rows = sweep(trials.make_trial, GRID, store=tmp_path / "s.jsonl", executor=executor, **SETTINGS)
-        assert results(rows) == expected
-        with pytest.raises(ChildProcessError, match="finished blocks are kept"):
-            sweep(trials.dying, GRID, store=tmp_path / "t.jsonl", executor=executor, **SETTINGS)
-    rows = sweep(trials.make_trial, GRID, store=tmp_path / "t.jsonl", **SETTINGS)
-    assert results(rows) == expected
 
 
 @pytest.mark.slow  # starts a cluster
@@ -262,16 +201,6 @@ def test_kills_at_random_moments_change_nothing(tmp_path, expected, seed):
     rows = sweep(trials.make_trial, GRID, store=store, devices=TWO, **SETTINGS)
     assert results(rows) == expected
     assert len(set(lines(store))) == len(lines(store)) == 12
-
-
-@pytest.mark.gpu
-def test_the_devices_of_this_machine_give_one_device_s_bits(tmp_path):
-    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    devices = devices if len(devices) > 1 else devices * 2
-    alone = sweep(trials.make_trial, GRID, store=tmp_path / "a.jsonl", device=devices[0], **SETTINGS)
-    for there in (devices, devices[::-1]):
-        rows = sweep(trials.make_trial, GRID, store=tmp_path / f"{there[0][-1]}.jsonl", devices=there, **SETTINGS)
-        assert results(rows) == results(alone)
 
 
 def test_a_device_of_an_executor_need_not_be_here():

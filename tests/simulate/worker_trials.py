@@ -29,7 +29,7 @@ def make_trial(config: dict[str, Any]) -> Trial:
 
 
 def several(config: dict[str, Any]) -> Trial:
-    """What ``make_trial`` draws, with two numbers more and a median."""
+    """What ``make_trial`` draws, with two numbers more."""
     one = make_trial(config)
 
     def sample(generator: torch.Generator, size: int) -> dict[str, torch.Tensor]:
@@ -37,7 +37,7 @@ def several(config: dict[str, Any]) -> Trial:
         assert isinstance(error, torch.Tensor)
         return {"squared error": error, "coverage": error < 4 / config["n"], "bias": error.sqrt()}
 
-    return Trial(sample, one.facts, [0.5])
+    return Trial(sample, one.facts)
 
 
 def before_block(config: dict[str, Any], index: int, act) -> Trial:
@@ -49,7 +49,7 @@ def before_block(config: dict[str, Any], index: int, act) -> Trial:
             act()
         return trial.sample(generator, size)
 
-    return Trial(sample, trial.facts, trial.quantiles)
+    return Trial(sample, trial.facts)
 
 
 def kill_this_process() -> None:
@@ -109,7 +109,7 @@ def slow(folder: Path, seconds: float, most: int, config: dict[str, Any]) -> Tri
         time.sleep(seconds if done[os.getpid()] <= most else PATIENCE)
         return trial.sample(generator, size)
 
-    return Trial(sample, trial.facts, trial.quantiles)
+    return Trial(sample, trial.facts)
 
 
 for same in (dying, failing, late_first_block, never, slow):

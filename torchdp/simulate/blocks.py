@@ -1,7 +1,6 @@
 """Monte Carlo over any callable: the unit of work, a block of samples; the order in which blocks count; ``run``."""
 
 import gc
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from torchdp.checks import each_of, fraction, function, integer, positive
+from torchdp.checks import function, integer, positive
 from torchdp.simulate.moments import Measured, Moments, merge_all, same_numbers
 from torchdp.simulate.streams import block_generator, canonical
 from torchdp.simulate.workers import Jobs, answers
@@ -21,7 +20,6 @@ from torchdp.simulate.workers import Jobs, answers
 MANY = 10**15  # trials, where no number is set
 PLAIN = "value"  # the name of a number that has none
 NO_ROOM = "can't allocate memory"  # what torch says on a CPU
-TAIL = 10  # samples of a block that should lie on each side of a quantile
 Samples = Tensor | Mapping[str, Tensor] | tuple[Tensor, ...]
 Sampler = Callable[[torch.Generator, int], Samples]
 """``sampler(generator, size)``: ``size`` independent samples, shape (size,), drawn from ``generator`` alone.
@@ -55,10 +53,9 @@ class Part(Measured):
     seconds: float
 
 
-def run_block(trial: Sampler, block: Block, device: torch.device, quantiles: Sequence[float] = ()) -> Part:
+def run_block(trial: Sampler, block: Block, device: torch.device) -> Part:
     """What ``trial`` gives in one block. Out of memory, it is tried once more, with all caches emptied.
 
-    quantiles: of these ranks, as metrics of one sample, of the numbers that are no shares.
     Raises TypeError, ValueError, MemoryError that name the block.
     """
     start = time.perf_counter()
@@ -82,8 +79,6 @@ def run_block(trial: Sampler, block: Block, device: torch.device, quantiles: Seq
             metrics[name] = Moments.of(values)
         except (TypeError, ValueError) as error:
             raise type(error)(f"trial returned unusable samples in {block}: {name}: {error}") from error
-        for rank in () if metrics[name].share else quantiles:
-            metrics[f"{name}_q{rank}"] = _quantile(values, rank)
     return Part(metrics, time.perf_counter() - start)
 
 
@@ -102,27 +97,6 @@ def _named(samples: object, block: Block) -> dict[str, Tensor]:
             shape = tuple(values.shape)
             raise ValueError(f"{name} of a trial must have shape ({block.size},), not {shape} ({block})")
     return dict(given)
-
-
-def _quantile(values: Tensor, rank: float) -> Moments:
-    """A block's order statistic as one sample; none where a shorter last block has too few for it."""
-    if len(values) < _least(rank):
-        return Moments()
-    return Moments.of(values.double().kthvalue(math.ceil(rank * len(values))).values)
-
-
-def ranks(quantiles: Sequence[float], block_size: int) -> tuple[float, ...]:
-    """Ranks of quantiles that blocks of this size have enough samples for. Raises TypeError, ValueError."""
-    found = tuple(fraction("each of quantiles", rank) for rank in each_of("quantiles", quantiles, float))
-    for rank in found:
-        if block_size < (needed := _least(rank)):
-            raise ValueError(f"quantile {rank:g} needs a block_size of at least {needed}, not {block_size}")
-    return found
-
-
-def _least(rank: float) -> int:
-    """Samples in a block that say something about this quantile."""
-    return math.ceil(TAIL / min(rank, 1 - rank) - 1e-6)
 
 
 def block_sizes(trials: int, block_size: int) -> Iterator[tuple[int, int]]:

@@ -1,6 +1,5 @@
 """One page that a person reads: of a store, self-contained HTML and Markdown, from the store alone."""
 
-import base64
 import hashlib
 import html
 import io
@@ -83,15 +82,6 @@ class Page:
             f"<figure>{picture}<figcaption>{_safe(caption)}</figcaption></figure>",
             f"(In the HTML page: a figure. {_marked(caption)})",
         )
-
-    def picture(self, path: Path, caption: str, beside: Path) -> None:
-        """A PNG file, inside of the HTML; the Markdown names it from the folder ``beside``."""
-        data = base64.b64encode(path.read_bytes()).decode()
-        self._html.append(
-            f'<figure><img alt="{_safe(caption)}" style="max-width:100%" src="data:image/png;base64,{data}">'
-            f"<figcaption>{_safe(caption)}</figcaption></figure>"
-        )
-        self._text.append(f"![{_marked(caption)}]({path.relative_to(beside).as_posix()})")
 
     def write(self, path: str | os.PathLike[str]) -> list[Path]:
         """``path`` and its .md twin; returns both."""

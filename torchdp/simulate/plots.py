@@ -34,11 +34,11 @@ def subplots(
     """
     with checks.needing("a figure", "matplotlib"):
         from matplotlib.figure import Figure
-    count, wide = checks.integer("count", count, 1, 10**4), checks.integer("wide", wide, 1)
+    count = checks.integer("count", count, 1, 10**4)
+    wide = min(checks.integer("wide", wide, 1), count)
     if not isinstance(size, tuple) or len(size) != 2:
         raise TypeError(f"size must be (width, height) in inches, not {type(size).__name__}")
     size = checks.positive("size", size[0]), checks.positive("size", size[1])
-    wide = min(wide, count)
     high = -(-count // wide)
     figure = Figure(figsize=(size[0] * wide, size[1] * high), layout="constrained")
     axes = list(figure.subplots(high, wide, squeeze=False, **options).flat)
@@ -81,8 +81,10 @@ def error_curves(
         ValueError: no rows, a key that a configuration lacks, x or error not positive, or two rows at one
             point of one line.
     """
-    rows, lines = checks.each_of("rows", rows, Row), checks.instance("lines", lines, (str, type(None)))
-    checks.instance("x", x, str), checks.instance("title", title, str)
+    rows = checks.each_of("rows", rows, Row)
+    checks.instance("x", x, str)
+    checks.instance("lines", lines, (str, type(None)))
+    checks.instance("title", title, str)
     checks.instance("number", number, (str, type(None)))
     points = _points(rows, x, lines, panels, number)  # refuses before it draws
     figure, all_axes = subplots(points["panel"].nunique(), size=(7, 4.5))
@@ -91,7 +93,8 @@ def error_curves(
             group = group.sort_values("x")
             label = "measured" if lines is None else f"{word(lines)}={line}"
             if number is None and len(group) > 1:
-                label += f", slope {np.polyfit(np.log(group['x']), np.log(group['middle']), 1)[0]:.2f}"
+                slope = np.polyfit(np.log(group["x"]), np.log(group["middle"]), 1)[0]
+                label += f", slope {slope:.2f}"
             _bars(axes, group, place, label=_verbatim(label))
             known = group.dropna(subset="predicted")
             axes.plot(known["x"], known["predicted"], "--", color=_COLOURS[place % len(_COLOURS)], alpha=0.7)
@@ -114,7 +117,8 @@ def ratio_strip(rows: Sequence[Row], title: str) -> "Figure":
     Rows in order from left to right on a linear axis around 1: the picture most sensitive to a wrong formula. Raises
     ImportError where matplotlib is not installed, TypeError, ValueError where no row has a ``predicted_mse`` > 0.
     """
-    rows, title = checks.each_of("rows", rows, Row), checks.instance("title", title, str)
+    rows = checks.each_of("rows", rows, Row)
+    checks.instance("title", title, str)
     known = [row for row in rows if row.facts.get("predicted_mse", 0) > 0]
     if not known:
         raise ValueError("no row has a predicted_mse; there is nothing to compare")
@@ -135,7 +139,8 @@ def _points(
     if not rows:
         raise ValueError("rows is empty; there is nothing to draw")
     for row in rows:
-        if missing := {x, lines or x} - set(row.config):
+        missing = {x, lines or x} - set(row.config)
+        if missing:
             raise ValueError(f"config {row.config} has no key {sorted(missing)}")
         if number is not None and number not in row.metrics:
             raise ValueError(f"number must be one of {list(row.metrics)}, not {number!r}")
@@ -170,9 +175,16 @@ def _bars(axes: "Axes", points: "pandas.DataFrame", place: int, **options: Any) 
     ends = points[["low", "high"]].to_numpy().T  # (2, points)
     bars = np.abs(ends - points["middle"].to_numpy())
     axes.errorbar(
-        points["x"], points["middle"], yerr=np.where(np.isfinite(bars), bars, 0.0), markersize=4, capsize=3,
-        linewidth=1, color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)], **options,
-    )  # fmt: skip
+        points["x"],
+        points["middle"],
+        yerr=np.where(np.isfinite(bars), bars, 0.0),
+        color=_COLOURS[place % len(_COLOURS)],
+        marker=_MARKERS[place % len(_MARKERS)],
+        markersize=4,
+        capsize=3,
+        linewidth=1,
+        **options,
+    )
 
 
 def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
@@ -190,14 +202,16 @@ def write_csv(rows: Sequence[Row], path: str | os.PathLike[str]) -> None:
     checks.path("path", path)
     keys = list(dict.fromkeys(key for row in checks.each_of("rows", rows, Row) for key in row.config))
     named = [*_MEASURED, *dict.fromkeys(name for row in rows for name in measured(row) if name not in _MEASURED)]
-    if clash := sorted(set(keys) & set(named)):
+    clash = sorted(set(keys) & set(named))
+    if clash:
         raise ValueError(f"config keys {clash} are names of measured columns; rename them")
     write_table(path, [*keys, *named], ({**row.config, **measured(row)} for row in rows))
 
 
 def measured(row: Row) -> dict[str, Any]:
     """What a table says of a row beside its configuration: ``write_csv``'s columns, without what there is not."""
-    moments, predicted = row.moments, row.facts.get("predicted_mse")
+    moments = row.moments
+    predicted = row.facts.get("predicted_mse")
     cells: dict[str, Any] = {"trials": moments.count, "seconds": row.seconds, "code": row.code}
     cells["error"] = row.error or ""
     if not moments.count:

@@ -12,7 +12,7 @@ import torch
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.simulate.blocks import Asked, Sampler, ranks, run_block
+from torchdp.simulate.blocks import Asked, Sampler, run_block
 from torchdp.simulate.code import code_of, start
 from torchdp.simulate.config_runs import ConfigRun, Job, OnError, OtherCode, Row, Work, runs_of, same_facts
 from torchdp.simulate.moments import merge_all
@@ -29,14 +29,10 @@ class Trial(Brief):
         tuple of such by name, as in :func:`torchdp.simulate.run`.
     facts: fixed numbers and words that go into the store beside the samples, for example
     ``{"predicted_mse": 0.25}``; of the same kinds as a configuration.
-    quantiles: ranks in (0, 1), such as 0.95, of the numbers that are no shares. "value_q0.95" is the mean over blocks
-        of their order statistics: its bias falls as 1 / block_size, its error is what blocks differ by. It takes ten
-        blocks or more, with ten samples or more beyond the rank in each. Source: Seila (1982), batching.
     """
 
     sample: Sampler
     facts: Mapping[str, object] = field(default_factory=dict)
-    quantiles: Sequence[float] = ()
 
 
 MakeTrial = Callable[[dict[str, Any]], Trial | Sampler]
@@ -148,22 +144,22 @@ class _Runner:
         config = dict(job.block.config)
         if self.made is None or self.made[0] != job.run:
             self.made = None  # two at once might not fit into memory
-            self.made = job.run, _open(self.make_trial, config, self.block_size)
+            self.made = job.run, _open(self.make_trial, config)
         trial = self.made[1]
         same_facts(config, [*job.facts, trial.facts])
-        part = run_block(trial.sample, job.block, device, trial.quantiles)
+        part = run_block(trial.sample, job.block, device)
         name = f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
         made: dict[str, Any] = {"device": name, "code": self.code, "facts": dict(trial.facts)}
         key = job.block.seed, config, job.block.index, self.block_size
         return Record(*key, metrics=part.metrics, seconds=part.seconds, **made)
 
 
-def _open(make_trial: MakeTrial, config: dict[str, Any], block_size: int) -> Trial:
+def _open(make_trial: MakeTrial, config: dict[str, Any]) -> Trial:
     made = make_trial(copy.deepcopy(config))
     trial = made if isinstance(made, Trial) else Trial(made)
     if not callable(trial.sample):
         raise TypeError(f"make_trial must return a Trial or a callable, not {type(trial.sample).__name__}")
-    return Trial(trial.sample, json.loads(canonical(trial.facts, "facts")), ranks(trial.quantiles, block_size))
+    return Trial(trial.sample, json.loads(canonical(trial.facts, "facts")))
 
 
 def _row(records: Iterable[Record]) -> Row:
