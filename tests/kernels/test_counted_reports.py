@@ -93,35 +93,6 @@ def test_collecting_takes_the_fused_path_and_has_the_law_of_the_aggregate(fused)
         assert not torch.equal(again["reports"], tally["reports"])  # a new key from the same noise
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_fused_path_says_what_is_wrong_with_its_arguments(fused, kind):
-    oracle, noise = kind(4, 1.0), SeededNoise(0, fused)
-    for bad in ([0, 4], [-1, 0], [2**40, 1]):
-        with pytest.raises(ValueError, match=r"x must lie in \[0, 4\)"):
-            oracle.collect(torch.tensor(bad, device=fused), noise=noise)
-    for bad in (torch.zeros(3, device=fused), torch.zeros(3, dtype=torch.bool, device=fused), {0: 1}):
-        with pytest.raises(TypeError, match="x must be"):
-            oracle.collect(bad, noise=noise)
-    with pytest.raises(TypeError, match="noise"):
-        oracle.collect(torch.zeros(3, dtype=torch.int64, device=fused), noise=7)
-    with pytest.raises(ValueError, match="n >= 1"):
-        oracle.collect(torch.zeros(0, dtype=torch.int64, device=fused), noise=noise)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_collecting_reads_integers_of_any_width_and_checks_all_before_it_draws(kind):
-    oracle, x = kind(4, 1.0), USERS.repeat(3)
-    wanted = oracle.collect(x, noise=SeededNoise(4))["reports"]
-    for dtype in (torch.int32, torch.int16, torch.uint8):
-        assert torch.equal(oracle.collect(x.to(dtype), noise=SeededNoise(4))["reports"], wanted)
-    noise = SeededNoise(5)
-    with pytest.raises(ValueError, match=r"x must lie in \[0, 4\)"):
-        oracle.collect(torch.tensor([0, 4]), noise=noise)
-    with pytest.raises(TypeError, match="x must be"):
-        oracle.collect({0: 1}, noise=noise)
-    assert torch.equal(noise.words((8,)), SeededNoise(5).words((8,)))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [16, 1024])

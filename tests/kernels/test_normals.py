@@ -6,8 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from torchdp.kernels import normals, philox
-from torchdp.kernels.normals import reference
+from torchdp.kernels import normals
 
 ALPHA = 1e-6
 TYPES = [torch.float32, torch.float64]
@@ -47,29 +46,3 @@ def test_a_number_depends_on_key_number_column_and_stream_alone(dtype):
     for other in (draws(-4, 100, 9, dtype, first=5), draws(-3, 100, 9, dtype, first=5, stream=1)):
         assert (other != whole).all()
     assert draws(1, 0, 3, dtype).shape == (0, 3)
-
-
-def test_the_turn_is_exact_at_quarters_and_within_rounding_elsewhere():
-    ends = torch.tensor([0, 1, 2**32 - 1, 2**31, 2**30, 3 * 2**30])
-    words = torch.cat(
-        [ends, (ends + 2**29) % 2**32, ends + 2**29 - 1 & philox.reference.MASK, torch.arange(0, 2**32, 99991)]
-    )
-    cosine, sine = reference.short_turn(words)
-    assert (cosine.dtype, sine.dtype) == (torch.float32, torch.float32)
-    angle = words.double() * (2 * math.pi / 2**32)
-    assert float((cosine - angle.cos()).abs().max()) < 2 * 2**-24
-    assert float((sine - angle.sin()).abs().max()) < 2 * 2**-24
-    assert [float(cosine[k]) for k in (0, 3, 4, 5)] == [1, -1, 0, 0]
-    v = (torch.arange(0, 2**20, dtype=torch.float64) + 0.5) / 2**20
-    cosine, sine = reference.turn(v)
-    exact = torch.special.sinc(2 * v) * 2 * math.pi * v  # sin(2 pi v)
-    assert float((sine - exact).abs().max()) < 2e-15
-    assert float((cosine.square() + sine.square() - 1).abs().max()) < 1e-15
-
-
-def test_tails_end_where_the_words_do():
-    largest = float(reference.short_radius(torch.tensor(0)))
-    assert largest == pytest.approx(math.sqrt(66 * math.log(2)), rel=1e-6) and largest < 6.77
-    assert float(reference.short_radius(torch.tensor(2**32 - 1))) == 0
-    finest = float((-2 * philox.unit(torch.tensor(0), torch.tensor(0)).log()).sqrt())
-    assert finest == pytest.approx(math.sqrt(106 * math.log(2))) and finest < 8.58

@@ -28,24 +28,6 @@ def test_turns_are_those_of_the_angle_even_where_it_is_large():
     assert ((apart - apart.round()).abs() <= 2**-23 + 6 * 2**-24 * size).all()
 
 
-def test_a_quarter_of_a_turn_makes_the_sine_of_the_same_angle():
-    """So that cos^2 + sin^2 = 1 to a few roundings, however large the angle."""
-    x, frequencies, _, _ = inputs(1000, scale=1000.0)
-    t = reference.turns(x, frequencies, torch.tensor([[0.0], [-0.25]]).expand(2, 7)).unflatten(1, (7, 2))
-    cosine, sine = torch.cos(2 * math.pi * t.double()).unbind(-1)
-    assert float((cosine.square() + sine.square() - 1).abs().max()) < 4e-7
-
-
-def test_levels_are_the_chances_to_within_a_part_in_2_to_the_32():
-    t = torch.tensor([0.0, 0.25, 0.5, -0.5, 1 / 3, 2**-12, 0.2499999, 0.25 - 2**-12])
-    cosine = torch.cos(t * (2 * math.pi))
-    chance = (reference.levels(t) + 2**31).double() / 2**32  # of -2^31 .. 2^31 - 1, so many lie below the level
-    assert ((chance - (1 + cosine.double()) / 2).abs() < 2.0**-32).all()
-    large = cosine.abs() >= 2.0**-8
-    assert torch.equal(chance[large], (1 + cosine[large].double()) / 2)
-    assert chance[0] == 1 and chance[2] == 0
-
-
 @pytest.mark.parametrize("shift", [0.0, 0.1, 0.3, 0.5])
 def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift):
     n, features = 20_000, 6
@@ -81,10 +63,3 @@ def test_counts_are_those_of_the_classes():
     counts = rounded_features.positive_counts(x, frequencies, phases, labels, 4)
     assert torch.equal(counts, torch.stack([bits[labels == c].sum(0) for c in range(4)]))
     assert not counts[3].any()
-
-
-def test_nobody_adds_nothing():
-    x, frequencies, phases, labels = inputs(0)
-    assert not rounded_features.rounded_counts(x, frequencies, phases, labels, 2, key=1).any()
-    assert rounded_features.rounded_counts(x, frequencies, phases, labels, 2, key=1, repeats=0).shape == (0, 2, 7)
-    assert not rounded_features.positive_counts(x, frequencies, phases, labels, 2).any()

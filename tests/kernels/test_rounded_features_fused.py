@@ -6,7 +6,6 @@ import torch
 from torchdp.kernels.rounded_features import reference
 
 triton = pytest.importorskip("triton")
-import triton.language as tl  # noqa: E402
 
 from torchdp.kernels.rounded_features import fused  # noqa: E402
 
@@ -76,20 +75,6 @@ def test_signs_differ_only_where_the_cosine_vanishes(device, size):
     assert wrong.sum() <= 1
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_where_nothing_rounds_but_the_cosine_all_bits_agree(device, size):
-    """Angles are multiples of 2^-9 of a turn here, so signs agree exactly, and sure bits are sure on both paths."""
-    x, frequencies, phases = inputs(*size, device, seed=size[0], dyadic=True)
-    assert torch.equal(own_bits(x, frequencies, phases), reference.positive_bits(x, frequencies, phases))
-    expected = reference.rounded_bits(x, frequencies, phases, 3, 0, 0)
-    wrong = own_bits(x, frequencies, phases, 3)[0] != expected
-    assert (margins(x, frequencies, phases, 3, 0, 0)[wrong] <= COSINE / 2).all()
-    assert wrong.sum() <= 1
-    still = torch.zeros_like(frequencies)
-    assert own_bits(x, still, torch.zeros_like(phases), 3).all()
-    assert not own_bits(x, still, torch.full_like(phases, 0.5), 3).any()
-
-
 @pytest.mark.parametrize("classes", [1, 16, 17, 40])
 def test_counts_of_classes_from_strided_inputs(device, classes):
     x, frequencies, phases = inputs(150, 6, 9, 2, device, seed=classes, dyadic=True)
@@ -107,36 +92,6 @@ def test_counts_of_classes_from_strided_inputs(device, classes):
     assert torch.equal(fused.positive_counts(*strided, single, 1)[0], expected.sum(0))
 
 
-def test_parts_of_the_users_add_up(device):
-    x, frequencies, phases = inputs(140, 4, 5, 1, device, seed=2, dyadic=True)
-    labels = torch.zeros(140, dtype=torch.int64, device=device)
-    far = 2**33
-    whole = fused.rounded_counts(x, frequencies, phases, labels, 1, 4, far, 1)
-    some = [
-        fused.rounded_counts(x[a:b], frequencies, phases, labels[a:b], 1, 4, far + a, 1)
-        for a, b in ((0, 50), (50, 140))
-    ]
-    assert torch.equal(whole, some[0] + some[1])
-    wrong = reference.rounded_counts(x, frequencies, phases, labels, 1, 4, far, 1) - whole
-    assert wrong.abs().sum() <= 1
-
-
-@triton.jit
-def cosine_kernel(t, out, n, BLOCK: tl.constexpr):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    held = tl.load(t + place, mask=place < n, other=0.0)
-    tl.store(out + place, fused.cosine(held), mask=place < n)
-
-
-def test_the_polynomial_is_a_cosine_to_within_its_statement(device):
-    t = torch.linspace(-0.5, 0.5, 100_001, device=device)
-    out = torch.full_like(t, torch.nan)
-    cosine_kernel[(triton.cdiv(len(t), 4096),)](t, out, len(t), BLOCK=4096)
-    assert float((out.double() - torch.cos(t.double() * (2 * torch.pi))).abs().max()) < 2.5e-7
-    own = torch.cos(t * (2 * torch.pi))
-    assert float((own.double() - torch.cos(t.double() * (2 * torch.pi))).abs().max()) < 2.5e-7
-
-
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
 def test_a_projection_that_overflows_counts_as_no_turn(device):
     """As in the reference, so that a frequency's waves stay those of one angle whatever a user holds."""
@@ -148,23 +103,3 @@ def test_a_projection_that_overflows_counts_as_no_turn(device):
     assert (own_bits(x, frequencies, phases, 5)[0] == wanted).all()
     assert (reference.rounded_bits(x, frequencies, phases, 5, 0, 0) == wanted).all()
     assert (own_bits(x, frequencies, phases) == wanted).all()
-
-
-def test_nothing_is_written_beside_the_counts(device):
-    """Not even for a label that is no class."""
-    x, frequencies, phases = inputs(20, 4, 5, 1, device, seed=2, dyadic=True)
-    labels = torch.arange(20, device=device) % 5
-    out = torch.full((5, 5), -1, dtype=torch.int64, device=device)
-    out[:3] = 0
-    arguments = fused._arguments(x, frequencies, phases, labels, 3)
-    fused._launch(fused.positive_kernel, x, frequencies, (out, *arguments))
-    assert torch.equal(out[:3], reference.positive_counts(x, frequencies, phases, labels, 5)[:3])
-    assert (out[3:] == -1).all()
-
-
-def test_no_users_or_no_repeats(device):
-    x, frequencies, phases = inputs(0, 4, 5, 1, device, seed=2)
-    labels = torch.zeros(0, dtype=torch.int64, device=device)
-    assert not fused.rounded_counts(x, frequencies, phases, labels, 2, 4, 0, 1).any()
-    assert fused.rounded_counts(x, frequencies, phases, labels, 2, 4, 0, 0).shape == (0, 2, 5)
-    assert fused.positive_counts(x, frequencies, phases, labels, 2).shape == (2, 5)

@@ -2,10 +2,8 @@
 
 import itertools
 import math
-from fractions import Fraction
 
 import mpmath
-import numpy as np
 import pytest
 import torch
 from laws import keyed_normals as normals
@@ -35,16 +33,6 @@ def signed(value, bits):
     return (value + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
 
 
-def stream(key, first, count, bits, nonce):
-    """Integers of one stream, from single blocks, in Python."""
-    held = 512 // bits
-    octets = [
-        chacha.block(key, torch.tensor(e // held), *nonce).numpy().tobytes() for e in range(first, first + count)
-    ]
-    size = bits // 8
-    return [int.from_bytes(b[e % held * size :][:size], "little") for e, b in enumerate(octets, first)]
-
-
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("first", [0, 5])
 def test_words_are_those_computed_one_by_one(bits, first):
@@ -68,22 +56,6 @@ def test_rows_add_up_modulo_the_ring_as_index_add_does(dtype, count, m, d):
     expected = table.clone().index_add_(0, places, words)
     secure_sketch.add_rows(table, places, words)
     assert torch.equal(table, expected)
-
-
-def test_normals_are_those_of_their_bits():
-    key, count = new_key(2), 400
-    numbers = stream(key, 0, count, 64, (0, 0))
-    G = normals(key, 0, count)
-    for j in range(count // 2):
-        one, two = numbers[2 * j : 2 * j + 2]
-        radius_bits = one << 12 | two & 0xFFF
-        u = np.longdouble(radius_bits + 0.5) / np.longdouble(2) ** 76
-        angle = 2 * math.pi * float(Fraction(2 * (two >> 12) + 1, 2**53))
-        radius = float(np.sqrt(-2 * np.log(u)))
-        assert abs(float(G[2 * j]) - radius * math.cos(angle)) < 4e-15 * max(radius, 1)
-        assert abs(float(G[2 * j + 1]) - radius * math.sin(angle)) < 4e-15 * max(radius, 1)
-    for first, part in ((0, 1), (1, 1), (3, 7), (8, 0), (13, 387)):
-        assert torch.equal(normals(key, first, part), G[first : first + part])
 
 
 def test_normals_at_the_ends_of_their_bits(monkeypatch):
@@ -166,9 +138,3 @@ def test_few_entries_are_in_doubt(monkeypatch):
     monkeypatch.setattr(reference, "exactly", lambda *each: asked.append(each) or exactly(*each))
     reference.rounded_normals(new_key(8), 0, torch.full((200_000,), reference.SURE, dtype=torch.float64))
     assert 1 <= len(asked) <= 20
-
-
-def test_floats_decide_beyond_what_is_sure():
-    key = new_key(7)
-    units = torch.full((50,), 4 * reference.FARTHEST, dtype=torch.float64)
-    assert torch.equal(reference.rounded_normals(key, 0, units), (normals(key, 0, 50) * units).round().long())

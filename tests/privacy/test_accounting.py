@@ -10,7 +10,7 @@ from laws import hockey_stick
 from scipy.optimize import brentq
 
 from torchdp.privacy import composed_delta, composed_epsilon, gaussian_log_delta
-from torchdp.privacy.accounting import largest_curve, loss_distributions, rounding
+from torchdp.privacy.accounting import loss_distributions, rounding
 from torchdp.privacy.composition import gaussian_profile, pure_profile
 from torchdp.shuffle.count_laws import poisson_law
 from torchdp.shuffle.dominating import one_type_profiles, pair_profile
@@ -127,12 +127,6 @@ def test_what_transforms_lose_is_added(instances):
     for epsilon in (0.5, 1.0, 1.5, 2.0, 3.0):
         exact = tilted_delta(one, instances, epsilon)
         assert exact <= composed_delta(profiles, instances, epsilon) <= exact + 2 * rounding(instances)
-
-
-def test_the_largest_curve_is_taken():
-    epsilons = np.array([0.0, 0.5])
-    curve = largest_curve([pure_profile(0.2), pure_profile(0.8)], epsilons)
-    np.testing.assert_array_equal(curve, pure_profile(0.8)(epsilons))
 
 
 def test_one_instance_needs_no_package(monkeypatch):

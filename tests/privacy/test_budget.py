@@ -32,23 +32,6 @@ def test_sums_are_spent_to_the_end_and_no_further():
     assert budget.spend(asked(0.0)) == left  # nothing costs nothing
 
 
-@pytest.mark.parametrize("parts", [3, 6, 7, 10, 49])
-def test_equal_parts_fit_also_where_their_rounding_is_up(parts):
-    for whole in (0.3, 1.0, 5.0, 10.0):
-        budget = Budget(asked(whole))
-        for _ in range(parts):
-            budget.spend(asked(math.nextafter(whole / parts, math.inf)))
-
-
-def test_what_is_refused_is_not_taken():
-    budget = Budget(asked(1.0, 1e-6))
-    budget.spend(asked(0.25))
-    with pytest.raises(ValueError, match=r"left: .*epsilon = 0.75, delta = 1e-06"):
-        budget.spend(asked(0.5, 2e-6))
-    assert (budget.left.epsilon, budget.left.delta) == (0.75, 1e-6)
-    assert budget.spend(asked(0.75)).epsilon == 0
-
-
 def test_gaussian_noise_is_spent_by_the_square():
     mu = 1 / gaussian_sigma(1.0, 1e-6)
     budget = Budget(normal(mu))
@@ -131,28 +114,6 @@ def test_guarantee_mu_of_pure_privacy_is_the_least_that_covers_it(epsilon):
     mu = math.sqrt(100.0**2 - budget.spend(asked(epsilon)).mu ** 2)
     lie = 0.5 * math.erfc(mu / 2 / math.sqrt(2))  # the Gaussian trade-off curve meets the response's corner
     assert math.log(lie) == pytest.approx(-epsilon - math.log1p(math.exp(-epsilon)), rel=1e-6, abs=1e-5)
-
-
-def test_what_was_spent_is_read_and_written_under_the_lock():
-    class Watched(Budget):
-        @property
-        def _spent(self):
-            return self.locked() and self.kept
-
-        @_spent.setter
-        def _spent(self, value):
-            assert not hasattr(self, "kept") or self.locked()
-            self.kept = value
-
-        def locked(self):
-            assert self._lock.locked()
-            return True
-
-    budget = Watched(asked(1.0))
-    assert budget.spend(asked(0.5)).epsilon == budget.left.epsilon == 0.5
-    with pytest.raises(ValueError, match="more than the budget has left"):
-        budget.spend(asked(0.6))
-    assert not budget._lock.locked()
 
 
 def test_threads_spend_what_there_is_and_no_more():

@@ -75,7 +75,7 @@ def test_no_larger_than_by_renyi_divergences_nor_than_sums_over_all(chance, time
 
 
 @pytest.mark.parametrize(("chance", "times"), [(1e-3, 100), (0.2, 7), (0.999999, 3), (1.0, 4)])
-@pytest.mark.parametrize("part", [0.05, 1.0, 10.0])
+@pytest.mark.parametrize("part", [0.05, 10.0])
 def test_the_least_multiplier(part, chance, times):
     epsilon = part * (0.2 if times == 100 else 2.0)  # a large epsilon of many sums asks for a large grid
     found = sampled_multiplier(epsilon, 1e-6, chance, times)
@@ -100,14 +100,14 @@ def test_known_values_are_found_in_few_steps(monkeypatch):
 def test_where_delta_allows_everything_the_search_ends(monkeypatch):
     monkeypatch.setattr(sampling, "MOST", 2_000)
     assert 0 < sampled_multiplier(1.0, 0.9, 0.5, 2) < 0.05
+    least = gaussian_sigma(1.0, 1e-300, math.sqrt(2))
+    assert sampled_multiplier(1.0, 1e-300, 0.5, 2) == pytest.approx(least, rel=1e-5)
 
 
 def test_guarantee_delta_pays_for_the_transforms_and_below_that_chance_counts_nothing():
     for delta in (1e-15, 1e-13):
         found = sampled_guarantee(1.2, 0.03, 120, delta)
         assert found.epsilon == sampled_guarantee(1.2, 1.0, 120, delta).epsilon
-    least = gaussian_sigma(1.0, 1e-300, math.sqrt(2))
-    assert sampled_multiplier(1.0, 1e-300, 0.5, 2) == pytest.approx(least, rel=1e-5)
     some = sampled_guarantee(1.2, 0.03, 120, 1e-11).epsilon
     assert some < 0.5 * sampled_guarantee(1.2, 1.0, 120, 1e-11).epsilon
     assert some > sampled_guarantee(1.2, 0.03, 120, 1.2e-11).epsilon

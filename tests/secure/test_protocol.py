@@ -124,14 +124,6 @@ def test_messages_are_signed_truncated_values_plus_rounded_noise():
     assert one.first == 7 and torch.equal(one.values, expected[:, 7:8])
 
 
-def test_same_draws_same_sum():
-    """Everybody at once, in parts under one key: one total."""
-    p, A, key = protocol(fraction_bits=20), rows(60, 3), one_key(SeededNoise(1))
-    total = p.tally(p.randomize(A, noise=SeededNoise(1)))
-    parts = [p.tally(p.keyed(A[part], part.start, key)) for part in (slice(0, 17), slice(17, 50), slice(50, 60))]
-    assert torch.equal(p.add(*parts)["words"], total["words"]) and p.add(*parts).n == total.n == 60
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("bits", [32, 64])
 def test_a_gpu_collects_the_same_integers(bits):
@@ -178,12 +170,6 @@ def test_noise_is_as_wide_on_the_grid_as_it_is_rounded_without_error():
         SecureSketch(ones(4000), 1, 1.0, 1.0, 1e-6, fraction_bits=p.ring.fraction_bits + 1)
 
 
-def test_a_bound_on_entries_leaves_room_for_more_bits():
-    sketch = ones(10**4)
-    plain, tight = (SecureSketch(sketch, 100, 10.0, 10.0, 1e-6, bits=32, entry=entry) for entry in (None, 1.0))
-    assert tight.ring.fraction_bits > plain.ring.fraction_bits
-
-
 @pytest.mark.filterwarnings("ignore:a grid of")
 def test_guarantee_no_client_is_told_apart_better_than_mu():
     epsilon, delta = 0.7, 1e-6
@@ -217,36 +203,12 @@ def test_without_a_coalition_and_on_a_fine_grid_the_noise_is_the_ideal_one():
     assert torch.allclose(p.row_variance, torch.full((50,), ideal, dtype=torch.float64), rtol=1e-7)
 
 
-def test_one_client_is_enough_and_keeps_all_its_noise():
-    p = SecureSketch(ones(1), 2, 1.0, 1.0, 1e-5)
-    assert float(p.sigma) == pytest.approx(gaussian_sigma(1.0, 1e-5, 2.0), rel=1e-9)
-    assert p.estimate(torch.zeros(1, 2)).value.shape == (1, 2)
-
-
 @pytest.mark.filterwarnings("ignore:a grid of")
 def test_a_grid_too_coarse_for_sums_drawn_at_once_is_refused():
     p = protocol(fraction_bits=2)
     with pytest.raises(ValueError, match="too coarse"):
         p.sample_estimate(p.summary(rows(60, 3)), generator=generator())
     assert p.estimate(rows(60, 3)).value.shape == (6, 3)
-
-
-BAD = {
-    "bound = 1.0": lambda A: A * 1.001 / A.norm(dim=1).max(),
-    "NaN": lambda A: A.index_fill(0, torch.tensor([3]), math.nan),
-    "infinite": lambda A: A.index_fill(0, torch.tensor([3]), math.inf),
-    r"shape \(n, 3\)": lambda A: A[:, :2],
-    "60 rows": lambda A: A[:59],
-}
-
-
-@pytest.mark.parametrize("message", BAD)
-def test_bad_data_are_refused_before_any_noise_is_drawn(message):
-    p, own = protocol(), SeededNoise(4)
-    with pytest.raises(ValueError, match=message) as error:
-        p.collect(BAD[message](rows(60, 3)), noise=own)
-    assert "tensor(" not in str(error.value)
-    assert torch.equal(own.words((4,)), SeededNoise(4).words((4,)))
 
 
 def test_rows_clipped_in_double_precision_pass():
@@ -263,14 +225,6 @@ def test_rows_clipped_in_double_precision_pass():
 def test_a_known_smaller_sensitivity_means_less_noise():
     full, less = (SecureSketch(ones(1000), 5, 1.0, 1.0, 1e-6, sensitivity=v) for v in (None, math.sqrt(2)))
     assert float(less.sigma / full.sigma) == pytest.approx(1 / math.sqrt(2), rel=1e-6)
-
-
-def test_thirty_two_bits_of_a_million_clients_cost_next_to_nothing():
-    for columns, sensitivity, entry in ((10, None, None), (1000, None, None), (65, math.sqrt(2), 1.0)):
-        p = SecureSketch(ones(10**6), columns, 1.0, 1.0, 1e-6, bits=32, sensitivity=sensitivity, entry=entry)
-        assert p.grid_factor < 1.05 and 0 < p.variation < 1e-6 * 2.0**-41
-        assert p.guarantee.mu is not None and p.guarantee.variation == pytest.approx(p.variation)
-        assert p.guarantee.epsilon == 1.0
 
 
 def test_a_grid_that_costs_noise_warns_with_its_factor():

@@ -14,7 +14,6 @@ from laws import generator
 
 from torchdp import discrete_laplace
 from torchdp.noise import SeededNoise
-from torchdp.privacy import Arithmetic
 from torchdp.secure import FrameError, PureSecureSketch
 from torchdp.secure.servers import check_members
 from torchdp.sketching import AdaptiveCoalition, Sketch, ones
@@ -213,14 +212,6 @@ def test_no_sum_wraps_around_but_with_the_stated_chance():
         assert far * p.ring.scale < 2 ** (bits - 1)
         with pytest.raises(ValueError, match="fraction_bits must be at most"):
             PureSecureSketch(ones(300), 2, 1.0, 0.5, bits=bits, fraction_bits=p.ring.fraction_bits + 1)
-
-
-def test_a_fine_grid_costs_nothing_and_its_delta_is_that_of_tables():
-    for bits, most in ((32, 1.001), (64, 1 + 1e-9)):
-        p = PureSecureSketch(ones(10**5), 10, 1.0, 1.0, bits=bits)
-        assert 1 / most < p.grid_factor < most
-        assert float(p.row_variance[0]) == pytest.approx(8.0 * p.grid_factor, rel=1e-9)  # 2 (2 B_1/epsilon)^2
-        assert p.guarantee.pure and 0 < p.guarantee.delta < 1e-27 and p.guarantee.arithmetic is Arithmetic.ROUNDED
 
 
 @pytest.mark.filterwarnings("ignore:a grid of")

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from laws import generator
@@ -53,14 +52,6 @@ def test_rows_of_several_copies_have_the_stated_covariance(noise):
     measured = sums @ sums.mT / columns / sketch.copies
     spread = math.sqrt(6 / columns) * float(covariance.diagonal().max())
     assert float((measured - covariance).abs().max()) < 6 * spread
-
-
-@pytest.mark.parametrize("h", [1, 3, 7])
-def test_gamma_parts_make_a_laplace(h):
-    """By characteristic functions."""
-    t, b = np.linspace(-20, 20, 401), 1.5
-    part = (1 - 1j * b * t) ** (-1 / h) * (1 + 1j * b * t) ** (-1 / h)  # of Gamma(1/h, b) - Gamma(1/h, b)
-    np.testing.assert_allclose(part**h, 1 / (1 + b**2 * t**2), rtol=1e-12)
 
 
 @pytest.mark.parametrize(

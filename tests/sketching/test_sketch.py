@@ -8,12 +8,11 @@ from laws import generator, normal
 from products import written_out
 
 from torchdp.sketching import Sketch, balanced_count_sketch, balanced_osnap, ones, osnap, rademacher
-from torchdp.sketching.constructions import osnap_blocks
 
 SKETCHES = [
     osnap(60, 8, 3, generator=generator(1)),
     osnap(200, 13, 3, generator=generator(9)),
-    osnap_blocks(61, 9, 3, generator=generator(2)),
+    balanced_osnap(61, 9, 3, generator=generator(2)),
     balanced_osnap(60, 12, 4, generator=generator(3)),
     balanced_count_sketch(60, 5, generator=generator(4)),
     Sketch(

@@ -22,17 +22,6 @@ def osnap(clients: int, height: int, copies: int, *, generator: torch.Generator)
     return Sketch(rows.gather(0, order), _signs(s, n, generator), m)
 
 
-def osnap_blocks(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
-    """Copy c: a uniform row of the block [c m/s, (c + 1) m/s), and a fair sign. Raises ValueError, TypeError.
-
-    Source: Nelson, Nguyen (2013), block construction; Kane, Nelson (2014).
-    """
-    n, m, s = _sizes(clients, height, copies)
-    block = _block(m, s)
-    rows = torch.randint(block, (s, n), generator=generator, device=checks.random_source(generator).device)
-    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m)
-
-
 def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.Generator) -> Sketch:
     """The block construction with every row of a block filled alike, floor or ceil of n s/m clients.
 
@@ -42,10 +31,13 @@ def balanced_osnap(clients: int, height: int, copies: int, *, generator: torch.G
     Source: Nelson, Nguyen (2013), block construction.
     """
     n, m, s = _sizes(clients, height, copies)
-    block = _block(m, s)
+    if m % s:
+        raise ValueError(f"height must be a multiple of copies = {s}, such as {m - m % s}, not {m}")
+    block = m // s
     device = checks.random_source(generator).device
     rows = torch.rand(s, n, generator=generator, dtype=torch.float64, device=device).argsort(1) % block
-    return Sketch(rows + _offsets(rows, block), _signs(s, n, generator), m)
+    first = torch.arange(s, device=device)[:, None] * block
+    return Sketch(rows + first, _signs(s, n, generator), m)
 
 
 def count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
@@ -53,7 +45,9 @@ def count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sk
 
     Source: Charikar, Chen, Farach-Colton (2002); Clarkson, Woodruff (2013).
     """
-    return osnap_blocks(clients, height, 1, generator=generator)
+    n, m, _ = _sizes(clients, height, 1)
+    rows = torch.randint(m, (1, n), generator=generator, device=checks.random_source(generator).device)
+    return Sketch(rows, _signs(1, n, generator), m)
 
 
 def balanced_count_sketch(clients: int, height: int, *, generator: torch.Generator) -> Sketch:
@@ -89,16 +83,6 @@ def _sizes(clients: int, height: int, copies: int) -> tuple[int, int, int]:
     if s > m:
         raise ValueError(f"copies must be at most height = {m}: a column has distinct rows, not {s}")
     return n, m, s
-
-
-def _block(m: int, s: int) -> int:
-    if m % s:
-        raise ValueError(f"height must be a multiple of copies = {s}, such as {m - m % s}, not {m}")
-    return m // s
-
-
-def _offsets(rows: Tensor, block: int) -> Tensor:
-    return torch.arange(len(rows), device=rows.device)[:, None] * block
 
 
 def _signs(s: int, n: int, generator: torch.Generator) -> Tensor:

@@ -6,7 +6,6 @@
 import math
 
 import torch
-from torch import Tensor
 
 from torchdp import checks
 from torchdp.sketching.noise import GaussianNoise, LaplaceNoise
@@ -57,7 +56,7 @@ def laplace_noise(
             f"corrupt must be below clients/height = {sketch.clients / sketch.height:g}, not {corrupt}"
         )
     scale = 2 * eta * sketch.height**2 * d / checks.squarable("epsilon", epsilon)
-    return LaplaceNoise(scale, _filled(parts, sketch))
+    return LaplaceNoise(scale, torch.full((sketch.height,), parts, dtype=torch.float64, device=sketch.device))
 
 
 def experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> GaussianNoise:
@@ -70,21 +69,3 @@ def experiment_noise(sketch: Sketch, *, epsilon: float, delta: float) -> Gaussia
     epsilon, delta = checks.squarable("epsilon", epsilon), checks.fraction("delta", delta)
     clients = checks.instance("sketch", sketch, Sketch).clients
     return GaussianNoise(math.sqrt(2 * math.log(1.25 / delta) / (epsilon**2 * clients)))
-
-
-def experiment_laplace_noise(sketch: Sketch, *, epsilon: float) -> LaplaceNoise:
-    """The sum of m Laplace(1/epsilon) in every entry of S A, for one copy: not the noise of Corollary 4.10.
-
-    The true epsilon is 2 B_1 epsilon for rows of l_1 norm at most B_1. Raises ValueError.
-    Source: arXiv 2412.00497, Section 6.2.
-    """
-    if checks.instance("sketch", sketch, Sketch).copies != 1:
-        raise ValueError(f"the sketch must have one copy, not {sketch.copies}")
-    parts = sketch.counts().double() / sketch.height
-    if (parts[parts > 0] < 1).any():
-        raise ValueError("every used row must hold at least height clients: take fewer rows or more clients")
-    return LaplaceNoise(1 / checks.squarable("epsilon", epsilon), parts.clamp_min(1))
-
-
-def _filled(value: float, sketch: Sketch) -> Tensor:
-    return torch.full((sketch.height,), value, dtype=torch.float64, device=sketch.device)
