@@ -67,19 +67,6 @@ def test_words_put_in_by_hand(sigma):
     assert drawn(sigma, numbers) == [by_hand(sigma, number) for number in numbers]
 
 
-@pytest.mark.parametrize("sigma", [0.3, 4.0, 200.0])
-def test_cells_of_the_guide_hold_no_threshold_unless_open(sigma):
-    every, first = thresholds(sigma)
-    cells = RoundedNormal(sigma)._pieces("cpu")[0][1].cells.tolist()
-    width = WHOLE // len(cells)
-    at = sorted(-(-t // width) for t in every)  # the first cell that lies wholly at or above the threshold
-    passed = torch.searchsorted(torch.tensor(at), torch.arange(len(cells)), right=True).tolist()
-    within = {t // width for t in every}
-    for c, (cell, below) in enumerate(zip(cells, passed, strict=True)):
-        assert (cell == rounded.OPEN) == (c in within)
-        assert cell == rounded.OPEN or cell == first + len(every) - below
-
-
 def test_variance_and_variation_are_those_of_the_table():
     for sigma in (*SIGMAS, 300.0):
         every, first = thresholds(sigma)
@@ -134,22 +121,6 @@ def test_equal_words_give_equal_integers(sigma, monkeypatch):
     assert normal.draw((0, 3), Noise()).shape == (0, 3) and normal.draw((), Noise()).shape == ()
     simulated = normal.draw((5,), Simulated(torch.Generator().manual_seed(3)))
     assert simulated.dtype == torch.int64 and simulated.shape == (5,)
-
-
-def test_bits_that_are_drawn_are_counted():
-    """16 bits a number, and two words for each whose cell is open: few of 65,536 at sigma = 4."""
-
-    class Counted(SeededNoise):
-        used = 0
-
-        def fill(self, words):
-            self.used += words.numel()
-            super().fill(words)
-
-    noise = Counted(4)
-    RoundedNormal(4.0).draw((2**18,), noise)
-    late, cells = (noise.used - 2**16) / 2, len({threshold >> 112 for threshold in thresholds(4.0)[0]})
-    assert cells < 40 and abs(late - 4 * cells) < 6 * math.sqrt(4 * cells)
 
 
 @pytest.mark.parametrize("sigma", [0.5, 11.0])
@@ -252,11 +223,6 @@ def table_law(sigma, largest):
     return torch.tensor([law.get(j, 0.0) for j in range(-largest, largest + 1)], dtype=torch.float64)
 
 
-def discrete(s, largest):
-    law = (-(torch.arange(-largest, largest + 1, dtype=torch.float64) ** 2) / (2 * s * s)).exp()
-    return law / law.sum()
-
-
 def worst(law, sigma, shifts):
     """Largest delta over the analytic Gaussian's, where that is 1e-12 or more."""
     ratios = []
@@ -277,19 +243,6 @@ def test_rounded_spends_no_more_than_the_gaussian(sigma):
     one = table_law(sigma, math.ceil(8 * sigma) + 5)
     assert worst(one[:, None] * one, sigma, [(1, 1), (3, 4), (2, -1)]) < 1 + 1e-9
     assert worst(table_law(0.98 * sigma, math.ceil(9 * sigma) + 8), sigma, [(1,), (2,)]) > 1  # too little noise
-
-
-def test_the_discrete_gaussian_would_spend_more():
-    """What rounding is for: at s = 4 a curve calibrated by the Gaussian's is exceeded by a seventh."""
-    epsilons = torch.linspace(0.0, 3.0, 601).tolist()
-    law = discrete(4.0, 60)
-    ratios = [
-        spent(law, (shift,), epsilon) / math.exp(gaussian_log_delta(4.0, epsilon, shift))
-        for shift in range(1, 6)
-        for epsilon in epsilons
-        if gaussian_log_delta(4.0, epsilon, shift) > math.log(1e-12)
-    ]
-    assert 1.10 < max(ratios) < 1.2
 
 
 @pytest.mark.parametrize("step", [1.0, 2.0**-3])

@@ -58,10 +58,6 @@ def test_marginals(d, order):
     assert torch.equal(W.dense(), expected)
 
 
-def test_marginals_of_ten_bits_have_176_rows():
-    assert workloads.marginals(10, 3).shape == (176, 1024)
-
-
 @pytest.mark.parametrize("d, order", [(1, 1), (3, 1), (3, 2), (4, 3), (4, 4)])
 def test_marginal_tables(d, order):
     W = workloads.marginal_tables(d, order)
@@ -110,19 +106,6 @@ def test_auc_counts_pairs_with_ties_one_half(seed):
     assert float(h @ workloads.auc(5).dense() @ h) == pytest.approx(pairs * (2 * wins / pairs - 1))
 
 
-def test_ones_on_the_diagonal_are_not_the_kernel_on_ties():
-    """Upper signs with +1 on the diagonal, as in the paper, give f(x, x) = 1 and not 0 where pairs tie."""
-    a, b = 3, 4
-    ones = torch.kron(*(workloads.sign(k).dense() + torch.eye(k, dtype=torch.float64) for k in (a, b)))
-    kernel = workloads.kendall(a, b).dense()
-    assert torch.equal(kernel.diagonal(), torch.zeros(12, dtype=torch.float64))
-    assert torch.equal(ones.diagonal(), torch.ones(12, dtype=torch.float64))
-    tied = torch.kron(1 - workloads.unequal(a).dense(), torch.ones(b, b).double()).bool()
-    tied |= torch.kron(torch.ones(a, a).double(), 1 - workloads.unequal(b).dense()).bool()
-    assert torch.equal(ones[~tied], kernel[~tied]) and (ones[tied] != kernel[tied]).all()
-    assert (kernel[tied] == 0).all()
-
-
 def test_kronecker_order_and_shape():
     A, B, C = (torch.arange(6.0).reshape(shape) for shape in ((2, 3), (3, 2), (1, 6)))
     product = Workload("product", (A, B, C))
@@ -130,32 +113,3 @@ def test_kronecker_order_and_shape():
     dense = product.dense()
     assert dense.shape == (6, 36)
     assert dense[1 * 3 + 2, (2 * 2 + 1) * 6 + 4] == A[1, 2] * B[2, 1] * C[0, 4]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_dtype_does_not_change_the_order_of_types(dtype):
-    """300 positions are not distinct in bfloat16; their signs must be all the same."""
-    k = 300
-    assert torch.equal(workloads.sign(k, dtype=dtype).dense().double(), workloads.sign(k).dense())
-    for make in (workloads.identity, workloads.prefix, workloads.unequal, workloads.absolute_difference):
-        assert make(3, dtype=dtype).dense().dtype == dtype
-    assert workloads.kendall(2, 3, dtype=dtype).dense().dtype == workloads.auc(3, dtype=dtype).dense().dtype
-    assert workloads.parities(2, 1, dtype=dtype).dense().dtype == dtype
-    assert workloads.marginals(2, 1, dtype=dtype).dense().dtype == dtype
-    assert workloads.marginal_tables(2, 1, dtype=dtype).dense().dtype == dtype
-    assert workloads.all_ranges(3, dtype=dtype).dense().dtype == dtype
-
-
-def test_from_callable():
-    points = torch.tensor([0.0, 1.0, 3.0])
-    workload = workloads.from_callable(lambda x, y: (x - y).abs(), points)
-    assert torch.equal(workload.dense(), loop(3, 3, lambda i, j: abs(points[i] - points[j])).float())
-    vectors = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
-    distances = workloads.from_callable(lambda x, y: (x - y).norm(dim=-1), vectors).dense()
-    assert torch.equal(distances, torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    counts = workloads.from_callable(lambda x, y: x != y, torch.arange(4)).dense()
-    assert torch.equal(counts, workloads.unequal(4).dense())
-
-
-KINDS = [workloads.identity, workloads.prefix, workloads.all_ranges, workloads.sign, workloads.auc]
-KINDS += [workloads.absolute_difference, workloads.unequal]

@@ -6,6 +6,7 @@ from laws import overlap
 
 from torchdp import workloads
 from torchdp.factorization import factorize, signature_form
+from torchdp.workloads import Workload
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -56,6 +57,6 @@ def test_dense_and_kronecker_agree():
 def test_zero_and_float32():
     zero = signature_form(torch.zeros(3, 3))
     assert zero.right.shape == (1, 3) and zero.certificate.upper == 0 and zero.certificate.gap == 0
-    single = signature_form(workloads.unequal(5, dtype=torch.float32))
+    single = signature_form(Workload("unequal", (workloads.unequal(5).dense().float(),)))
     assert single.right.dtype == single.signature.dtype == torch.float32
     assert single.certificate.lower <= 2 - 2 / 5 + 1e-9 and single.certificate.upper >= 2 - 2 / 5 - 1e-9
