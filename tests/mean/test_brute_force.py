@@ -10,17 +10,14 @@ from gaussians import furthest, neighbours, true_epsilon
 from torchdp.domains import (
     Box,
     FiniteSet,
-    KroneckerProduct,
     Polytope,
-    Product,
     difference_shape,
-    linear_image,
     lp_ball,
     noise_shape,
     round_shape,
 )
 from torchdp.factorization import factorize
-from torchdp.mean import GaussianMean, GaussianMoments, PureMean, pure_lower_bound
+from torchdp.mean import GaussianMean, GaussianMoments, pure_lower_bound
 from torchdp.queries import CentralFactorization, FactoredQueries
 
 SHAPES = (noise_shape, difference_shape, round_shape)
@@ -178,28 +175,3 @@ def test_guarantee_no_private_channel_is_better_than_the_pure_bound_and_randomiz
         response = response / response.sum(1, keepdim=True)
         attained = pure_lower_bound(1.0, 1, epsilon) / least_error(response, torch.tensor([0.0, 1.0]).double(), 0)
         assert attained == pytest.approx(1, rel=1e-9)  # twice the bound would be above it
-
-
-@pytest.mark.parametrize("kind", ["product", "parts", "image"])
-def test_guarantee_pure_noise_hides_products_whose_furthest_point_no_search_finds(kind):
-    """x in [-1, 1]^2, y in [-3, 1] x [-2, 1]: the largest entry of x (x) y is at y = -3, behind a local maximum."""
-    left, low = lp_ball(2, math.inf), torch.tensor([-3.0, -2.0]).double()
-    right = Box(low, torch.ones(2).double())
-    domain = KroneckerProduct(left, right)
-    ends = [torch.cartesian_prod(*torch.stack([each.middle - r, each.middle + r], 1)) for each, r in (
-        (left, 1.0), (right, (1 - low) / 2))]  # fmt: skip
-    corners = torch.stack([torch.kron(x, y) for x in ends[0] for y in ends[1]])
-    if kind == "parts":
-        domain, corners = Product((domain, lp_ball(1, 2.0))), torch.cat([corners, corners[:, :1] / 3], 1)
-    if kind == "image":
-        mixed = torch.tensor([[1.0, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 2]]).double()
-        domain, corners = linear_image(mixed, domain), corners @ mixed.mT
-    protocol = PureMean.tuned(domain, epsilon=1.0)
-    u = protocol.encoding(corners)
-    assert u.clamp(*protocol.ends).tolist() == [pytest.approx(row) for row in u.tolist()]  # nothing true is cut
-    loss, start = torch.zeros(len(u), len(u)).double(), 0
-    for block, scale in zip(protocol.blocks, protocol.scales, strict=True):
-        part = u[:, start : start + block.size]
-        loss += torch.linalg.vector_norm(part[:, None] - part, block.order, -1) / scale
-        start += block.size
-    assert float(loss.max()) <= 1 + 1e-9
