@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from torchdp.density.family import Features
-from torchdp.density.laplacian import Grid, LaplacianFamily
+from torchdp.density.laplacian import Grid, LaplacianSigns
 
 
 @dataclass(frozen=True)
-class LaplacianBuckets(LaplacianFamily):
+class LaplacianBuckets(LaplacianSigns):
     """f = g = the indicator of the bucket that the point's bin is hashed to: S = R = 1, bias 1/buckets.
 
     E <f(x), g(y)> = k + (1 - k)/buckets; buckets: a power of two.

@@ -89,14 +89,6 @@ def test_integers_below_a_bound_are_uniform(draws, bound):
     assert stats.chisquare(cell.bincount(minlength=min(bound, 12))).pvalue > ALPHA
 
 
-def test_permutations(draws):
-    order = torch.stack([draws.permutation(3) for _ in range(600)])
-    assert torch.equal(order.sort(-1).values, torch.arange(3).expand(600, 3))
-    assert (
-        stats.chisquare((order[:, 0] * 3 + order[:, 1]).bincount(minlength=8)[[1, 2, 3, 5, 6, 7]]).pvalue > ALPHA
-    )
-
-
 def test_the_tails_of_normals_and_exponentials_go_on_below_2_to_the_minus_63():
     """Words put in by hand: an integer m of 63 bits, then the bits that follow it."""
     for m, rest in [(0, 0), (0, 5), (3, 2**62), (COARSE - 1, 2**61 + 1)]:

@@ -88,28 +88,3 @@ def test_kronecker_order_and_shape():
     dense = product.dense()
     assert dense.shape == (6, 36)
     assert dense[1 * 3 + 2, (2 * 2 + 1) * 6 + 4] == A[1, 2] * B[2, 1] * C[0, 4]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_dtype_does_not_change_the_order_of_types(dtype):
-    """300 positions are not distinct in bfloat16; their signs must be all the same."""
-    k = 300
-    assert torch.equal(workloads.sign(k, dtype=dtype).dense().double(), workloads.sign(k).dense())
-    for make in (workloads.identity, workloads.prefix, workloads.unequal, workloads.absolute_difference):
-        assert make(3, dtype=dtype).dense().dtype == dtype
-    assert workloads.kendall(2, 3, dtype=dtype).dense().dtype == workloads.auc(3, dtype=dtype).dense().dtype
-    assert workloads.parities(2, 1, dtype=dtype).dense().dtype == dtype
-    assert workloads.marginals(2, 1, dtype=dtype).dense().dtype == dtype
-    assert workloads.marginal_tables(2, 1, dtype=dtype).dense().dtype == dtype
-    assert workloads.all_ranges(3, dtype=dtype).dense().dtype == dtype
-
-
-def test_from_callable():
-    points = torch.tensor([0.0, 1.0, 3.0])
-    workload = workloads.from_callable(lambda x, y: (x - y).abs(), points)
-    assert torch.equal(workload.dense(), loop(3, 3, lambda i, j: abs(points[i] - points[j])).float())
-    vectors = torch.tensor([[0.0, 1.0], [1.0, 1.0]])
-    distances = workloads.from_callable(lambda x, y: (x - y).norm(dim=-1), vectors).dense()
-    assert torch.equal(distances, torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
-    counts = workloads.from_callable(lambda x, y: x != y, torch.arange(4)).dense()
-    assert torch.equal(counts, workloads.unequal(4).dense())

@@ -37,11 +37,6 @@ class Adam:
                     x.addcdiv_(m, spread, value=-rate / (1 - b1**t))
 
 
-def cosine(rate: float, step: int, steps: int) -> float:
-    """A rate that falls from ``rate`` at step 0 to zero at step ``steps``: half a cosine."""
-    return rate * (1 + math.cos(math.pi * step / max(1, steps))) / 2
-
-
 class LBFGS:
     """Steps of L-BFGS on a batch of problems, each with a curvature and a step length of its own.
 

@@ -6,7 +6,6 @@ quadratic form is ``h^T W h``.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeAlias
@@ -121,77 +120,75 @@ def _differences(k: int, device: Where) -> Tensor:
     return x[:, None] - x
 
 
-def identity(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def identity(k: int, *, device: Where = None) -> Workload:
     """The histogram: W = I_k."""
-    return Workload("identity", (torch.eye(_side(k), dtype=dtype, device=device),))
+    return Workload("identity", (torch.eye(_side(k), dtype=torch.float64, device=device),))
 
 
-def prefix(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def prefix(k: int, *, device: Where = None) -> Workload:
     """Prefix sums (continual counting): W[i, j] = 1[j <= i], of shape (k, k)."""
     k = _side(k)
-    return Workload("prefix", (torch.ones(k, k, dtype=dtype, device=device).tril(),))
+    return Workload("prefix", (torch.ones(k, k, dtype=torch.float64, device=device).tril(),))
 
 
-def all_ranges(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def all_ranges(k: int, *, device: Where = None) -> Workload:
     """All ranges: one row 1[a <= j <= b] for each 0 <= a <= b < k, of shape (k (k + 1) / 2, k)."""
     k = checks.integer("k", k, 1)
     checks.fits("all_ranges", k * (k + 1) // 2, k, copies=COPIES)
     low, high = torch.triu_indices(k, k, device=device)
     types = torch.arange(k, device=device)
-    return Workload("all ranges", (((low[:, None] <= types) & (types <= high[:, None])).to(dtype),))
+    return Workload("all ranges", (((low[:, None] <= types) & (types <= high[:, None])).double(),))
 
 
-def sign(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def sign(k: int, *, device: Where = None) -> Workload:
     """W[i, j] = sgn(i - j), zero on the diagonal: ties count nothing. Of shape (k, k), antisymmetric."""
-    return Workload("sign", (_differences(k, device).sign().to(dtype),))
+    return Workload("sign", (_differences(k, device).sign().double(),))
 
 
-def kendall(a: int, b: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def kendall(a: int, b: int, *, device: Where = None) -> Workload:
     """Kendall's tau-a on an a x b grid: W = sign(a) (x) sign(b), f((y, z), (y', z')) = sgn(y - y') sgn(z - z').
 
     Type (y, z) has index ``y * b + z``. A pair tied in y or in z counts 0. Source: Ghazi, Kamath, Kumar,
     Manurangsi, Sealfon (2023), section 5, who write the factors with +1 on the diagonal; that matrix is not
     the kernel on ties (it gives f(x, x) = 1), so the factors here have a zero diagonal.
     """
-    factors = sign(a, dtype=dtype, device=device).factors + sign(b, dtype=dtype, device=device).factors
+    factors = sign(a, device=device).factors + sign(b, device=device).factors
     return Workload("kendall", factors)
 
 
-def auc(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def auc(k: int, *, device: Where = None) -> Workload:
     """The AUC's kernel on (label, score) types: f((y, s), (y', s')) = (y - y') sgn(s - s') / 2.
 
     Label y is 0 or 1 and score s in [0, k); type (y, s) has index ``y * k + s``; shape (2k, 2k). The sum over
     ordered pairs of users is n+ n- (2 AUC - 1), ties in score counting one half in the AUC.
     Source: Ghazi et al. (2023), section 5 (AUC as Kendall's tau with a binary coordinate).
     """
-    label = sign(2, dtype=dtype, device=device).factors[0] / 2
-    return Workload("auc", (label, *sign(k, dtype=dtype, device=device).factors))
+    label = sign(2, device=device).factors[0] / 2
+    return Workload("auc", (label, *sign(k, device=device).factors))
 
 
-def absolute_difference(
-    k: int, *, spacing: float = 1.0, dtype: torch.dtype = torch.float64, device: Where = None
-) -> Workload:
+def absolute_difference(k: int, *, spacing: float = 1.0, device: Where = None) -> Workload:
     """Gini's mean difference: W[i, j] = spacing * abs(i - j), of shape (k, k)."""
     spacing = checks.positive("spacing", spacing)
-    return Workload("absolute difference", (_differences(k, device).abs().to(dtype) * spacing,))
+    return Workload("absolute difference", (_differences(k, device).abs().double() * spacing,))
 
 
-def unequal(k: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def unequal(k: int, *, device: Where = None) -> Workload:
     """Gini's diversity index: W[i, j] = 1[i != j], of shape (k, k)."""
     k = _side(k)
-    return Workload("unequal", (1 - torch.eye(k, dtype=dtype, device=device),))
+    return Workload("unequal", (1 - torch.eye(k, dtype=torch.float64, device=device),))
 
 
-def parities(d: int, order: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def parities(d: int, order: int, *, device: Where = None) -> Workload:
     """Parities of at most ``order`` of d bits: W[S, x] = (-1)^(sum of x over S), of shape (sets, 2^d)."""
     d, order = checks.integer("d", d, 1, MOST_BITS), checks.integer("order", order, 0)
     checks.fits("parities", sum(math.comb(d, i) for i in range(min(order, d) + 1)), 2**d, copies=COPIES)
     bits = _bits(d, device)
     sets = bits[bits.sum(1) <= order]  # a set of bits, coded like a type
-    return Workload("parities", ((1 - 2 * (sets @ bits.T % 2)).to(dtype),))
+    return Workload("parities", (1 - 2 * (sets @ bits.T % 2),))
 
 
-def marginals(d: int, order: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def marginals(d: int, order: int, *, device: Where = None) -> Workload:
     """Monotone conjunctions of at most ``order`` of d bits: W[S, x] = 1[x_j = 1 for all j in S], of shape (sets, 2^d).
 
     The empty set's query is 1; there are sum_{i <= order} C(d, i) of them. Bit j of type x is (x >> j) & 1.
@@ -204,10 +201,10 @@ def marginals(d: int, order: int, *, dtype: torch.dtype = torch.float64, device:
     )
     bits = _bits(d, device)
     sets = bits[bits.sum(1) <= order]
-    return Workload("marginals", ((sets @ bits.T == sets.sum(1, keepdim=True)).to(dtype),))
+    return Workload("marginals", ((sets @ bits.T == sets.sum(1, keepdim=True)).double(),))
 
 
-def marginal_tables(d: int, order: int, *, dtype: torch.dtype = torch.float64, device: Where = None) -> Workload:
+def marginal_tables(d: int, order: int, *, device: Where = None) -> Workload:
     """All cells of all ``order``-way marginal tables of d bits: W[(S, y), x] = 1[x_j = y_j for all j in S].
 
     Of shape (C(d, order) 2^order, 2^d), the tables of the sets S of ``order`` bits one after the other. Bit j of type x
@@ -223,29 +220,10 @@ def marginal_tables(d: int, order: int, *, dtype: torch.dtype = torch.float64, d
     place = 2 ** torch.arange(order, device=device)
     cell = (_bits(d, device).long()[:, sets] * place).sum(-1).T  # (sets, 2^d): where x lies in the table of S
     cells = cell[:, None] == torch.arange(2**order, device=device)[:, None]  # (sets, 2^order, 2^d)
-    return Workload("marginal tables", (cells.flatten(0, 1).to(dtype),))
+    return Workload("marginal tables", (cells.flatten(0, 1).double(),))
 
 
 def _bits(d: int, device: Where) -> Tensor:
     """The bits of the types, (2^d, d), as floats: integers have no matrix product on a GPU."""
     types = torch.arange(2**d, device=device)
     return ((types[:, None] >> torch.arange(d, device=device)) & 1).double()
-
-
-def from_callable(kernel: Callable[[Tensor, Tensor], Tensor], points: Tensor) -> Workload:
-    """A pairwise kernel on a finite domain: W[i, j] = kernel(points[i], points[j]).
-
-    kernel: called once, with ``points[:, None]`` and ``points[None, :]`` (broadcasting, no loop over pairs).
-    points: (k, ...), the public values of the k types. Raises ValueError where the result is not a finite
-    (k, k) tensor.
-    """
-    checks.function("kernel", kernel)
-    if checks.dense("points", points).ndim == 0 or points.shape[0] == 0:
-        raise ValueError("points must be a tensor with one entry for each type")
-    values = checks.floating("kernel(points, points)", kernel(points[:, None], points[None, :]))
-    k = points.shape[0]
-    if values.shape != (k, k):
-        raise ValueError(
-            f"kernel must return a ({k}, {k}) tensor, not {tuple(values.shape)}; write it with broadcasting"
-        )
-    return Workload("callable", (values,))

@@ -9,7 +9,7 @@ Expected, at I = 768, epsilon = 2, delta = 1e-6, n = 1e5 (to 2 %): RR paper 3919
     epsilon .023 for 2, is about 85 times stronger than it claims; at I = 1, epsilon = 7, n = 1e5 it is .174. Both are
     split by Theorem 3.1 first, at I = 1 too. (Here an earlier version fed epsilon = 7 into the one-bit formula and
     called the result not private: our error, the paper never does that.)
-Output:   RMSE in users; "true eps" is the epsilon that is certified for the paper's RR; messages per user and instance.
+Output:   RMSE in users; "true eps" is the epsilon that is certified for the paper's RR.
     "3NB paper" spends .99 of epsilon on the noise and needs any flood it takes; 3NB limit has unlimited flood.
     Pure: delta = 0, slack .005. "worst/delta" is the largest certified delta among all calibrated ones over the target.
 Artifact: Wagner (2025) | section 4, Theorem 3.1
@@ -51,7 +51,6 @@ SHARE = 0.05  # of the budget of 3NB that calibration spends on the flood
 HEADER = (
     "I, eps, n, RR paper, RR, 3NB paper, 3NB, 3NB limit, Poisson, NB(1/2), central, Pure, true eps, RR/central"
 ).split(", ")
-SENT = "I, eps, n, RR, 3NB, Poisson, NB(1/2), central".split(", ")
 
 
 def laplace_rmse(ratio: float) -> float:
@@ -81,17 +80,13 @@ def row(instances: int, epsilon: float, users: int) -> tuple[list[float], list[B
 
 def measure(config: Config, report: Report) -> None:
     report.say(f"delta = {DELTA:g}")
-    start, sent, worst = time.perf_counter(), [], 0.0
+    start, worst = time.perf_counter(), 0.0
     for instances in config.instances:
         for epsilon in config.epsilons:
             for users in config.users:
                 figures, protocols = row(instances, epsilon, users)
                 worst = max(worst, *(delta_of(p, epsilon, instances) / DELTA for p in protocols))
                 report.row("rmse", **dict(zip(HEADER, figures, strict=True)))
-                sent.append((instances, epsilon, users, *(getattr(p, "messages_per_user", 1) for p in protocols)))
-    report.say("\nmessages")
-    for line in sent:
-        report.row("messages", **dict(zip(SENT, line, strict=True)))
     report.say()
     composed = delta_of(paper.randomized_response(100_000, *paper.split(7.0, DELTA, 1)), 7.0, 1)
     name = "delta of the paper's RR at I = 1, epsilon = 7, n = 1e5"

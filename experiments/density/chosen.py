@@ -1,9 +1,9 @@
-"""Densities and classes by one call, ``density.choose``: two crescents, other kernels, digits, four classes of news.
+"""Densities and classes by one call, ``density.choose``: two crescents, digits, four classes of news.
 
 Command:  python experiments/density/chosen.py
 Expected: "crescents", 10,000 users, delta = 1e-6: total error at most .0012 at epsilon 1 with 150 messages of a user
     and .007 at .1 with 60; simulated from the sums of these users, beside what is predicted for users all over the box.
-    "kernels": predicted totals. "classes", delta = 1e-5: digits at epsilon 1 / 4.5: .809 +- .006 / .897 +- .003 on the
+    "classes", delta = 1e-5: digits at epsilon 1 / 4.5: .809 +- .006 / .897 +- .003 on the
     20 splits that the rules were made on, .801 +- .006 / .898 +- .004 on 20 others (--first 20), a curator's sums of
     the same features .005 +- .010 / .000 +- .002 more (goals: .815 / .90); with --data, a file of sentence embeddings
     of news (X, y) of four classes, within .003 of a curator.
@@ -38,9 +38,6 @@ class Config:
         "0.1:400",
         "8:150",
     )  # epsilon:messages
-    kernels: tuple[str, ...] = ("Gaussian", "Laplacian", "ExponentialKernel")
-    dimensions: tuple[int, ...] = (1, 2, 3)
-    limits: tuple[int, ...] = (10, 150)
     epsilons: tuple[float, ...] = (1.0, 4.5)
     splits: int = 20
     first: int = 0  # of the splits
@@ -121,23 +118,6 @@ def measure(config: Config, report: Report) -> None:
             simulated=float(squares.mean().sqrt()),
             standard_error=float(squares.std() / config.runs**0.5 / 2 / squares.mean().sqrt()), seconds=seconds,
         )  # fmt: skip
-    for d in config.dimensions:
-        for name in config.kernels:
-            for most in config.limits:
-                kernel = getattr(density, name)(0.25)
-                n, start = 10_000 if d < 3 else 100_000, time.process_time()
-                (one,) = density.choose(
-                    kernel,
-                    n=n,
-                    epsilon=1.0,
-                    delta=1e-6,
-                    box=torch.tensor([[-1.0] * d, [1.0] * d]),
-                    most_messages=most,
-                ).candidates
-                report.row(
-                    "kernels", d=d, kernel=name, users=n, limit=most, chosen=one.name, error=one.error,
-                    note=one.note, seconds=time.process_time() - start,
-                )  # fmt: skip
     measure_classes(config, report)
 
 
@@ -155,7 +135,7 @@ def draw(found: dict) -> dict:
     return {"chosen.png": figure}
 
 
-SMOKE = Config(("1:60",), ("Gaussian",), (1,), (20,), (4.5,), 2, 4)
+SMOKE = Config(("1:60",), (4.5,), 2, 4)
 EXPERIMENT = Experiment(measure, Config(), SMOKE, draw)
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@ Paper: Wagner (2025), Figures 1 and 4 to 8, Tables 2 to 5.
 Command:  python experiments/density/classification.py --data digits
     or --data documentation (made by data.py); or "agnews rows" with --folder holding agnews_test_mpnet.pt, the 7,600
     test rows of AG News as vectors of the paper's model and their classes, four fifths for training (digits: 1,257 of
-    1,797; each trial divides them anew); or dbpedia, agnews, sst2, cifar10 with --folder holding the embeddings; or
-    "synthetic agnews" and so on: a stand-in with the paper's n, d and classes, which is not its data. Tables 2 to 5
-    vary --label-epsilon: inf, 7, 5, 3, 1.
+    1,797; each trial divides them anew); or dbpedia, agnews, sst2, cifar10 with --folder holding the embeddings. Tables
+    2 to 5 vary --label-epsilon: inf, 7, 5, 3, 1.
 Expected: a curator, who adds up the features themselves and noise for what they move by, is the best in the mean;
     Poisson noise comes near it where rounding to bits costs little (waves). Randomized response counts flips; the
     paper's calibration of it is near chance for small classes. On the paper's data its accuracies, in per cent at
@@ -107,8 +106,6 @@ def load(name: str, folder: Path) -> embeddings.Data:
         return embeddings.documentation(folder / "documentation.npz")
     if name == "agnews rows":
         return embeddings.agnews_rows(folder).moved()
-    if name.startswith("synthetic "):
-        return embeddings.synthetic(name.removeprefix("synthetic ")).moved()
     return embeddings.paper(name, folder).moved()
 
 

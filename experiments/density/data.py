@@ -96,41 +96,13 @@ def digits(seed: int = 0) -> Data:
     return Data("digits", x[train], truth[train], x[query], truth[query], 10, 1e-5, divided=True)
 
 
-@on_host
-def synthetic(name: str, seed: int = 0, share: float = 1.0) -> Data:
-    """A stand-in with the paper's n, d and number of classes: a mixture of Gaussians on the sphere, not its data.
-
-    The classes' centres are 0.45 long against the noise's 0.9, so that a unit vector's cosine with its own centre is
-    about 0.45, as for sentence embeddings. ``share`` of the paper's numbers of vectors.
-    """
-    shape, generator = PAPER[name], torch.Generator().manual_seed(seed)
-    centres = unit(torch.randn(shape.classes, shape.dimension, generator=generator))
-
-    def draw(n: int) -> tuple[Tensor, Tensor]:
-        labels = torch.randint(shape.classes, (n,), generator=generator)
-        noise = torch.randn(n, shape.dimension, generator=generator)
-        return unit(noise.mul_(0.9 / shape.dimension**0.5).add_(0.45 * centres[labels])), labels
-
-    x, labels = draw(int(share * shape.training))
-    queries, truth = draw(int(share * shape.queries))
-    return Data(f"synthetic {name}", x, labels, queries, truth, shape.classes, shape.delta)
-
-
 def read(path: Path) -> Tensor:
-    """A tensor from .npy, .pt or .parquet (all columns, in order)."""
-    if path.suffix == ".npy":
-        return torch.as_tensor(np.load(path))
-    if path.suffix == ".pt":
-        return torch.load(path, weights_only=True)
-    import pyarrow.parquet
-
-    return torch.as_tensor(
-        np.column_stack([column.to_numpy() for column in pyarrow.parquet.read_table(path).columns])
-    )
+    """A tensor from .npy or .pt."""
+    return torch.as_tensor(np.load(path)) if path.suffix == ".npy" else torch.load(path, weights_only=True)
 
 
 def paper(name: str, folder: Path) -> Data:
-    """The paper's embeddings: ``<name>_{train,train_labels,test,test_labels}.{npy,pt,parquet}`` in ``folder``.
+    """The paper's embeddings: ``<name>_{train,train_labels,test,test_labels}.{npy,pt}`` in ``folder``.
 
     Raises SystemExit where a file is missing or has another shape than the paper's data.
     """
@@ -141,10 +113,10 @@ def paper(name: str, folder: Path) -> Data:
         "test": (shape.queries, shape.dimension),
         "test_labels": (shape.queries,),
     }.items():
-        found = [folder / f"{name}_{part}{suffix}" for suffix in (".npy", ".pt", ".parquet")]
+        found = [folder / f"{name}_{part}{suffix}" for suffix in (".npy", ".pt")]
         path = next((path for path in found if path.exists()), None)
         if path is None:
-            raise SystemExit(f"{found[0]} (or .pt, .parquet) is missing: {wanted} values are expected there")
+            raise SystemExit(f"{found[0]} (or .pt) is missing: {wanted} values are expected there")
         values = read(path)
         values = values.flatten() if part.endswith("labels") else values.float()
         if tuple(values.shape) != wanted:

@@ -104,24 +104,6 @@ def test_it_holds_tallies_names_and_the_protocol_alone(tmp_path):
         assert names.startswith(f'{{"{name}": "') and len(names) == len(name) + 72
 
 
-def test_saved_and_merged(tmp_path):
-    here, there = tmp_path / "here.db", tmp_path / "there.db"
-    first = filled(here)
-    second = Collection.of(PROTOCOL).add(*batch(7)).add(*batch(8))
-    for _ in range(2):
-        Journal(there, second.protocol).merge(second)
-        same(load(there, PROTOCOL), second)
-    journal = Journal(here, PROTOCOL)
-    journal.merge(load(there, PROTOCOL))
-    assert journal.merge(second) is journal.collection  # a retry
-    same(journal.collection, first.merge(second))
-    with pytest.raises(ValueError, match="share 1 of 2 batches"):
-        journal.merge(Collection.of(PROTOCOL).add(*batch(8)).add(*batch(9)))
-    same(load(here), first.merge(second))
-    Journal(tmp_path / "empty.db", PROTOCOL).merge(Collection.of(PROTOCOL))
-    assert load(tmp_path / "empty.db").n == 0
-
-
 def test_another_protocol_is_refused_and_that_of_the_file_can_be_used(tmp_path):
     path = tmp_path / "votes.db"
     before = filled(path)
@@ -326,18 +308,6 @@ def test_a_full_disk_loses_nothing_that_was_acknowledged(tmp_path):
     assert int(code) in (errno.ENOSPC, errno.EIO) and str(path) in complaint
     assert "already counted in it are kept" in complaint
     assert int(told) == int(before) == int(after) - 1 == len(load(path, COUNTS).batches) - 1 and int(told) > 5
-
-
-def test_unwritable_paths_are_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file" / "votes.db", Path("/proc/votes.db"), tmp_path):
-        for act in (
-            lambda path: Journal(path, PROTOCOL),
-            lambda path: Journal(path, PROTOCOL).merge(Collection.of(PROTOCOL)),
-        ):
-            with pytest.raises(OSError, match="already counted in it are kept") as caught:
-                act(path)
-            assert str(path) in str(caught.value)
 
 
 def test_a_fork_in_the_middle_of_another_threads_batch(tmp_path):

@@ -72,28 +72,6 @@ def test_guarantee_bounds_of_flat_sets_do_not_contradict_each_other():
     assert contradictions == 0 and gap <= 1e-4 and out <= 1e-6 and astray <= 1e-6
 
 
-@pytest.mark.slow
-def test_guarantee_bounds_of_a_thousand_flat_sets_do_not_contradict_each_other():
-    contradictions, gap, out, astray = check(range(1000))
-    print(f"1000 sets, p = 2 and inf: {contradictions} contradictions, largest gap {gap:.2e}, ", end="")
-    print(f"outside by {out:.1e}, astray by {astray:.1e}")
-    assert contradictions == 0 and gap <= 1e-4 and out <= 1e-6 and astray <= 1e-6
-
-
-@pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize("seed", [6, 12, 40, 77])
-def test_a_product_of_two_gaussian_matrices(seed, p):
-    generator = torch.Generator().manual_seed(seed)
-    points = torch.randn(6, 2, generator=generator).double() @ torch.randn(2, 8, generator=generator).double()
-    contradiction, gap, _, _ = measured(Polytope(points), p)
-    assert not contradiction and gap <= 1e-4
-    plane = torch.linalg.svd(points - points.mean(0)).Vh[:2]  # the l_2 norm does not see the space around
-    if p == 2:
-        assert noise_shape(Polytope(points), p).upper == pytest.approx(
-            noise_shape(Polytope(points @ plane.mT), p).upper, rel=1e-4
-        )
-
-
 class Lying(FiniteSet):
     """Points whose oracle proves too much."""
 

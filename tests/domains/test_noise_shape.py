@@ -12,7 +12,6 @@ from torchdp.domains import (
     Box,
     Ellipsoid,
     FiniteSet,
-    KroneckerProduct,
     LpBall,
     Polytope,
     Product,
@@ -23,16 +22,13 @@ from torchdp.domains import (
     minkowski_sum,
     noise_shape,
 )
-from torchdp.domains.composite import LinearImage, couple, independent_law, signed_law
+from torchdp.domains.composite import LinearImage
 from torchdp.domains.domain import Proposal
 from torchdp.domains.noise_shape import dual_value, enclose
-from torchdp.domains.relaxation import dual_order, split, total
 from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
 from torchdp.factorization.structure.constructive import gamma_product_domain
 
-EXPONENTS = [2.0, 3.0, 4.0, 8.0, math.inf]
-exponents = pytest.mark.parametrize("p", EXPONENTS)
-few_exponents = pytest.mark.parametrize("p", [2.0, 3.0, math.inf])  # the closed forms see the others
+exponents = pytest.mark.parametrize("p", [2.0, 3.0, 8.0, math.inf])
 
 
 def identity(d):
@@ -44,6 +40,7 @@ HIGH = LOW + normal(5, seed=2).abs()
 ROOT, FLAT = normal(4, 4, seed=3), normal(5, 2, seed=4)
 AXES = normal(6, seed=5).abs()
 POINTS = normal(8, 3, seed=6)
+SIGNS = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]], dtype=torch.float64)
 
 
 def order(p):
@@ -62,13 +59,9 @@ def lp_gamma(axes, q, p):
 
 CLOSED = {
     "box": (Box(LOW, HIGH), lambda p: float(gamma_box(LOW, HIGH, p))),
-    "wide box": (Box(torch.zeros(40).double(), torch.ones(40).double()), lambda p: 40 ** (1 / 2 + 1 / p) / 2),
     "ellipsoid": (Ellipsoid(ROOT, normal(4, seed=7)), lambda p: float(gamma_ellipsoid(ROOT, p))),
-    "flat ellipsoid": (Ellipsoid(FLAT, normal(5, seed=7)), lambda p: float(gamma_ellipsoid(FLAT, p))),
     "l1": (LpBall(AXES, 1.0, normal(6, seed=8)), lambda p: lp_gamma(AXES, 1.0, p)),
-    "l1.5": (LpBall(AXES, 1.5, normal(6, seed=8)), lambda p: lp_gamma(AXES, 1.5, p)),
     "l3": (LpBall(AXES, 3.0, normal(6, seed=8)), lambda p: lp_gamma(AXES, 3.0, p)),
-    "l7": (LpBall(AXES, 7.0, normal(6, seed=8)), lambda p: lp_gamma(AXES, 7.0, p)),
     "large l4": (lp_ball(50, 4.0, 2.0), lambda p: 2 * 50 ** (1 / p + 1 / 4)),
     "operator": (SchattenBall(3, 5), lambda p: 15 ** (1 / p) * 3**0.5),
     "schatten 4": (SchattenBall(4, 2, 4.0, 3.0), lambda p: 3 * 8 ** (1 / p) * 2**0.25),
@@ -79,21 +72,15 @@ CLOSED = {
             [float(gamma_ellipsoid(ROOT, p)), float(gamma_box(LOW, HIGH, p)), 2 ** (1 / p + 1 / 6)], order(p)
         ),
     ),
-    "kronecker": (
-        KroneckerProduct(Ellipsoid(ROOT, torch.zeros(4).double()), lp_ball(3, math.inf)),
-        lambda p: float(gamma_ellipsoid(ROOT, p)) * 3 ** (1 / 2 + 1 / p),
-    ),
-    "kronecker cube": (
-        KroneckerProduct(lp_ball(2, math.inf), KroneckerProduct(lp_ball(2, math.inf), lp_ball(2, math.inf))),
-        lambda p: 8 ** (1 / 2 + 1 / p),
+    "products of points": (
+        FiniteSet(torch.kron(torch.cartesian_prod(*SIGNS), torch.cat([identity(3), -identity(3)]))),
+        lambda p: 2 ** (1 / 2 + 1 / p) * 3 ** (1 / p),
     ),
     "cross-polytope": (Polytope(torch.cat([identity(4), -identity(4)])), lambda p: 4 ** (1 / p)),
     "cube's corners": (
         FiniteSet(torch.tensor(list(itertools.product([0.0, 1.0], repeat=4)))),
         lambda p: 4 ** (1 / 2 + 1 / p) / 2,
     ),
-    "segments": (Zonotope(torch.diag(AXES), normal(6, seed=8)), lambda p: lp_gamma(AXES, math.inf, p)),
-    "one direction": (Zonotope(ROOT[:, :1], ROOT[:, 1]), lambda p: norm(ROOT[:, 0], p)),
 }
 
 
@@ -165,7 +152,7 @@ def test_guarantee_a_smaller_ellipsoid_does_not_hold_the_domain(name):
     assert domain.maximise(inverse, shape.centre).value > 1
 
 
-@few_exponents
+@exponents
 @varied
 def test_guarantee_both_bounds_hold_for_any_ellipsoid_and_any_weights(name, p):
     domain = VARIED[name]
@@ -214,28 +201,7 @@ def test_column_generation_from_the_oracle_alone_finds_what_closed_forms_know(pl
     assert found.upper <= exact.upper * max(1 + 1e-4, math.sqrt(plain.factor))
 
 
-@few_exponents
-def test_a_zonotope_is_certified_where_its_signs_can_be_tried_and_within_the_factor_where_not(p):
-    few = noise_shape(VARIED["few signs"], p)
-    assert float(few.certificate.gap) <= 1e-4
-    signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=7)), dtype=torch.float64)
-    corners = FiniteSet(VARIED["few signs"].centre + signs @ VARIED["few signs"].columns.mT)
-    assert few.upper == pytest.approx(noise_shape(corners, p).upper, rel=2e-4)
-    many = noise_shape(VARIED["many signs"], p)
-    assert float(many.certificate.gap) < 0.15  # theory: sqrt(pi / 2) - 1 = 0.25
-    if p == 2:
-        assert many.upper == pytest.approx(float(VARIED["many signs"].columns.norm(dim=0).sum()), rel=1e-6)
-
-
-@few_exponents
-def test_the_sum_of_two_ellipsoids_is_certified(p):
-    both = [Ellipsoid(ROOT, normal(4, seed=9)), Ellipsoid(normal(4, 4, seed=16), normal(4, seed=17))]
-    shape = noise_shape(minkowski_sum(both), p)
-    assert float(shape.certificate.gap) <= 1e-4
-    assert shape.upper <= sum(noise_shape(part, p).upper for part in both) * (1 + 1e-7)
-
-
-@few_exponents
+@exponents
 def test_products_without_symmetry_and_images_of_products(p):
     parts = [FiniteSet(POINTS), Ellipsoid(ROOT[:2], normal(2, seed=18)), FiniteSet(normal(4, 2, seed=19))]
     shape = noise_shape(Product(tuple(parts)), p)
@@ -247,22 +213,6 @@ def test_products_without_symmetry_and_images_of_products(p):
     exact, found = noise_shape(every, p).upper, noise_shape(summed, p)
     assert float(found.certificate.lower) <= exact * (1 + 1e-9) and exact <= found.upper * (1 + 2e-4)
     assert float(found.certificate.lower) >= exact * (1 - 1e-2)  # the search stops where a round gains little
-
-
-@pytest.mark.parametrize("p", [2.0, math.inf])
-@pytest.mark.parametrize("seed", range(6))
-def test_sums_and_products_of_few_corners_are_as_good_as_all_their_points(seed, p):
-    first, second = normal(2, 2 + seed % 3, seed=seed), normal(2 + seed % 2, 2 + seed % 3, seed=seed + 20)
-    every = FiniteSet((first[:, None] + second).flatten(0, 1))
-    exact = noise_shape(every, p).upper
-    for parts in ([Polytope(first), Polytope(second)], [FiniteSet(first), Polytope(second)]):
-        summed = minkowski_sum(parts)
-        shape = noise_shape(summed, p)
-        assert float(shape.certificate.gap) <= 1e-4 and shape.upper == pytest.approx(exact, rel=2e-4)
-        assert bool(summed.contains(every.points).all()) and isinstance(summed, Polytope)
-    assert isinstance(minkowski_sum([FiniteSet(first), FiniteSet(second)]), FiniteSet)
-    pairs = Product((FiniteSet(first), FiniteSet(second)))
-    assert pairs.factor == 1 and float(noise_shape(pairs, p).certificate.gap) <= 1e-4
 
 
 @pytest.mark.parametrize(
@@ -282,17 +232,6 @@ def test_corners_are_those_of_the_hull(parts):
         assert domain.corners(len(corners) - 1) is None
 
 
-@few_exponents
-def test_norm_is_homogeneous_and_blind_to_translation_and_grows_with_the_set(p):
-    base = noise_shape(FiniteSet(POINTS), p).upper
-    moved = noise_shape(FiniteSet(-2.5 * POINTS + 1e4), p)
-    assert moved.upper == pytest.approx(2.5 * base, rel=1e-4)
-    assert noise_shape(FiniteSet(POINTS[:5]), p).upper <= base * (1 + 1e-4)
-    assert noise_shape(FiniteSet(POINTS), p, shift=False).upper >= base * (1 - 1e-4)
-    repeated = FiniteSet(torch.cat([POINTS, POINTS[:3], POINTS.mean(0, keepdim=True)]))
-    assert noise_shape(repeated, p).upper == pytest.approx(base, rel=2e-4)
-
-
 @exponents
 def test_a_single_point_needs_no_noise_and_two_points_a_segment(p):
     with warnings.catch_warnings():
@@ -305,53 +244,6 @@ def test_a_single_point_needs_no_noise_and_two_points_a_segment(p):
     assert two.root.shape == (3, 1)
 
 
-def test_a_set_in_a_subspace_gets_a_flat_ellipsoid():
-    F = normal(6, 2, seed=20)
-    shape = noise_shape(FiniteSet(normal(9, 2, seed=21) @ F.mT + 3.0), 4.0)
-    assert shape.root.shape == (6, 2)
-    assert float(shape.certificate.residual) <= 1e-12
-    assert float(shape.certificate.gap) <= 1e-4
-
-
-@few_exponents
-@pytest.mark.parametrize("groups", [((9, math.inf),), ((4, 2.0), (5, 3.0)), ((9, 2.0),), ((3, 6.0), (6, 2.0))])
-def test_best_split_of_an_ellipsoid_closes_its_own_gap(groups, p):
-    S = normal(4, 9, seed=22).square()
-    y, c = split(S, p, groups)
-    assert float(total(y, groups, dual_order)) == pytest.approx(1)
-    conjugate = 1.0 if p == math.inf else math.inf if p == 2 else p / (p - 2)
-    assert norm(c, conjugate) == pytest.approx(1)
-    value = norm(S @ (1 / y), p / 2)
-    for seed in range(20):  # no other y is better, even for the rows' multipliers alone
-        other = y * (0.1 * normal(9, seed=seed)).exp()
-        other = other / total(other, groups, dual_order)
-        assert float(c @ (S @ (1 / other))) >= value * (1 - 1e-5)
-
-
-def test_laws_of_products_have_uncorrelated_blocks_and_the_right_margins():
-    laws = [(normal(n, d, seed=n), torch.softmax(normal(n, seed=n), 0)) for n, d in ((3, 2), (5, 1), (2, 3))]
-    points, weights = signed_law(laws)
-    second = points.mT @ (weights[:, None] * points)
-    blocks = [z.mT @ (w[:, None] * z) for z, w in laws]
-    assert torch.allclose(second, torch.block_diag(*blocks), atol=1e-12)
-    points, weights = independent_law(laws)
-    mean = torch.cat([w @ z for z, w in laws])
-    assert torch.allclose(weights @ points, mean)
-    centred = points - mean
-    blocks = [(z - w @ z).mT @ (w[:, None] * (z - w @ z)) for z, w in laws]
-    assert torch.allclose(centred.mT @ (weights[:, None] * centred), torch.block_diag(*blocks), atol=1e-12)
-
-
-def test_coupling_bound_is_exact_for_separate_blocks_and_holds_for_others():
-    A, B = normal(3, 3, seed=23), normal(2, 2, seed=24)
-    assert couple(torch.block_diag(A, B), [3, 2], [2.0, 5.0]) == pytest.approx(7)
-    C = normal(5, 5, seed=25)
-    most = [float(torch.linalg.matrix_norm(part, 2)) ** 2 for part in (C[:, :3], C[:, 3:])]
-    z = torch.cat([torch.nn.functional.normalize(normal(20000, d, seed=d), dim=-1) for d in (3, 2)], -1)
-    bound = couple(C, [3, 2], most)
-    assert float((z @ C.mT).square().sum(-1).max()) <= bound <= 2 * sum(most)
-
-
 def test_a_wide_gap_is_said_where_the_oracle_is_not_exact():
     with pytest.warns(RuntimeWarning, match="gap of .* for an oracle that is not exact"):
         assert (
@@ -360,15 +252,12 @@ def test_a_wide_gap_is_said_where_the_oracle_is_not_exact():
         )
 
 
-@pytest.mark.slow
-@exponents
-def test_many_points_in_512_dimensions(p):
-    shape = noise_shape(FiniteSet(normal(4096, 512, seed=26)), p, tol=1e-3)
-    assert float(shape.certificate.gap) <= 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("p", [2.0, math.inf])
-def test_a_large_zonotope_stays_within_the_factor(p):
-    shape = noise_shape(Zonotope(normal(50, 500, seed=27), torch.zeros(50).double()), p)
-    assert float(shape.certificate.gap) <= math.sqrt(math.pi / 2) - 1
+@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
+def test_norm_is_homogeneous_and_blind_to_translation_and_grows_with_the_set(p):
+    base = noise_shape(FiniteSet(POINTS), p).upper
+    moved = noise_shape(FiniteSet(-2.5 * POINTS + 1e4), p)
+    assert moved.upper == pytest.approx(2.5 * base, rel=1e-4)
+    assert noise_shape(FiniteSet(POINTS[:5]), p).upper <= base * (1 + 1e-4)
+    assert noise_shape(FiniteSet(POINTS), p, shift=False).upper >= base * (1 - 1e-4)
+    repeated = FiniteSet(torch.cat([POINTS, POINTS[:3], POINTS.mean(0, keepdim=True)]))
+    assert noise_shape(repeated, p).upper == pytest.approx(base, rel=2e-4)

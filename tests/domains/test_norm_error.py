@@ -61,8 +61,3 @@ def test_a_ceiling_without_the_two_under_the_logarithm_would_fail():
     error = NormError(torch.eye(1, dtype=torch.float64), math.inf)
     assert error.root_mean_square.value == pytest.approx(1.0)  # one normal: the deviation itself
     assert math.sqrt(2 * math.log(1)) < error.root_mean_square.value <= error.ceiling
-
-
-def test_noise_of_size_zero_costs_nothing():
-    error = NormError(torch.zeros(3, 2), 4.0)
-    assert error.root_mean_square.value == error.floor == error.ceiling == 0

@@ -126,7 +126,7 @@ def test_signature_of_a_product_with_a_zero_factor_and_in_float32():
     zero = Workload("zero", (workloads.sign(3).dense(), torch.zeros(2, 2, dtype=torch.float64)))
     form = signature_form(zero)
     assert form.right.shape == (1, 6) and form.certificate.upper == form.certificate.gap == 0
-    single = signature_form(workloads.kendall(5, 4, dtype=torch.float32))
+    single = signature_form(Workload("kendall", tuple(f.float() for f in workloads.kendall(5, 4).factors)))
     assert single.right.dtype == torch.float32
     missing = (single.left.double() @ single.right.double() - workloads.kendall(5, 4).dense()).abs().max()
     assert 0 < missing <= single.certificate.residual < 1e-4

@@ -11,6 +11,7 @@ from torchdp import pairwise, workloads
 from torchdp.factorization import factorize, free_constant
 from torchdp.pairwise import Form, Pairs, PairwiseStatistic
 from torchdp.randomness import keyed_generator
+from torchdp.workloads import Workload
 
 KERNELS = [
     (pairwise.absolute_difference(6, spacing=0.25), workloads.absolute_difference(6, spacing=0.25)),
@@ -109,7 +110,7 @@ def test_from_kernel_works_in_float64_whatever_the_input():
     x = torch.arange(5, dtype=torch.float32)
     single = pairwise.from_kernel(torch.exp(-(x[:, None] - x).abs()))
     assert single.points.dtype == torch.float64 and single.common_diagonal(single.form) == pytest.approx(1)
-    workload = pairwise.from_kernel(workloads.unequal(5, dtype=torch.float32))
+    workload = pairwise.from_kernel(Workload("unequal", (workloads.unequal(5).dense().float(),)))
     assert workload.name == "unequal" and abs(workload.common_diagonal(workload.form)) < 1e-12
 
 

@@ -16,40 +16,17 @@ from torchdp.queries import (
     CentralFactorization,
     FactoredQueries,
     FittedOracle,
-    LocalOracle,
     choose,
     choose_trusted,
 )
 from torchdp.queries.oracle import KINDS
-from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
-from torchdp.randomizers.alphabet.torus import grid_of
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle.laws import MessageLaw
 
 pytestmark = pytest.mark.usefixtures("brief")
 W = workloads.all_ranges(4).dense()
-COUNTS = torch.tensor([30, 0, 5, 25])
 density_choice = importlib.import_module("torchdp.density.choose")  # its name is the function's
-
-
-def two_answers():
-    """A strategy that tells only types 0, 1 from types 2, 3: of rank 2."""
-    keep = math.e / (1 + math.e)
-    row = torch.tensor([keep, keep, 1 - keep, 1 - keep], dtype=torch.float64)
-    return StrategyMatrix(torch.stack([row, 1 - row]))
-
-
-def test_a_strategy_of_low_rank_answers_what_it_can():
-    queries = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 2.0, 2.0]], dtype=torch.float64)
-    mechanism = LocalOracle(queries, two_answers())
-    drawn = mechanism.sample_estimate(COUNTS, generator=keyed_generator(b"low rank"), sample_shape=(4000,))
-    truth = queries @ COUNTS.double() / 60
-    variance = mechanism.predicted_mse(COUNTS)
-    z = (drawn.value.mean(0) - truth) / (variance / 4000).sqrt()
-    assert z.abs().max() < 5
-    assert ((drawn.value - truth).square().mean(0) / variance - 1).abs().max() < 0.15
-    assert (drawn.standard_error[0] >= variance.sqrt() * (1 - 1e-9)).all()
 
 
 @functools.cache
@@ -113,14 +90,6 @@ def test_one_parity_a_user_where_queries_are_few_parities(average_query):
     )
     assert float(choice.best.variance[0].abs().max()) < 1e-9  # the parity of no bit is public
     assert "parity" not in str(average_query)  # all parities of the bits are needed
-
-
-def test_a_prior_moves_the_choice(average_query):
-    prior = torch.tensor([0.93, *[0.01] * 7])
-    choice = choose(workloads.prefix(8), 100_000, 1.0, Objective.MEAN, prior=prior)
-    mse = choice.best.predicted_mse(100_000 * prior.double())
-    assert choice.candidates[0].error == pytest.approx(float(mse.mean()) ** 0.5)
-    assert choice.candidates[0].error <= average_query.candidates[0].error
 
 
 def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypatch):
@@ -210,23 +179,6 @@ def test_a_prior_is_optimised_for():
     by_name = {one.name: one.error for one in choice.candidates}
     assert choice.candidates[0].name == "optimised strategy, prior"
     assert choice.bound < choice.candidates[0].error < 0.95 * by_name["optimised strategy"]
-
-
-@pytest.mark.parametrize(
-    ("factors", "found"),
-    [
-        ((workloads.prefix(3), workloads.prefix(5)), (3, 5)),
-        ((workloads.absolute_difference(4), workloads.all_ranges(2)), (2, 4)),  # of equal sums the first in order
-        ((workloads.prefix(12),), None),
-        ((workloads.absolute_difference(13),), None),
-    ],
-)
-def test_grids_are_seen_in_the_queries(factors, found):
-    W = functools.reduce(torch.kron, (each.dense() for each in factors))
-    side = grid_of(W)
-    assert (side is None) == (found is None)
-    if side is not None:
-        assert math.prod(side) == W.shape[1] and side in {found, found[::-1]}
 
 
 @pytest.mark.slow

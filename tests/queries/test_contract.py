@@ -38,7 +38,6 @@ from torchdp.randomizers import (
     OptimizedUnaryEncoding,
     RandomizedResponse,
     StrategyMatrix,
-    SubsetSelection,
 )
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle import CorrelatedSum, PoissonSum
@@ -60,9 +59,6 @@ class TestLocalFactorization(Queries, Unbiased, RelayContract):
     protocol = LocalFactorization.calibrated(GAMMA, epsilon=1.0)
 
 
-class TestOfPlainAnswers(Queries, RelayContract):
-    stacked = False
-    protocol = LocalFactorization.calibrated(FactoredQueries.plain(W), epsilon=2.0)
 
 
 class TestOfApproximateFactors(Queries, RelayContract):  # with a bias
@@ -73,11 +69,6 @@ class TestOfApproximateFactors(Queries, RelayContract):  # with a bias
 
 class TestLocalOracle(Queries, Unbiased, RelayContract):
     protocol = LocalOracle(W, RandomizedResponse(4, 1.0))
-
-
-class TestOfSubsets(Queries, RelayContract):
-    stacked = False
-    protocol = LocalOracle(W, SubsetSelection(4, 1.0))
 
 
 class TestOfBits(Queries, RelayContract):  # reports that do not sum to 1
@@ -236,14 +227,6 @@ class TestCentralFactorization(Queries, Unbiased, Contract):
 
     def loss(self, protocol):
         return true_epsilon(furthest(collected(protocol), neighbours(torch.arange(4))), protocol.delta)
-
-
-class TestOfTheGramNorm(TestCentralFactorization):
-    protocol = CentralFactorization(FactoredQueries.of(W, factorize(W, 2.0, shift=True)), 0.5, 1e-9)
-
-
-class TestCentralTree(TestCentralFactorization):
-    protocol = CentralFactorization(FactoredQueries.tree(W), 3.0, 1e-6)
 
 
 class TestCentralAnswers(TestCentralFactorization):

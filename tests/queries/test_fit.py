@@ -20,8 +20,7 @@ from torchdp.queries import (
     LocalOracle,
     fitted,
 )
-from torchdp.queries.fit import whole
-from torchdp.queries.likelihood import convolved, expected, freedom, most_likely, smoothed, smoothers
+from torchdp.queries.likelihood import convolved, expected, freedom, smoothers
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -70,15 +69,6 @@ def test_distributions_are_those_that_reports_decode(client):
     torch.testing.assert_close(decoded, torch.eye(K, dtype=torch.float64), rtol=0, atol=1e-7)
 
 
-@clients
-def test_sets_of_bits_have_no_list(client):
-    if client in LISTED.values():
-        assert client.laws(torch.arange(K)).shape == (K, client.outputs)
-    else:
-        with pytest.raises(ValueError, match="too many"):
-            client.laws(torch.arange(K))
-
-
 @pytest.mark.parametrize("width", [0, 1, 5])
 def test_square_wave_is_what_was_published(width):
     client = ShiftStrategy.square_wave(9, 1.5, width)
@@ -89,14 +79,6 @@ def test_square_wave_is_what_was_published(width):
     assert client.guarantee.epsilon <= 1.5
 
 
-@pytest.mark.parametrize(("epsilon", "width"), [(1e-4, 50), (0.5, 36), (1.0, 26), (3.0, 6), (30.0, 0)])
-def test_default_width(epsilon, width):
-    e = math.exp(epsilon)  # the published formula, in floats that hold it where epsilon is not small
-    if epsilon > 0.01:
-        assert width == round(100 * (epsilon * e - e + 1) / (2 * e * (e - 1 - epsilon)))
-    assert ShiftStrategy.square_wave(100, epsilon).circle == 100 + 2 * width
-
-
 def best(Q: torch.Tensor, reports: torch.Tensor) -> float:
     """The largest log likelihood of a histogram, by a solver of other people."""
     cp = pytest.importorskip("cvxpy")
@@ -104,18 +86,6 @@ def best(Q: torch.Tensor, reports: torch.Tensor) -> float:
     problem = cp.Problem(cp.Maximize(reports.numpy() @ cp.log(Q.numpy() @ x)), [cp.sum(x) == 1])
     problem.solve(solver=cp.CLARABEL)
     return problem.value
-
-
-@pytest.mark.parametrize("case", range(8))
-def test_the_log_likelihood_lacks_at_most_the_gap(case):
-    k, outputs = 2 + case % 6, 3 + case
-    Q = uneven(b"Q%d" % case, k, outputs).mT + 0.02
-    Q = Q / Q.sum(0)
-    reports = (500 * uneven(b"r%d" % case, 1, outputs)).round() + 1
-    h, gap = most_likely(StrategyMatrix(Q), reports, torch.full((1, k), 1 / k, dtype=torch.float64))
-    assert best(Q, reports[0]) - float((reports * (h @ Q.mT).log()).sum()) <= float(gap) + 1e-5
-    assert float(gap) <= 0.1
-    assert float(h.sum()) == pytest.approx(1)
 
 
 def test_a_fit_that_was_stopped_warns(monkeypatch):
@@ -138,33 +108,6 @@ def test_guarantee_a_fit_lacks_at_most_its_gap(client):
     lack = best(Q, reports) - float(reports @ (Q @ found.histogram).log())
     assert lack <= float(found.gap) + 1e-4
     assert float(found.gap) <= 0.1
-
-
-def test_a_smoothed_fit_is_its_fixed_point_and_its_freedom_lies_between():
-    client = LISTED["square wave"]
-    Q, eye = client.laws(torch.arange(K)).mT, torch.eye(K, dtype=torch.float64)
-    reports = 1e4 * uneven(b"smooth", 3, len(Q)) + 50
-    even = torch.full((3, K), 1 / K, dtype=torch.float64)
-    held, last = even, torch.full((3,), -1.0, dtype=torch.float64)
-    near = torch.eye(K, dtype=torch.float64) / 2
-    near[0, 0] = near[-1, -1] = 0.75
-    near.diagonal(1)[:] = near.diagonal(-1)[:] = 0.25
-    for kernel, power in zip(smoothers(K, Q.device), (16, 4, *[None] * 6), strict=True):
-        S = convolved(eye, kernel)
-        torch.testing.assert_close(S, S.mT)
-        torch.testing.assert_close(S.sum(1), torch.ones(K, dtype=torch.float64))
-        if power:
-            torch.testing.assert_close(S, torch.linalg.matrix_power(near, power))
-        held = smoothed(client, reports, kernel, held)
-        again = (held * expected(client, reports / reports.sum(-1, keepdim=True), held)[0]) @ S
-        assert float((again - held).abs().sum(-1).max()) < 1e-3
-        assert (held >= 0).all()
-        now = freedom(Q, held, S)
-        assert (now > last).all()  # a narrower kernel leaves more to the reports
-        last = now
-    assert (last < K - 1).all()
-    flat = torch.full((K, K), 1 / K, dtype=torch.float64)
-    assert float(freedom(Q, held, flat).abs().max()) < 1  # what is smoothed to even shares follows nothing
 
 
 def test_a_single_step_moves_as_the_degrees_of_freedom_say():
@@ -191,17 +134,6 @@ def test_a_single_step_moves_as_the_degrees_of_freedom_say():
     spread = torch.diag(p[0]) - (Q * at) @ Q.mT  # of one user's reports, types fixed
     traced = float(((Q / p.mT) @ moved.mT @ spread).trace())
     assert float(freedom(Q, at, S)) == pytest.approx(traced, rel=0.1, abs=0.05)
-
-
-def test_projections_are_the_nearest_histograms():
-    client = CLIENTS["bits"]
-    tally = client.sample_tally(smooth(), generator=keyed_generator(b"bits"), sample_shape=(4,))
-    plain = fitted(LocalOracle(PREFIX, client), tally, ordered=False)
-    shares = client.totals(tally) / tally.n
-    h, _ = nearest_histogram(torch.eye(K, dtype=torch.float64), shares, 1e-12)
-    torch.testing.assert_close(plain.histogram, h, rtol=0, atol=1e-7)
-    assert (plain.gap < 1e-6).all()
-    assert plain.weights.shape == (4, 1)
 
 
 @clients
@@ -264,26 +196,6 @@ def test_intervals_are_those_of_the_unbiased_estimate(client):
     torch.testing.assert_close(found.centre, found.unbiased.value, rtol=0, atol=0)
     torch.testing.assert_close(difference(found, found).value, torch.zeros(K, dtype=torch.float64))
     assert float((found.unbiased.value - unbiased.value).abs().max()) < 0.2
-
-
-def test_predicted_errors_are_those_of_other_draws():
-    protocol = FittedOracle(PREFIX, CLIENTS["square wave"])
-    many = torch.stack([smooth(), torch.full((K,), N // K)]).double()
-    predicted = protocol.simulated(many, 200)
-    torch.testing.assert_close(predicted[0], protocol.simulated(many[0], 200))
-    for counts, error in zip(many, predicted, strict=True):
-        tally = protocol.sample_tally(counts.long(), generator=keyed_generator(b"other"), sample_shape=(200,))
-        squares = (protocol.analyse(tally).value - protocol.exact(counts)).square().mean()
-        assert float(squares) == pytest.approx(float(error.mean()), rel=0.25)
-    assert protocol.predicted_mse(0.25 * many[0]).shape == (K,)  # a quarter of some users is none
-
-
-@pytest.mark.parametrize("users", [1, 7, 1000])
-def test_whole_numbers_are_the_nearest_of_their_sum(users):
-    h = uneven(b"whole", 20, 6)
-    counts, _ = whole(h, torch.full((20, 1), float(users), dtype=torch.float64))
-    assert (counts.sum(-1) == users).all() and (counts >= 0).all()
-    assert float((counts - users * h).abs().max()) < 1
 
 
 def test_a_fit_of_many_types_is_that_of_few():

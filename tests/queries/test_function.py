@@ -88,15 +88,6 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, client):
     assert 0.9 < own < (3.5 if "one law" in name else 1.15)  # near 0 it is never taken to be less than the noise
 
 
-def test_the_second_order_is_needed():
-    function, counts = EnergyDistance(4), (ALIKE / 15 * 20_000).round().long()
-    protocol = LocalFunction(function, RandomizedResponse(8, 1.5))
-    tally = protocol.sample_tally(counts, generator=keyed_generator(b"bias"), sample_shape=(2_000,))
-    plain = torch.stack([function(each) for each in protocol.client.totals(tally) / 20_000])
-    assert float(plain.mean()) > 20 * float(plain.std()) / 2_000**0.5
-    assert abs(float(protocol.analyse(tally).value.mean())) < 4 * float(plain.std()) / 2_000**0.5
-
-
 @pytest.mark.parametrize("name", ["spearman", "energy"])
 def test_intervals_of_the_population_cover(name):
     """Users drawn anew each time: those of these users alone are too short."""

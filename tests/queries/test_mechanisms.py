@@ -8,7 +8,6 @@ import torch
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize
 from torchdp.privacy import Model
-from torchdp.protocol import Objective
 from torchdp.queries import FactoredQueries, LocalFactorization
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
@@ -45,19 +44,6 @@ def test_guarantee_of_a_local_mechanism_is_its_randomizers():
     assert mechanism.guarantee == mechanism.client.guarantee and mechanism.guarantee.epsilon == 0.7
     assert mechanism.guarantee.model is Model.LOCAL and mechanism.guarantee.delta < 2**-128
     assert mechanism.client.radius >= mechanism.queries.right.norm(dim=0).max()  # every user's vector is inside
-
-
-def test_the_worst_error_is_attained_by_users_of_one_type():
-    mechanism = LocalFactorization.calibrated(queries("approximate"), epsilon=1.0)
-    n, generator = 50, keyed_generator(b"worst")
-    worst, average = (float(mechanism.worst_mse(n, objective)) for objective in Objective)
-    one_type = torch.stack([mechanism.predicted_mse(n * torch.eye(6, dtype=torch.int64)[x]) for x in range(6)])
-    assert worst == pytest.approx(float(one_type.max()))
-    assert average == pytest.approx(float(one_type.mean(1).max()))
-    for _ in range(50):
-        types = torch.randint(6, (n,), generator=generator)
-        mse = mechanism.predicted_mse(torch.bincount(types, minlength=6))
-        assert mse.max() <= worst * (1 + 1e-12) and mse.mean() <= average * (1 + 1e-12)
 
 
 def test_the_worst_query_of_gamma_2_has_the_factorization_norm():

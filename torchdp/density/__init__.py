@@ -27,12 +27,11 @@ what is learned is post-processing.
 """
 
 from torchdp.density.choose import choose
-from torchdp.density.curator import CentralKDE, SecureKDE
 from torchdp.density.density import Density, kernel_means
 from torchdp.density.family import Family, Features
 from torchdp.density.gaussian import GaussianFourier, GaussianOrthogonal, GaussianSquareWave
 from torchdp.density.inner_product import InnerProduct, InnerProductRotated, Projected
-from torchdp.density.kde import ShuffledKDE
+from torchdp.density.kde import CentralKDE, SecureKDE, ShuffledKDE
 from torchdp.density.laplacian import Exponential, LaplacianSigns
 from torchdp.density.learning import ShuffledClasses, class_counts, classify, nearest_centre, nearest_words
 from torchdp.density.waves import ExponentialKernel, Gaussian, Laplacian, Waves

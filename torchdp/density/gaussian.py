@@ -38,7 +38,8 @@ class GaussianKernel(Family):
         checks.keep(self, bandwidth=checks.positive)
 
     def k(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.exp(-squared_distances(x, y) / self.bandwidth**2)
+        squares = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return torch.exp(-squares / self.bandwidth**2)
 
     def _waves(self, repetitions: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Independent frequencies (d, repetitions) and phases (repetitions,)."""
@@ -126,11 +127,6 @@ class SquareWaveFeatures(SignFeatures):
 def waves(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
     """cos(<w_i, x> + b_i): (n, d) -> (n, repetitions). An angle that overflows counts as 0."""
     return torch.addmm(phases.to(x), x, frequencies.to(x)).nan_to_num_(0.0, 0.0, 0.0).cos_()
-
-
-def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """||x_u - y_v||^2: (*batch, n, d), (*batch, q, d) -> (*batch, n, q)."""
-    return torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 @dataclass(frozen=True)

@@ -175,14 +175,6 @@ class IdentityFeatures(Features):
         return y.repeat(1, self.repetitions)
 
 
-@dataclass(frozen=True, eq=False)
-class LinearFeatures(Features):
-    """Sums of products with x: chances are computed in float64, where their errors do not count."""
-
-    def share(self, x: Tensor) -> Tensor:
-        return super().share(x.double())
-
-
 @dataclass(frozen=True)
 class InnerProductRotated(InnerProductFamily):
     """f(x) = z clipped to [-R, R], g(y) unclipped, z = H diag(s) x/sqrt(D): Q = S = D, R = width/sqrt(D).
@@ -227,10 +219,13 @@ class InnerProductRotated(InnerProductFamily):
 
 
 @dataclass(frozen=True, eq=False)
-class RotatedFeatures(LinearFeatures):
-    """signs: (repetitions, D)."""
+class RotatedFeatures(Features):
+    """signs: (repetitions, D). Chances are sums of products in float64, where their errors do not count."""
 
     signs: Tensor
+
+    def share(self, x: Tensor) -> Tensor:
+        return super().share(x.double())
 
     def most(self, steps: Tensor) -> float:
         """By Cauchy and Schwarz in each repetition, whose f has norm 1 at most."""

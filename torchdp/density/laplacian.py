@@ -168,12 +168,14 @@ def _packed(bits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LaplacianFamily(Family):
-    """k(x, y) = exp(-||x - y||_1 / scale): the chance that x and y fall into one bin of a random grid.
+class LaplacianSigns(Family):
+    """f = g = a random sign of the point's bin in a random grid: Q = S = R = 1, no bias, one bit without rounding.
 
-    In each dimension bins have a width w ~ Gamma(2, scale) and an offset uniform on [0, w): two points at distance t
-    share one with probability E (1 - t/w)_+ = e^{-t/scale}.
-    Source: Rahimi, Recht (2007), random binning.
+    k(x, y) = exp(-||x - y||_1 / scale) is the chance that x and y fall into one bin: in each dimension bins have a
+    width w ~ Gamma(2, scale) and an offset uniform on [0, w), and two points at distance t share one with probability
+    E (1 - t/w)_+ = e^{-t/scale}. Different bins have independent signs, so E f(x) g(y) = P(same bin).
+    dimension >= 1, scale > 0. Raises ValueError.
+    Source: Rahimi, Recht (2007), random binning, with a sign for each bin.
     """
 
     scale: float = 1.0
@@ -187,6 +189,9 @@ class LaplacianFamily(Family):
     def k(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.exp(-torch.cdist(x, y, p=1) / self.scale)
 
+    def draw(self, repetitions: int, *, generator: torch.Generator) -> "BinSignFeatures":
+        return BinSignFeatures(self, repetitions, self._grid(repetitions, generator))
+
     def _grid(self, repetitions: int, generator: torch.Generator) -> Grid:
         repetitions, generator = drawn(repetitions, generator)
         shape = (self.dimension, repetitions)
@@ -195,19 +200,6 @@ class LaplacianFamily(Family):
         keys = torch.empty((2, *shape), dtype=torch.int64, device=generator.device)
         keys.random_(-(2**63), None, generator=generator)
         return Grid(widths.clamp_min_(1e-12 * self.scale), u[2], keys)
-
-
-@dataclass(frozen=True)
-class LaplacianSigns(LaplacianFamily):
-    """f = g = a random sign of the point's bin: Q = S = R = 1, no bias, one bit without rounding.
-
-    Different bins have independent signs, so E f(x) g(y) = P(same bin) = exp(-||x - y||_1 / scale).
-    dimension >= 1, scale > 0. Raises ValueError.
-    Source: Rahimi, Recht (2007), random binning, with a sign for each bin.
-    """
-
-    def draw(self, repetitions: int, *, generator: torch.Generator) -> "BinSignFeatures":
-        return BinSignFeatures(self, repetitions, self._grid(repetitions, generator))
 
 
 @dataclass(frozen=True, eq=False)

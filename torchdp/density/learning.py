@@ -9,11 +9,10 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.density.curator import CentralKDE
 from torchdp.density.density import Density
 from torchdp.density.family import Features
 from torchdp.density.inner_product import InnerProductFamily
-from torchdp.density.kde import ShuffledKDE
+from torchdp.density.kde import CentralKDE, ShuffledKDE
 from torchdp.draws import Simulated
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee

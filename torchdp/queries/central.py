@@ -86,9 +86,6 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
         whole = exact_sums(self.queries.right, summary, self.sums.step)
         return Tally(users_of(summary), {"sum": self.sums.released(whole, draws, shape)})
 
-    def heard(self, tally: Tally) -> Tensor:
-        return tally["sum"] / tally.users(1)
-
     @property
     def noise(self) -> float:
         return self.sigma**2
@@ -171,9 +168,6 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         sums = whole.expand(*shape, *whole.shape).clone(memory_format=torch.contiguous_format)
         laplace.add_shares(sums.view(-1), 1.0, self.rate, draws)
         return Tally(users_of(summary), {"sum": sums})
-
-    def heard(self, tally: Tally) -> Tensor:
-        return tally["sum"].double() / tally.users(1)
 
     @property
     def laplace(self) -> bool:

@@ -161,7 +161,7 @@ def _choice(
     skewed = n / zipf.sum() * torch.stack([zipf, zipf.flip(0)])
     noted = []
     for one in near:
-        error = math.sqrt(float(objective.of(one.protocol.predicted_mse(skewed))))
+        error = _root_of(objective, one.protocol.predicted_mse(skewed))
         noted.append((float(f"{one.error * error:.3e}"), replace(one, note=f"{error:.4g} on skewed data")))
     first = [one for _, one in sorted(noted, key=lambda pair: pair[0])]
     return Choice((*first, *(one for one in found if one.error > least)), bound, NEAR)

@@ -28,11 +28,9 @@ from torchdp.randomness import keyed_generator
 DRAWS = 32  # simulated tallies behind a predicted error
 OPEN = 10.0  # nats that a fit may lack before it warns: a histogram e^10 times as likely may be missed
 TRIED, WORSE = 3, 1.5  # oracles of the unbiased choice, and their errors over that of the best oracle
-FAMILY_DRAWS, PRIOR_DRAWS, NEAR = (
-    8,
-    64,
-    0.02,
-)  # tallies of each public histogram; of a prior; errors that are alike
+FAMILY_DRAWS = 8  # tallies of each public histogram
+PRIOR_DRAWS = 64  # of a prior
+NEAR = 0.02  # errors that are alike
 WAVES = 8  # of a smooth histogram's logarithm
 FEW = 0.1  # shape of the gamma variables of a histogram of few frequent types
 SLACK = 1e-9  # of messages that say nothing
@@ -105,9 +103,7 @@ def _fitted(protocol: QueryProtocol, tally: Tally, ordered: bool) -> Fit:
     checks.instance("ordered", ordered, bool)
     unbiased = protocol.analyse(tally)
     batch, k = unbiased.value.shape[:-1], protocol.workload.shape[1]
-    parts = {name: part.reshape(-1, *protocol.layout[name][0]) for name, part in tally.parts.items()}
-    n = tally.n.expand(batch).reshape(-1) if isinstance(tally.n, Tensor) else tally.n
-    fits, score, gap = protocol.fits(Tally(n, parts), ordered and k > 2)
+    fits, score, gap = protocol.fits(protocol.flat(tally, batch), ordered and k > 2)
     weights = torch.softmax(score, 0)
     h = (weights[..., None] * fits).sum(0).view(*batch, k)
     own = {each.name: getattr(unbiased, each.name) for each in fields(Estimate)}

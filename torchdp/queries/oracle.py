@@ -329,9 +329,6 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         return self.client.sample_unchecked(Crowd.shared(self.queries.right.mT, summary), draws, shape)
 
-    def heard(self, tally: Tally) -> Tensor:
-        return tally["sum"] / tally.users(1)
-
     @property
     def noise(self) -> float:
         return self.client.moments.variance

@@ -225,6 +225,11 @@ class QueryProtocol(Protocol[Tensor]):
         each = self.bias.square() + self.variance / beside(checks.people("n", n, 1), 2) ** self.power
         return each.amax((-2, -1)) if worst else each.mean(-2).amax(-1)
 
+    def flat(self, tally: Tally, batch: tuple[int, ...]) -> Tally:
+        """A tally (*batch, ...) as one (b, ...), of as many users each."""
+        parts = {name: part.reshape(-1, *self.layout[name][0]) for name, part in tally.parts.items()}
+        return Tally(tally.n.expand(batch).reshape(-1) if isinstance(tally.n, Tensor) else tally.n, parts)
+
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
         """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""
         counts = checks.users("summary", summary, self.workload.shape[1]).to(self.workload)
@@ -237,9 +242,9 @@ class FactoredProtocol(QueryProtocol):
 
     queries: FactoredQueries
 
-    @abstractmethod
     def heard(self, tally: Tally) -> Tensor:
         """m, (*batch, r)."""
+        return tally["sum"].double() / tally.users(1)
 
     @property
     @abstractmethod
@@ -282,9 +287,7 @@ class FactoredProtocol(QueryProtocol):
         """Var W_i under the nearest histogram; of those with its R h that of the largest where R tells less."""
         W, right = self.workload, self.queries.right
         batch, n = found.value.shape[:-1], tally.users(1)
-        parts = {name: part.reshape(-1, *self.layout[name][0]) for name, part in tally.parts.items()}
-        users = tally.n.expand(batch).reshape(-1) if isinstance(tally.n, Tensor) else tally.n
-        fits, _, _ = self.fits(Tally(users, parts), False)
+        fits, _, _ = self.fits(self.flat(tally, batch), False)
         h = fits[-1]
         told = torch.linalg.matrix_rank(torch.cat([right, torch.ones_like(right[:1])])) == len(right.mT)
         if not bool(told):
