@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torchdp.domains.shapes import encoding
 
 from torchdp.domains import (
     Box,
@@ -43,6 +42,7 @@ from torchdp.domains import (
     noise_shape,
     round_shape,
 )
+from torchdp.domains.shapes import encoding
 from torchdp.factorization import gamma_box
 from torchdp.mean import GaussianMean, concentrated_lower_bound, pure_lower_bound
 from torchdp.randomness import keyed_generator

@@ -6,7 +6,6 @@ from laws import overlap
 
 from torchdp import workloads
 from torchdp.factorization import factorize, signature_form
-from torchdp.workloads import Workload
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
