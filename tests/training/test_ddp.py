@@ -24,9 +24,8 @@ from torchdp.training import (
 
 def model():
     net = nn.Sequential(nn.ZeroPad1d((0, 1)), nn.Linear(4, 1))
-    for p in net.requires_grad_(False).parameters():
-        p.fill_(0.3)
-    net.requires_grad_()
+    for p in net.parameters():
+        nn.init.constant_(p, 0.3)
     return net.double()
 
 

@@ -76,17 +76,6 @@ def test_guarantee_an_attack_on_all_steps_attains_it_and_no_more():
     assert lost(half.epsilon, with_user)[0] > 1.5 * delta
 
 
-def test_a_band_too_many_is_refused_since_it_would_cost_more():
-    C = np.tril(np.ones((6, 6)))
-    C /= np.linalg.norm(C, axis=0)
-    promised = CyclicPoisson(2, 0.3).guarantee(torch.from_numpy(np.eye(6)), 0.9, 1.0, 0.01)
-    assert lost(promised.epsilon, losses(C, 0.3, 0.9, 2, True))[0] > 0.012
-    with pytest.raises(ValueError, match="at most 2 bands"):
-        CyclicPoisson(2, 0.3).guarantee(torch.from_numpy(C), 0.9, 1.0, 0.01)
-    with pytest.raises(ValueError, match="chance"):
-        CyclicPoisson(2, 1.5)
-
-
 def test_sampled_batches_are_their_groups_independently_at_their_chance():
     batches = SampledBatches(CyclicPoisson(4, 0.25), 4000, 400, noise=SeededNoise(1))
     seen = torch.zeros(400, 4000)
