@@ -7,7 +7,7 @@ SLOW = """bench/journal collection/level density/attack density/bitsums density/
     density/decode density/error density/messages density/noise factorization/relaxation
     factorization/trained league/run mean/errors mean/shapes pairwise/more_statistics pairwise/random_kernels
     pairwise/separation queries/fitted secure/servers shuffle/amplification stories/pictures training/accepted
-    training/accounting training/choose training/clipping training/optimizers training/prefix_noise
+    training/accounting training/choose training/clipping training/optimizers
     training/recalled""".split()  # over five CPU-seconds
 ELSEWHERE = "bench/mutations bench/run theorems".split()
 CLAIMS = {}  # by script: what holds of the tables of its smoke run

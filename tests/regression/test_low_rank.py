@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from laws import generator
-from products import spectrum_rows
 
 from torchdp.protocol import Estimate
 from torchdp.regression import GramRelease, SecondMoments, debiased, psi, top_directions
@@ -73,9 +72,3 @@ def test_random_spaces_err_as_stated_and_bound_the_predictions():
     assert predicted_psi(moments, 2, 1e9) == predicted_psi_of_sketch(moments, 2, 10, 1e9) == random_psi(moments, 2)
     assert predicted_psi(moments, 2, 0.0) == 0
     assert float(predicted_psi(moments, 6, 1e9)) == pytest.approx(0, abs=1e-9)
-
-
-def test_noiseless_release_has_no_error_on_the_papers_rows():
-    A = spectrum_rows(2000, 8, 3)
-    moments = SecondMoments.of(A)
-    assert float(psi(moments, top_directions(moments.matrix, 3))) == pytest.approx(0, abs=1e-12)

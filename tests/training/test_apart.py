@@ -185,9 +185,3 @@ def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_rout
 def test_routes_that_serve_no_module_are_refused_with_the_reasons(routes):
     with pytest.raises(ValueError, match=rf"none of the routes; {routes[0]}: .*item"):
         clip_and_sum(Mixes(MIXES["item"][0]), cross_entropy, *batch(5, b"few"), BOUND, routes=routes)
-
-
-@pytest.mark.parametrize("routes", [(), "loop", ("loop", "vmap"), ("other",)])
-def test_routes_must_be_some_of_three_in_order(routes):
-    with pytest.raises(ValueError, match="routes must be some of"):
-        Clipper(Mixes(MIXES["honest"][0]), cross_entropy, routes=routes)

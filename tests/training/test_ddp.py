@@ -1,4 +1,4 @@
-"""Two processes: one sum, the same noise in both, an error where they part, and a layer's gradients by DDP."""
+"""Two processes: one sum, the same noise in both, an error where they part, and gradients by DDP."""
 
 import os
 from datetime import timedelta
@@ -8,13 +8,12 @@ import torch
 from torch import distributed, nn
 from torch.nn.functional import mse_loss
 
-from torchdp import density, factorization, workloads
+from torchdp import factorization, workloads
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
 from torchdp.training import (
     AdaptiveBound,
     CorrelatedNoise,
-    FeatureLayer,
     Iterates,
     causal_strategy,
     choose,
@@ -24,12 +23,10 @@ from torchdp.training import (
 
 
 def model():
-    layer = FeatureLayer(density.GaussianFourier(3).draw(4, generator=keyed_generator(b"layer")))
-    net = nn.Sequential(layer, nn.Linear(4, 1)).double()
-    with torch.no_grad():
-        for p in net.parameters():
-            p.fill_(0.3)
-    return net
+    net = nn.Sequential(nn.ZeroPad1d((0, 1)), nn.Linear(4, 1))
+    for p in net.parameters():
+        nn.init.constant_(p, 0.3)
+    return net.double()
 
 
 def data():

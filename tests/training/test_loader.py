@@ -1,20 +1,23 @@
-"""Rows of a data set for a run's batches, read ahead by workers or not: the same rows for the same steps."""
+"""Rows for a run's batches: read ahead, in parts larger than memory, or of one's own loader that keeps to a rule."""
 
+import threading
 from collections import UserDict
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import pytest
 import torch
-from frameworks import squares
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from trained import STEPS, X, gradient, model, squares, started
 
 from torchdp.noise import SeededNoise
-from torchdp.training import CyclicPoisson, Iterates, Passes, choose
+from torchdp.privacy import Model, Neighbours, gaussian_guarantee
+from torchdp.training import ONCE, CyclicPoisson, Epochs, Iterates, Plan, Separated, choose
 from torchdp.training.batches import Collate
 
-STEPS = 8
-X = torch.linspace(-1, 1, 60)[:, None]
+USERS, RULE = 30, Separated(3, 2)
+BATCHES = [[i, i + 10, i + 20] for i in (0, 1, 2, 3, 0, 1, 2, 4)]  # three or more steps apart, twice at most
 
 
 class Streamed(IterableDataset):
@@ -25,7 +28,7 @@ class Streamed(IterableDataset):
         return 60
 
 
-class Model(nn.Module):
+class Wrapped(nn.Module):
     def __init__(self):
         super().__init__()
         self.part = nn.Linear(1, 1)
@@ -33,16 +36,6 @@ class Model(nn.Module):
 
     def forward(self, input):
         return self.part(input)
-
-
-@pytest.fixture(scope="module")
-def plans():
-    choice = choose(Iterates(STEPS), 60, 15, epsilon=1.0, delta=1e-4)
-    return {one.name: one.protocol for one in choice.candidates}
-
-
-def gradient(run):
-    return torch.cat([p.grad.flatten() for p in run.module.parameters()])
 
 
 class Named(Dataset):
@@ -55,15 +48,15 @@ class Named(Dataset):
         return {"input": X[user]}, 2 * X[user]
 
 
-@pytest.mark.parametrize("kind", ["fixed order", "Poisson, independent noise"])
+@pytest.mark.parametrize("kind", ["ordered", "independent"])
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.filterwarnings("ignore:.*fork"))])
 def test_a_loader_reads_the_batches_of_the_run_ahead(plans, kind, workers):
-    run = plans[kind].start(Model(), squares, noise=SeededNoise(4))
+    run = plans[kind].start(Wrapped(), squares, noise=SeededNoise(4))
     expected = []
     for users in run:
         run.backward({"input": X[users]}, 2 * X[users])
         expected.append((users, gradient(run)))
-    run = plans[kind].start(Model(), squares, noise=SeededNoise(4))
+    run = plans[kind].start(Wrapped(), squares, noise=SeededNoise(4))
     seen, before = [], torch.get_rng_state()
     for _ in range(2):  # the second one goes on
         for named, targets in run.loader(Named(), num_workers=workers):
@@ -77,24 +70,9 @@ def test_a_loader_reads_the_batches_of_the_run_ahead(plans, kind, workers):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_each_iteration_is_one_pass_and_the_rest_of_one_after_a_kill(plans):
-    run = plans["fixed order"].start(Model(), squares)
-    passes, seen = Passes(run, TensorDataset(X, 2 * X)), []
-    for batch in run.loader(passes.dataset):
-        run.backward(*batch)
-        if run.step == 3:
-            break
-    for _ in range(3):
-        before = run.step
-        for batch in passes:
-            run.backward(*batch)
-        seen.append(run.step - before)
-    assert len(passes) == 4 and seen == [1, 4, 0]
-
-
 def test_a_batch_of_nobody_has_tensors_of_no_rows(plans):
-    plan = replace(plans["Poisson, independent noise"], sampling=CyclicPoisson(1, 1e-9))
-    run = plan.start(Model(), squares)
+    plan = replace(plans["independent"], sampling=CyclicPoisson(1, 1e-9))
+    run = plan.start(Wrapped(), squares)
     named, targets = next(run.loader(Named()))
     run.backward(named, targets)
     assert named["input"].shape == targets.shape == (0, 1) and run.step == 1
@@ -114,7 +92,7 @@ def test_a_data_set_may_read_a_whole_batch_at_once(rows):
 
 
 def test_a_loader_refuses_what_does_not_fit(plans):
-    run = plans["Poisson, independent noise"].start(Model(), squares)
+    run = plans["independent"].start(Wrapped(), squares)
     for data, options, name in [
         (TensorDataset(X[:9]), {}, "data must hold one row for each of the plan's 60 users, not 9"),
         (TensorDataset(X), {"shuffle": True, "batch_size": 3}, "batch_size, shuffle must be left out"),
@@ -126,7 +104,7 @@ def test_a_loader_refuses_what_does_not_fit(plans):
     for data in (iter(X), Streamed()):
         with pytest.raises(TypeError, match="data must be a data set with a length"):
             run.loader(data)
-    assert len(next(plans["fixed order"].start(Model(), squares).loader(X))) == 15  # rows by number are enough
+    assert len(next(plans["ordered"].start(Wrapped(), squares).loader(X))) == 15  # rows by number are enough
     first, second, third = (run.loader(TensorDataset(X, 2 * X)) for _ in range(3))
     batch = next(first)
     with pytest.raises(RuntimeError, match="was not used"):
@@ -134,3 +112,251 @@ def test_a_loader_refuses_what_does_not_fit(plans):
     run.backward(*batch)
     with pytest.raises(RuntimeError, match="this loader at 0"):
         next(third)
+
+
+def whole(plan):
+    run, seen = started(plan), []
+    for users in run:
+        run.backward(X[users], 2 * X[users])
+        seen.append(gradient(run))
+    return torch.stack(seen)
+
+
+def by_hand(run, size):
+    for users in run:
+        parts = users.split(size)
+        for part in parts:
+            before = [p.grad for p in run.module.parameters()]
+            assert run.step == len(run.seen)
+            run.backward(X[part], 2 * X[part], more=part is not parts[-1])
+            assert part is parts[-1] or all(
+                p.grad is g for p, g in zip(run.module.parameters(), before, strict=True)
+            )
+        yield
+
+
+def by_loader(run, size):
+    for step in run.loader(TensorDataset(X, 2 * X), max_rows=size):
+        for x, y in step:
+            assert len(x) <= size and run.step == len(run.seen)
+            run.backward(x, y)
+        yield
+
+
+def elsewhere(run, size):
+    """Of a linear model 2 (output - target) times (x, 1)."""
+    for users in run:
+        parts = users.split(size)
+        for part in parts:
+            g = 2 * (run.module(X[part]) - 2 * X[part]).detach()
+            run.release([(g * X[part])[:, None], g], more=part is not parts[-1])
+        yield
+
+
+@pytest.mark.parametrize("kind", ["ordered", "independent"])
+@pytest.mark.parametrize("size", [1, 4, 15, 99])
+@pytest.mark.parametrize("way", [by_hand, by_loader, elsewhere])
+def test_parts_of_any_size_have_the_sum_and_the_noise_of_the_whole(plans, kind, size, way, tmp_path):
+    run = started(plans[kind], ledger=tmp_path / "ledger", at_once=2)
+    run.seen = []
+    for _ in way(run, size):
+        run.seen.append(gradient(run))
+        assert len((tmp_path / "ledger").read_text().splitlines()) == 1 + run.step
+    torch.testing.assert_close(torch.stack(run.seen), whole(plans[kind]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_must_be_used_up_and_by_no_more_than_its_rows(plans):
+    run = started(plans["ordered"])
+    steps = run.loader(TensorDataset(X, 2 * X), max_rows=4)
+    first = next(steps)
+    x, y = next(first)
+    run.backward(x, y)
+    with pytest.raises(ValueError, match="all the batch's 15 users, 4 of which were used, not 12"):
+        run.backward(X[:12], X[:12])
+    with pytest.raises(RuntimeError, match="4 of 15 rows used"):
+        next(steps)
+    for x, y in first:
+        run.backward(x, y)
+    assert run.step == 1
+    with pytest.raises(RuntimeError, match="no batch waits"):
+        run.backward(x, y)
+    users = next(iter(run))
+    run.backward(X[users], X[users], more=True)  # whose last part never comes
+    with pytest.raises(RuntimeError, match="15 of 15 rows used"):
+        next(iter(run))
+    with pytest.raises(ValueError, match="15 of which were used, not 1"):
+        run.backward(X[:1], X[:1])
+    with pytest.raises(ValueError, match="max_rows"):
+        run.loader(TensorDataset(X), max_rows=0)
+    assert run.step == 1
+
+
+def test_rows_that_a_loader_left_unread_are_of_no_later_step(plans):
+    run, expected = started(plans["ordered"]), whole(plans["ordered"])
+    seen = []
+    for step in run.loader(TensorDataset(X, 2 * X), max_rows=4):
+        users = run.batches._order[run.step % 4 * 15 :][:15]  # read otherwise: the loader's own parts stay unread
+        next(step)
+        for part in users.split(4):
+            run.backward(X[part], 2 * X[part])
+        with pytest.raises(RuntimeError, match="no batch waits"):
+            next(step)
+        seen.append(gradient(run))
+    torch.testing.assert_close(torch.stack(seen), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_of_nobody_releases_noise_by_itself(plans):
+    run = started(replace(plans["independent"], sampling=CyclicPoisson(1, 1e-9)))
+    for step in run.loader(TensorDataset(X, X), max_rows=4):
+        assert not list(step) and gradient(run).abs().min() > 0
+    assert run.step == STEPS
+
+
+def test_guarantee_a_part_counts_once_whatever_interrupts_it(plans, monkeypatch):
+    """Before it is counted the same rows may come again; when the noise is drawn the step is over."""
+    run, expected = started(plans["ordered"]), whole(plans["ordered"])
+    clip, forward = run._clipper, run.noise.forward
+
+    def interrupted(*arguments, **options):
+        (clip if options else forward)(*arguments, **options)
+        raise KeyboardInterrupt
+
+    users = next(iter(run))
+    parts = [(X[part], 2 * X[part]) for part in users.split(5)]
+    for last, (x, y) in zip((False, False, True), parts, strict=True):
+        monkeypatch.setattr(run, "_clipper", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run.backward(x, y, more=not last)
+        monkeypatch.setattr(run, "_clipper", clip)
+        run.backward(x, y, more=not last)
+    torch.testing.assert_close(gradient(run), expected[0], rtol=1e-5, atol=1e-6)
+    users = next(iter(run))
+    monkeypatch.setattr(run.noise, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.backward(X[users], X[users])
+    with pytest.raises(RuntimeError, match="no batch waits"):
+        run.backward(X[users], X[users])
+
+
+def test_threads_share_the_parts_of_a_step(plans):
+    run, expected = started(plans["ordered"]), whole(plans["ordered"])
+    users = next(iter(run))
+    barrier = threading.Barrier(14)
+
+    def use(user):
+        barrier.wait()
+        run.backward(X[user : user + 1], 2 * X[user : user + 1], more=True)
+
+    threads = [threading.Thread(target=use, args=(int(user),)) for user in users[1:]]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    run.backward(X[users[:1]], 2 * X[users[:1]])
+    torch.testing.assert_close(gradient(run), expected[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_that_is_killed_amid_a_step_takes_it_again(plans, tmp_path):
+    plan = plans["independent"]
+    run, expected = started(plan, ledger=tmp_path / "ledger"), whole(plan)
+    secret, steps = run.secret_state(), run.loader(TensorDataset(X, 2 * X), max_rows=4)
+    for x, y in next(steps):
+        run.backward(x, y)
+    run.backward(*next(next(steps)))
+    again = plan.resume(model(), squares, secret, ledger=tmp_path / "ledger")
+    assert again.step == 1
+    again.seen = [expected[0]]
+    for _ in by_loader(again, 4):
+        again.seen.append(gradient(again))
+    torch.testing.assert_close(torch.stack(again.seen), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def choice():
+    return choose(Iterates(STEPS), USERS, 3, epsilon=1.0, delta=1e-4, participation=RULE)
+
+
+def admitted(run, batches):
+    for users in batches:
+        mine = run.admit(users)
+        assert mine.tolist() == list(users)
+        run.backward(X[mine], 2 * X[mine])
+        yield gradient(run)
+
+
+@pytest.mark.parametrize("rule", [RULE, ONCE, Epochs(3), Separated(20, 1)])
+def test_guarantee_no_user_of_the_rule_moves_further_than_the_noise_is_made_for(rule):
+    """Every permitted set of steps, by enumeration, with all signs alike and in turns: what C makes of it."""
+    for one in choose(Iterates(STEPS), USERS, 3, epsilon=1.0, delta=1e-4, participation=rule).candidates:
+        plan, C, worst = one.protocol, one.protocol.strategy.dense(), 0.0
+        for size in range(1, STEPS + 1):
+            for chosen in combinations(range(STEPS), size):
+                apart = all(b - a >= getattr(rule, "gap", STEPS) for a, b in pairwise(chosen))
+                if isinstance(rule, Epochs):
+                    apart = len({t % 3 for t in chosen}) == 1
+                if apart and size <= getattr(rule, "times", STEPS):
+                    signs = torch.tensor([[1.0] * size, [(-1.0) ** i for i in range(size)]], dtype=torch.float64)
+                    worst = max(worst, float((signs @ C[:, list(chosen)].mT).norm(dim=1).max()))
+        moved = gaussian_guarantee(plan.sigma, 1e-4, plan.bound * worst, Model.CENTRAL, Neighbours.ADD_REMOVE)
+        assert 0.99 < moved.epsilon <= plan.guarantee.epsilon
+        assert plan.guarantee.epsilon <= 1.0 and plan.spent(STEPS).epsilon == plan.guarantee.epsilon
+        assert plan.spent(1).epsilon < plan.guarantee.epsilon or rule.most(STEPS) == 1
+        torch.testing.assert_close(
+            plan.standard_errors, plan.sigma * torch.linalg.inv(C).cumsum(0).norm(dim=1), rtol=1e-6, atol=0
+        )
+
+
+def test_less_error_than_independent_noise_and_the_certified_one_has_the_least(choice):
+    errors = {one.name: one.error for one in choice.candidates}
+    assert set(errors) == {"independent noise", "2 bands", "certified"}
+    assert errors["certified"] == min(errors.values()) < 0.9 * errors["independent noise"]
+
+
+def test_guarantee_who_comes_too_soon_or_too_often_is_refused_also_after_a_kill(choice, tmp_path):
+    plan, path = choice.best, tmp_path / "ledger"
+    run = started(plan, ledger=path)
+    begun = list(admitted(run, BATCHES[:5]))
+    torch.save(run.secret_state(), tmp_path / "secret")
+    secret = torch.load(tmp_path / "secret")
+    again = plan.resume(model(), squares, secret, ledger=path)
+    for wrong, named in (
+        ([2, 4], None),
+        ([3], "may not participate"),
+        ([0], "may not participate"),
+        ([5, 5], "once"),
+    ):
+        for each in (again, run) if named else ():
+            with pytest.raises(ValueError, match=named):
+                each.admit(wrong)
+    rest = list(admitted(again, BATCHES[5:]))
+    whole = list(admitted(started(plan), BATCHES))
+    assert all(torch.equal(a, b) for a, b in zip(begun + rest, whole, strict=True))
+    with pytest.raises(RuntimeError, match="8 steps are spent"):
+        again.admit([9])
+    with pytest.raises(ValueError, match="secret must be of step 8"):
+        plan.resume(model(), squares, secret, ledger=path)
+    with pytest.raises(TypeError, match="attendance must be a tensor of int64"):
+        plan.resume(model(), squares, {**secret, "attendance": torch.ones(3, 2)}, step=5)
+
+
+def test_a_batch_is_admitted_before_it_is_used_and_used_before_the_next(choice, tmp_path):
+    choice.best.save(tmp_path / "plan")
+    plan = Plan.load(tmp_path / "plan")
+    assert plan.digest() == choice.best.digest() and plan.guarantee == choice.best.guarantee
+    run = started(plan)
+    with pytest.raises(RuntimeError, match="no batch waits"):
+        run.backward(X[:3], X[:3])
+    run.admit([0, 1])
+    with pytest.raises(ValueError, match="all the batch's 2 users"):
+        run.backward(X[:3], X[:3])
+    with pytest.raises(RuntimeError, match="0 of 2 rows used"):
+        run.admit([2])
+    run.backward(X[:1], X[:1], more=True)
+    run.backward(X[1:2], X[1:2])
+    assert run.step == 1 and len(run) == STEPS - 1
+    for call in (lambda: next(iter(run)), lambda: run.loader(X)):
+        with pytest.raises(RuntimeError, match=r"call run\.admit"):
+            call()
+    other = choose(Iterates(STEPS), USERS, 3, epsilon=1.0, delta=1e-4).best
+    with pytest.raises(RuntimeError, match="the plan says who"):
+        started(other).admit([0])

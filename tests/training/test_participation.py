@@ -1,104 +1,38 @@
-"""The sensitivity of a matrix mechanism, against every set of steps and every change that a user can make."""
+"""Who takes part when: sensitivities by brute force that shares no code, batches by the rule, others refused."""
 
 import itertools
 import math
-from functools import partial
+from collections import Counter
+from functools import cache, partial
 
 import laws
 import pytest
 import torch
-from rules import permitted
+from rules import permits
+from torch.utils.data import DataLoader, TensorDataset
 
-from torchdp import factorization, workloads
-from torchdp.training import ONCE, Epochs, Separated, causal_strategy, sensitivity
+from torchdp.factorization.certificates import worst_sets
+from torchdp.randomness import keyed_generator
+from torchdp.training import (
+    ONCE,
+    Batches,
+    Epochs,
+    ParticipationLog,
+    Sensitivity,
+    Separated,
+    sensitivity,
+)
 
 STEPS = 7
-PATTERNS = [ONCE, Epochs(3), Epochs(1), Separated(2, 3), Separated(3, 2), Separated(1, 2), Separated(20, 9)]
 
 
 normal = partial(laws.normal, name=b"participation")
-
-
-def moved(C, chosen, signs):
-    """||C U||_F for a user whose gradients are +-1 in the chosen steps."""
-    return float((C[:, chosen] @ torch.tensor(signs, dtype=C.dtype)).norm())
-
-
-def largest(C, pattern, signed=False):
-    choices = (1.0, -1.0) if signed else (1.0,)
-    return max(
-        moved(C, chosen, signs)
-        for chosen in permitted(pattern, C.shape[1])
-        for signs in itertools.product(choices, repeat=len(chosen))
-    )
+KINDS = ["positive", "mixed", "banded", "twice banded", "sparse", "spiked", "equal columns", "tall"]
+RULES = [ONCE, Epochs(1), Epochs(3), Epochs(4), Separated(1, 3), Separated(2, 2), Separated(3, 9)]
 
 
 def banded(bands):
     return normal(STEPS, STEPS).tril().triu(1 - bands)
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_guarantee_one_user_moves_that_far_and_no_user_further(pattern):
-    positive = normal(STEPS, STEPS).abs().tril()
-    found = sensitivity(positive, pattern)
-    assert found.exact
-    assert math.isclose(found.value, largest(positive, pattern, signed=True), rel_tol=1e-11)
-    assert found.value >= largest(positive, pattern)
-    mixed = normal(STEPS, STEPS).tril()
-    bound = sensitivity(mixed, pattern)
-    attained = largest(mixed, pattern, signed=True)
-    assert bound.value >= attained * (1 - 1e-15)
-    if bound.exact:
-        assert math.isclose(bound.value, attained, rel_tol=1e-11)
-    for seed in range(2):  # vectors in place of signs
-        for chosen in permitted(pattern, STEPS):
-            U = torch.nn.functional.normalize(normal(len(chosen), 3, name=bytes([seed])), dim=1)
-            assert float((mixed[:, chosen] @ U).norm()) <= bound.value
-
-
-@pytest.mark.parametrize("bands", [1, 2, 3])
-def test_guarantee_banded_strategies_are_exact_whatever_their_signs(bands):
-    C = banded(bands)
-    for times in (1, 2, 3, 9):
-        found = sensitivity(C, Separated(bands, times))
-        assert found.exact
-        assert math.isclose(found.value, largest(C, Separated(bands, times), signed=True), rel_tol=1e-11)
-
-
-def test_a_wrong_pattern_is_seen():
-    """A user who takes part more often, or in closer steps, moves further than the narrower rule allows."""
-    C = causal_strategy(workloads.prefix(STEPS).dense(), factorization.square_root(STEPS))
-    widening = [ONCE, Separated(4, 2), Epochs(3), Separated(2, 4), Epochs(1)]
-    values = [sensitivity(C, pattern).value for pattern in widening]
-    assert all(a < 0.95 * b for a, b in itertools.pairwise(values))
-    assert largest(C, Epochs(3)) > 1.2 * sensitivity(C, Separated(4, 2)).value
-
-
-def test_a_short_set_that_no_step_can_join_counts():
-    C = torch.tensor([[1.0, 0, 0], [0, 100, 0], [1e-3, 0, 1]], dtype=torch.float64)
-    found = sensitivity(C, Separated(2, 2))  # step 1 alone; steps 0 and 2 together move 1.4149
-    assert found.exact and math.isclose(found.value, 100.0, rel_tol=1e-11)
-
-
-@pytest.mark.parametrize(
-    ("steps", "gap", "times", "p", "value"),
-    [(41, 20, 3, torch.inf, 1.88494), (65, 16, 5, torch.inf, 2.55961), (102, 50, 3, 2.0, 6.01519)],
-)
-def test_epochs_strategies_under_separated_steps(steps, gap, times, p, value):
-    """Their worst sets are shorter than ``times``: full sets alone give 1.748, 2.241 and 5.865."""
-    W = workloads.prefix(steps).dense()
-    C = causal_strategy(W, factorization.factorize_epochs(W, gap, p))
-    found, gram = sensitivity(C, Separated(gap, times)), (C.mT @ C).abs()
-    assert found.exact and math.isclose(found.value, value, rel_tol=2e-3)
-    if times == 3:
-        triples = torch.cartesian_prod(*[torch.arange(steps)] * 3)
-        first, second, third = triples[(triples.diff(dim=1) >= gap).all(1)].unbind(1)
-        own = gram.diagonal()
-        pairs = own[:, None] + own + 2 * gram
-        sums = own[first] + own[second] + own[third]
-        sums = sums + 2 * (gram[first, second] + gram[first, third] + gram[second, third])
-        truth = max(own.max(), pairs.triu(gap).max(), sums.max()).sqrt()
-        assert math.isclose(found.value, truth, rel_tol=1e-9)
 
 
 def test_any_number_of_steps_and_dense_strategies_are_exact_at_once():
@@ -147,3 +81,176 @@ def test_packed_steps_are_the_worst_of_falling_strategies():
         assert found.exact and math.isclose(found.value, float(C[:, packed].sum(1).norm()), rel_tol=1e-11)
     rising = torch.diag(torch.arange(1.0, 7.0)).double()  # where they rise it is not
     assert sensitivity(rising, Separated(2, 2)).value > 1.5 * float(rising[:, [0, 2]].sum(1).norm())
+
+
+def strategy(kind, n, g):
+    C = torch.randn(n, n, dtype=torch.float64, generator=g).tril()
+    width = int(torch.randint(1, 4, (), generator=g))
+    if kind == "positive":
+        C = C.abs()
+    elif kind == "banded":
+        C = C.triu(1 - width)
+    elif kind == "twice banded":
+        C = C.triu(1 - 2 * width)
+    elif kind == "sparse":
+        C = C * (torch.rand(n, n, generator=g) < 0.5)
+    elif kind == "spiked":  # one step that is alone worth more than a full set
+        C = C.abs() * torch.where(torch.rand(n, generator=g) < 0.2, 30.0, 1.0)
+    elif kind == "equal columns":
+        C = C / C.norm(dim=0).clamp_min(1e-3)
+    elif kind == "tall":
+        C = torch.randn(n + 2, n, dtype=torch.float64, generator=g).abs()
+    return C, width
+
+
+def pattern(n, width, g):
+    kind, gap, times = torch.randint(0, 8, (3,), generator=g).tolist()
+    if kind == 0:
+        return ONCE
+    if kind <= 2:
+        return Epochs(1 + gap)
+    return Separated(width if kind <= 4 else 1 + gap % 4, 1 + times % 5)
+
+
+@cache
+def users(pattern, n):
+    """What a user may add to the steps: every permitted row of -1, 0 and 1, (rows, n)."""
+    rows = torch.cartesian_prod(*[torch.tensor([0.0, 1.0, -1.0])] * n).double()
+    steps = torch.arange(n)
+    return rows[torch.tensor([permits(pattern, steps[row != 0].tolist()) for row in rows])]
+
+
+def instances(count):
+    g = keyed_generator(b"brute force")
+    for i in range(count):
+        n = 2 + i % 5
+        C, width = strategy(KINDS[i % len(KINDS)], n, g)
+        yield C, pattern(n, width, g)
+
+
+def compare(count, claim):
+    """What went wrong or right, by name, over ``count`` random strategies and patterns."""
+    seen = Counter()
+    for C, rule in instances(count):
+        found, rows = claim(C, rule), users(rule, C.shape[1])
+        truth = float((rows @ C.mT).norm(dim=1).max())
+        seen["too small"] += found.value < truth
+        seen["not attained"] += found.attained > truth * (1 + 1e-12)
+        seen["exact"] += found.exact
+        seen["exact and wrong"] += found.exact and not math.isclose(found.value, truth, rel_tol=1e-9)
+        seen["not exact though attained"] += not found.exact and math.isclose(found.value, truth, rel_tol=1e-9)
+    return seen
+
+
+def test_guarantee_no_sensitivity_is_too_small_and_exact_ones_are_attained():
+    seen = compare(1000, sensitivity)
+    assert seen["too small"] == seen["not attained"] == seen["exact and wrong"] == 0
+    assert seen["exact"] > 700 and seen["not exact though attained"] < 10
+
+
+def test_guarantee_unit_vectors_move_no_further_than_signs_say():
+    g = keyed_generator(b"vectors")
+    for C, rule in itertools.islice(instances(150), 120):
+        supports = (users(rule, C.shape[1]) > 0).double()[..., None]
+        U = supports * torch.nn.functional.normalize(
+            torch.randn(*supports.shape[:-1], 2, dtype=torch.float64, generator=g), dim=-1
+        )
+        assert float((C @ U).flatten(1).norm(dim=1).max()) <= sensitivity(C, rule).value
+
+
+def full_sets_only(C, rule):
+    """The fault: sets of exactly ``times`` steps."""
+    if not isinstance(rule, Separated):
+        return sensitivity(C, rule)
+    rows = users(rule, C.shape[1])
+    sizes = (rows != 0).sum(1)
+    value = float((rows[sizes == sizes.max()] @ C.mT).norm(dim=1).max())
+    return Sensitivity(value, value)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        full_sets_only,
+        lambda C, rule: Sensitivity(sensitivity(C, rule).value / 2, sensitivity(C, rule).attained / 2),
+        lambda C, rule: Sensitivity(sensitivity(C, rule).value * 2, sensitivity(C, rule).value * 2),
+    ],
+)
+def test_planted_faults_are_caught(fault):
+    seen = compare(100, fault)
+    assert seen["too small"] + seen["not attained"] + seen["exact and wrong"] > 0
+
+
+def test_a_search_that_is_cut_short_is_a_bound_and_says_so(monkeypatch):
+    monkeypatch.setattr(worst_sets, "NODES", 0)
+    seen = compare(150, sensitivity)
+    assert seen["too small"] == seen["not attained"] == seen["exact and wrong"] == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_guarantee_accepted_batches_keep_the_rule_and_refused_ones_break_it(rule):
+    """Random batches of 6 users: the check refuses exactly those after which some user's steps break the rule."""
+    g, refused = keyed_generator(b"attendance"), 0
+    for _ in range(30):
+        attendance, steps = ParticipationLog(rule, 6), {user: [] for user in range(6)}
+        while attendance.step < 9:
+            batch = torch.randperm(6, generator=g)[: int(torch.randint(0, 4, (), generator=g))]
+            breaks = any(not permits(rule, [*steps[user], attendance.step]) for user in batch.tolist())
+            try:
+                assert torch.equal(attendance.check(batch), batch) and not breaks
+            except ValueError as error:
+                assert breaks and "may not participate again under" in str(error)
+                refused += 1
+                batch = attendance.check([])
+            for user in batch.tolist():
+                steps[user].append(attendance.step - 1)
+    assert refused == 0 if rule == Epochs(1) else refused > 20
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_guarantee_batches_keep_the_rule_or_are_refused(rule):
+    made = 0
+    for users in (6, 7, 12):
+        for size in (1, 2, 3):
+            for steps in (1, 4, 12):
+                period = users // size
+                places = [list(range(place, steps, period)) for place in range(period)]
+                if all(permits(rule, place) for place in places):
+                    batches = Batches(rule, users, size, steps, generator=keyed_generator(b"order"))
+                    attendance = ParticipationLog(rule, users)
+                    assert [len(attendance.check(batch)) for batch in batches] == [size] * steps
+                    made += 1
+                else:
+                    with pytest.raises(ValueError, match="does not allow"):
+                        Batches(rule, users, size, steps, generator=keyed_generator(b"order"))
+    assert made > 3
+
+
+def test_a_shuffled_loader_breaks_fixed_epochs_and_is_refused():
+    data, attendance = TensorDataset(torch.arange(150)), ParticipationLog(Epochs(30), 150)
+    shuffled = DataLoader(data, batch_size=5, shuffle=True, generator=keyed_generator(b"shuffled"))
+    for (batch,) in shuffled:
+        attendance.check(batch)
+    with pytest.raises(ValueError, match=r"of the 5 users in the batch of step 30 .* Epochs\(period=30\)"):
+        attendance.check(next(iter(shuffled))[0])
+    assert attendance.step == 30
+    kept = Batches(Epochs(30), 150, 5, 60, generator=keyed_generator(b"kept"))
+    attendance = ParticipationLog(Epochs(30), 150)
+    loader = DataLoader(data, batch_sampler=kept)
+    for (batch,) in loader:
+        attendance.check(batch)
+        if attendance.step == 30:
+            break
+    for (batch,) in loader:  # goes on
+        attendance.check(batch)
+    assert attendance.step == 60
+    with pytest.raises(RuntimeError, match="all 60 batches were handed out"):
+        next(iter(loader))
+
+
+def test_batches_go_on_after_a_restart():
+    def batches(first):
+        return Batches(Separated(4, 2), 9, 2, 8, generator=keyed_generator(b"restart"), first=first)
+
+    assert list(batches(0))[3:] == list(batches(3)) and len(batches(3)) == 5
+    assert len({user for batch in batches(0) for user in batch}) == 8

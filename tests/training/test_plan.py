@@ -1,9 +1,12 @@
-"""Plans: sampled steps against an attack on all of them, batches, and runs that cannot be put together wrongly."""
+"""Plans: sampled steps against an attack on all of them, deviations of the noise, curved losses, files, and runs."""
 
 import contextlib
 import itertools
 import math
+import pickle
+from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,20 +14,28 @@ import torch
 from frameworks import squares
 from torch import nn
 
-from torchdp.factorization import BandedStrategy
+from torchdp.description import described
+from torchdp.factorization import BandedStrategy, BufferedStrategy, StreamStrategy
 from torchdp.factorization.solvers.banded_solver import banded_strategy
+from torchdp.factorization.streams.recalled import RecalledStrategy
+from torchdp.factorization.streams.strategy import Tabulated
 from torchdp.noise import SeededNoise
 from torchdp.training import (
     CyclicPoisson,
+    Descent,
     Epochs,
     Iterates,
+    Plan,
     SampledBatches,
+    Separated,
     choose,
     clip_and_sum,
     sensitivity,
     standard_errors,
 )
 from torchdp.training.noise import noise_guarantee
+
+X = torch.linspace(-1, 1, 60)[:, None]
 
 
 def losses(C, chances, sigma, groups, user, count=100_000):
@@ -65,17 +76,6 @@ def test_guarantee_an_attack_on_all_steps_attains_it_and_no_more():
     assert lost(half.epsilon, with_user)[0] > 1.5 * delta
 
 
-def test_a_band_too_many_is_refused_since_it_would_cost_more():
-    C = np.tril(np.ones((6, 6)))
-    C /= np.linalg.norm(C, axis=0)
-    promised = CyclicPoisson(2, 0.3).guarantee(torch.from_numpy(np.eye(6)), 0.9, 1.0, 0.01)
-    assert lost(promised.epsilon, losses(C, 0.3, 0.9, 2, True))[0] > 0.012
-    with pytest.raises(ValueError, match="at most 2 bands"):
-        CyclicPoisson(2, 0.3).guarantee(torch.from_numpy(C), 0.9, 1.0, 0.01)
-    with pytest.raises(ValueError, match="chance"):
-        CyclicPoisson(2, 1.5)
-
-
 def test_sampled_batches_are_their_groups_independently_at_their_chance():
     batches = SampledBatches(CyclicPoisson(4, 0.25), 4000, 400, noise=SeededNoise(1))
     seen = torch.zeros(400, 4000)
@@ -101,13 +101,7 @@ def test_guarantee_a_chance_is_rounded_down_and_by_no_more_than_a_word(monkeypat
     assert next(iter(batches)) == [0] and 0 <= chance - Fraction(words, 2**63) < Fraction(1, 2**63)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "p"),
-    [
-        (0.5, 2.0),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((0.5, math.inf), (8.0, 2.0), (8.0, math.inf))),
-    ],
-)
+@pytest.mark.parametrize(("epsilon", "p"), [(0.5, 2.0), pytest.param(8.0, math.inf, marks=pytest.mark.slow)])
 def test_nothing_chosen_is_behind_independent_noise(epsilon, p):
     choice = choose(Iterates(24, momentum=0.5), 240, 20, epsilon=epsilon, delta=1e-5, p=p)
     named = {one.name: one for one in choice.candidates}
@@ -206,39 +200,6 @@ def test_a_run_adds_the_plans_noise_to_what_is_clipped(task, place):
         run.backward(x, y)
 
 
-def test_a_run_refuses_what_does_not_fit(task):
-    model, x, y = task
-    plan = choose(Iterates(6), 60, 20, epsilon=1.0, delta=1e-4).best
-    run = plan.start(model, squares)
-    batches = iter(run)
-    users = next(batches)
-    with pytest.raises(ValueError, match="batch's"):
-        run.backward(x, y)
-    assert run.step == 0
-    with pytest.raises(RuntimeError, match="was not used"):
-        next(batches)
-    run = plan.start(model, squares)
-    users = next(iter(run))
-    run.backward(x[users], y[users])
-    with pytest.raises(RuntimeError, match="no batch waits"):
-        run.backward(x[users], y[users])
-    with pytest.raises(RuntimeError, match="was not used"):
-        for _ in plan.start(model, squares):
-            pass
-
-
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [({"batch": 0}, "batch"), ({"users": 10**11}, "batch"), ({"batch": 61}, "batch"), ({"epsilon": 0}, "epsilon"),
-     ({"delta": 1.0}, "delta"), ({"bound": -1.0}, "bound"), ({"p": 1.0}, "p"),
-     ({"W": torch.ones(3, 3)}, "W"), ({"users": 0}, "users")],
-)  # fmt: skip
-def test_bad_input_is_named(change, name):
-    arguments = {"W": Iterates(4).dense(), "users": 60, "batch": 20, "epsilon": 1.0, "delta": 1e-5} | change
-    with pytest.raises(ValueError, match=name):
-        choose(arguments.pop("W"), arguments.pop("users"), arguments.pop("batch"), **arguments)
-
-
 def test_guarantee_a_user_s_steps_are_rounded_up_and_one_band_too_many_is_refused():
     sampling, eye = CyclicPoisson(2, 0.3), torch.eye(5, dtype=torch.float64)
     assert [sampling.times(steps) for steps in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, 3]  # of who is in the first group
@@ -248,3 +209,169 @@ def test_guarantee_a_user_s_steps_are_rounded_up_and_one_band_too_many_is_refuse
         C = eye + 0.1 * torch.ones(5, 5).double().tril(1 - bands).triu(1 - bands) * (bands > 1)
         with pytest.raises(ValueError, match="at most 2 bands") if bands > 2 else contextlib.nullcontext():
             sampling.guarantee(C, 1.0, 1.0, 1e-3)
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_run_says_what_noise_is_in_a_gradient_also_when_it_is_resumed(place):
+    x = torch.linspace(-1, 1, 60)[:, None]
+    choice = choose(Iterates(8, 0.5), 60, 15, epsilon=1.0, delta=1e-4)
+    plan = sorted(choice.candidates, key=lambda one: one.name)[place].protocol
+    net, loss = nn.Linear(1, 1), nn.functional.mse_loss
+    run = plan.start(net, loss, noise=SeededNoise(1))
+    secret = run.secret_state()
+    assert run.deviation == 0
+    for step, expected in enumerate(plan.deviations().tolist()):
+        if step == 3:
+            run = plan.resume(net, loss, secret, step=step)
+        users = next(iter(run))
+        run.backward(x[users], 2 * x[users])
+        assert run.deviation == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_deviations_are_those_of_the_inverse(place):
+    choice = choose(Iterates(12, 0.5), 60, 20, epsilon=2.0, delta=1e-4)
+    plan = choice.candidates[place % len(choice.candidates)].protocol
+    said = plan.deviations()
+    inverse = torch.linalg.inv(plan.strategy.dense())
+    torch.testing.assert_close(said, plan.sigma / plan.batch * inverse.norm(dim=1))
+
+
+def test_curved_losses_are_weighed_as_they_are_written_down():
+    """Descent on c x^2 / 2 at rate 1, by a loop over steps; what noise adds to it, for every c alike."""
+    choice = choose(Descent(6), 60, 10, epsilon=4.0, delta=1e-5)
+    for one in choice.candidates:
+        C = one.protocol.strategy
+        noise, total = torch.linalg.inv(C.dense()), torch.zeros(6, dtype=torch.float64)
+        for c in (1.0, 0.5, 0.25):
+            x = torch.zeros(6, dtype=torch.float64)
+            for t in range(6):
+                x = (1 - c) * x + noise[t]
+                total[t] += c * x.square().sum()
+        torch.testing.assert_close(standard_errors(Descent(6), C), total.sqrt())
+        assert one.error == pytest.approx(float((one.protocol.sigma**2 * total).mean().sqrt()))
+    assert choice.best is choice.candidates[0].protocol
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_single_steps_are_noisiest_under_plans_that_a_flat_loss_prefers(epsilon):
+    """Where a step's own noise counts, DP-SGD is first: what Adam is given, whose error a flat loss does not see."""
+    ask = {"users": 1500, "batch": 100, "epsilon": epsilon, "delta": 1e-5}
+    flat, curved = (choose(W, **ask) for W in (Iterates(20, 0.9), Descent(20)))
+    assert curved.candidates[0].name == "Poisson, independent noise" != flat.candidates[0].name
+    own = [float(one.best.deviations().square().mean().sqrt()) for one in (flat, curved)]
+    assert own[0] > 1.5 * own[1]
+
+
+@pytest.fixture(scope="module")
+def plans():
+    choice = choose(Iterates(8), 60, 15, epsilon=1.0, delta=1e-3)
+    found = {one.name.split(",")[0]: one.protocol for one in choice.candidates}
+    falling = torch.linspace(2, 1, 8).double()
+    buffers = BufferedStrategy(torch.tensor([0.9, 0.4]), torch.tensor([0.6, 0.1]), falling, falling)
+    of_rows = found["fixed order"]
+    for name, C in {
+        "buffers": buffers,
+        "recalled": RecalledStrategy(buffers, 4, torch.full((1, 8), -0.2)),
+        "tables": Tabulated(buffers.recurrence),
+    }.items():
+        sampling = Separated(4, 2) if name == "buffers" else Epochs(4)
+        promised = noise_guarantee(C, of_rows.sigma, 1.0, 1e-3, sampling)
+        found[name] = replace(of_rows, strategy=C, sampling=sampling, guarantee=promised)
+    return found
+
+
+KINDS = ["Poisson", "cyclic Poisson", "fixed order", "buffers", "recalled", "tables"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_comes_back_from_its_file(plans, kind, tmp_path):
+    plan = plans[kind]
+    plan.save(tmp_path / "plan")
+    loaded = Plan.load(tmp_path / "plan")
+    assert loaded.digest() == plan.digest() and loaded.guarantee == plan.guarantee and str(loaded) == str(plan)
+    assert type(loaded.strategy) is type(plan.strategy) and loaded.sampling == plan.sampling
+    assert torch.equal(loaded.standard_errors, plan.standard_errors)
+    grads = []
+    for each in (plan, loaded):
+        torch.manual_seed(0)
+        run = each.start(nn.Linear(1, 1), nn.functional.mse_loss, noise=SeededNoise(1))
+        torch.save(run.secret_state(), tmp_path / "secret")
+        users = next(iter(run))
+        run.backward(X[users], X[users])
+        grads.append(torch.cat([p.grad.flatten() for p in run.module.parameters()]))
+    assert torch.equal(*grads)
+    secret = torch.load(tmp_path / "secret")  # by torch.load's default
+    assert loaded.resume(nn.Linear(1, 1), nn.functional.mse_loss, secret, step=0).step == 0
+
+
+def test_files_hold_format_and_version_and_an_old_one_is_refused_with_both(plans, tmp_path):
+    """The old file was written before files held either."""
+    old = Path(__file__).parent / "files" / "plan_without_version.pt"
+    with pytest.raises(
+        ValueError, match=r"format is 'no format', version 'no version'.*reads 'torchdp plan', version 1"
+    ):
+        Plan.load(old)
+    plans["Poisson"].save(tmp_path / "plan")
+    content = torch.load(tmp_path / "plan")
+    assert (content["format"], content["version"]) == ("torchdp plan", 1)
+    torch.save(content | {"version": 2}, tmp_path / "plan")
+    with pytest.raises(ValueError, match=r"version 2, and this release reads"):
+        Plan.load(tmp_path / "plan")
+
+
+class Planted:
+    ran = False
+
+    def __reduce__(self):
+        return (setattr, (Planted, "ran", True))
+
+
+class Own(StreamStrategy):
+    steps = 8
+
+    def tabulated(self):
+        raise NotImplementedError
+
+
+def test_guarantee_a_file_of_others_runs_nothing_and_promises_what_its_noise_gives(plans, tmp_path):
+    path = tmp_path / "plan"
+    for kind in ("Poisson", "fixed order"):
+        plan = plans[kind]
+        less = replace(plan, guarantee=replace(plan.guarantee, epsilon=0.9 * plan.guarantee.epsilon))
+        for wrong in (less, replace(plan, sigma=0.9 * plan.sigma), replace(plan, bound=1.1)):
+            wrong.save(path)
+            with pytest.raises(ValueError, match=r"promises .*, its noise "):
+                Plan.load(path)
+    plan.save(path)
+    fields = torch.load(path)
+    C, promised, none = fields["strategy"], fields["guarantee"], torch.full((8,), math.nan)
+    for change in (
+        {"sigma": -1.0}, {"sigma": math.nan}, {"users": 0}, {"batch": 61}, {"batch": "15"}, {"strategy": None},
+        {"sampling": None}, {"sampling": {"made": "torchdp.training:Plan", "of": {}}}, {"more": 1},
+        {"strategy": {"made": "os:system", "of": {}}}, {"strategy": {"made": "torchdp.__main__:main", "of": {}}},
+        {"guarantee": 1.0}, {"guarantee": promised | {"of": promised["of"] | {"epsilon": math.nan}}},
+        {"strategy": C | {"of": C["of"] | {"coefficients": described(none.expand(2, 8).mT)}}},
+        {"standard_errors": described(none)}, {"bound": [1.0]},
+    ):  # fmt: skip
+        torch.save(fields | change, path)
+        with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
+            Plan.load(path)
+    for content in (
+        [1],
+        {},
+        {"sigma": Planted()},
+        {name: value for name, value in fields.items() if name != "sigma"},
+    ):
+        torch.save(content, path)
+        with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
+            Plan.load(path)
+    for content in (pickle.dumps(Planted(), 2), b"", b"plan"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"is not what Plan\.save writes"):
+            Plan.load(path)
+    assert not Planted.ran
+    with pytest.raises(FileNotFoundError):
+        Plan.load(tmp_path / "none")
+    with pytest.raises(TypeError, match="can not hold a Own"):
+        replace(plan, strategy=Own()).save(path)

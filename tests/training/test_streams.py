@@ -20,7 +20,6 @@ from torchdp.factorization.streams.strategy import Tabulated
 from torchdp.kernels import chacha
 from torchdp.kernels.correlated_noise import reference
 from torchdp.noise import SeededNoise
-from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator
 from torchdp.training import (
     ONCE,
@@ -28,14 +27,12 @@ from torchdp.training import (
     CyclicPoisson,
     Epochs,
     Iterates,
-    Plan,
     Separated,
     replicas,
     sensitivity,
     standard_errors,
     stream,
 )
-from torchdp.training.noise import noise_guarantee
 
 SIZE, SIGMA, CPU = 7, 1.5, torch.device("cpu")
 ZERO, SECOND = torch.zeros(SIZE, dtype=torch.float64), torch.tensor([[1.0, 0.5, 0.2]], dtype=torch.float64)
@@ -405,51 +402,6 @@ def test_errors_are_those_of_the_matrix(make, memory):
     for W in (Iterates(6, 0.9, 0.1), Iterates(6, 0.5, 0.1, [0.5, 0.2, 0.1, 0.7, 0.3, 0.4])):
         rows = torch.linalg.solve_triangular(C.dense(), W.dense(), upper=False, left=False).norm(dim=1)
         torch.testing.assert_close(standard_errors(W, C), rows, rtol=1e-10, atol=0)
-
-
-@pytest.mark.parametrize("C", [InverseRoot(12, 4), Regenerated(12, 0.7)])
-def test_ones_own_strategy_trains_dies_and_resumes(C, tmp_path):
-    user, loss = Epochs(4), torch.nn.functional.mse_loss
-    sigma = gaussian_sigma(4.0, 1e-6, sensitivity(C, user).value)
-    promise = noise_guarantee(C, sigma, 1.0, 1e-6, user)
-    plan = Plan(C, user, 1.0, sigma, 24, 6, promise, sigma * standard_errors(Iterates(12), C))
-    assert promise.exact and promise.epsilon <= 4 and plan.spent(5).epsilon < promise.epsilon
-    x, parameters = normal(24, 3, name=b"rows").float(), []
-    for kill in (None, 7):
-        model, ledger = torch.nn.Linear(3, 1), tmp_path / f"ledger{kill}"
-        torch.nn.init.zeros_(model.weight), torch.nn.init.zeros_(model.bias)
-        optimizer, run = torch.optim.SGD(model.parameters(), 0.5), None
-        run = plan.start(model, loss, noise=SeededNoise(4), ledger=ledger)
-        secret = run.secret_state()
-        while run.step < 12:
-            for users in run:
-                run.backward(x[users], x[users].sum(1, keepdim=True))
-                optimizer.step()
-                if run.step == kill:
-                    run, kill = plan.resume(model, loss, secret, ledger=ledger), None
-                    break
-        parameters.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    assert torch.equal(*parameters)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"steps": 0}, ValueError, "steps must"),
-        ({"scale": torch.zeros(1)}, ValueError, "scale and feeds"),
-        ({"scale": torch.ones(2)}, ValueError, "scale must have 1 or 3 rows"),
-        ({"feeds": torch.tensor([[1.0, math.nan]])}, ValueError, "feeds holds NaN"),
-        ({"feeds": -torch.ones(1, 2)}, ValueError, "scale and feeds"),
-        ({"lags": (1, 2)}, ValueError, "lags must be 0 and then rise"),
-        ({"gains": torch.ones(1)}, ValueError, "gains and decays must be as many"),
-        ({"of_w": torch.ones(2, 1)}, ValueError, "of_w must have"),
-        ({"of_u": [1.0]}, TypeError, "of_u must"),
-    ],
-)
-def test_tables_that_are_none_are_refused(changes, error, message):
-    given = {"steps": 3, "scale": torch.ones(1), "feeds": torch.ones(1, 2), "lags": (0, 1)}
-    with pytest.raises(error, match=message):
-        Recurrence(**{**given, **changes})
 
 
 def test_a_strategy_whose_tables_are_of_other_steps_is_refused(monkeypatch):

@@ -13,7 +13,7 @@ from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStra
 from torchdp.factorization.solvers.banded_solver import banded_toeplitz, column_scales, long_banded
 from torchdp.factorization.streams import search
 from torchdp.randomness import keyed_generator
-from torchdp.training import ONCE, Epochs, Iterates, choose, sensitivity, standard_errors
+from torchdp.training import ONCE, Epochs, Iterates, sensitivity, standard_errors
 
 
 def row(*c):
@@ -97,16 +97,6 @@ def test_scaled_columns_err_less_where_users_come_back():
         free = [standard_errors(W, each) for each in (C, scaled)]
         assert sensitivity(C, Epochs(period)).value == pytest.approx(1, rel=1e-6)
         assert torch.linalg.vector_norm(free[0], ord=p) < gain * torch.linalg.vector_norm(free[1], ord=p)
-
-
-@pytest.mark.slow
-def test_plans_of_very_many_steps():
-    choice = choose(Iterates(5000, 0.9), 20_000, 1000, epsilon=2.0, delta=1e-6)
-    errors = {one.name: one.error for one in choice.candidates}
-    assert min(errors.values()) < errors["Poisson, independent noise"]
-    assert all(one.protocol.guarantee.epsilon <= 2 for one in choice.candidates)
-    once = choose(Iterates(600), 6000, 10, epsilon=8.0, delta=1e-6).candidates[0]
-    assert once.name == "fixed order" and "4 buffers" in str(once.protocol)
 
 
 @pytest.mark.parametrize("W", [Iterates(600), Iterates(600, 0.9, 0.0, torch.linspace(1, 0.01, 600))])

@@ -1,16 +1,19 @@
-"""Clipping bounds that follow a quantile: users' rows keep the plan's bound, and a killed run goes on with the same."""
+"""Clipping bounds of groups, and bounds that follow a quantile: rows keep the plan's bound, also after a kill."""
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 import torch
 from laws import stored
 from torch import nn
+from trained import gradient
 
 from torchdp.noise import SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.training import AdaptiveBound, Iterates, Plan, Separated, choose
+from torchdp.training import AdaptiveBound, Iterates, Plan, Separated, choose, clip_and_sum
+from torchdp.training.sums import group_bounds
 
 STEPS, USERS, SIZE, LIMIT, SHARE = 8, 60, 3, 0.7, 0.3
 NORMS = torch.logspace(-3, 3, USERS, dtype=torch.float64)
@@ -28,56 +31,68 @@ def plans():
     return {name: plan.adapted(AdaptiveBound(share=SHARE)) for name, plan in found.items()}
 
 
+class Parts(nn.Module):
+    """Whose gradients are the parts of a user's x, whatever the weights are."""
+
+    def __init__(self, *sizes):
+        super().__init__()
+        self.sizes = sizes
+        for name, size in zip(("body", "head"), sizes, strict=False):
+            self.add_module(name, nn.Linear(size, 1, bias=False).double())
+
+    def forward(self, x):
+        return sum(layer(part) for layer, part in zip(self.children(), x.split(self.sizes, 1), strict=True))
+
+
 def model():
-    net = nn.Linear(SIZE, 1, bias=False).double()
-    nn.init.zeros_(net.weight)
-    return net
+    return Parts(SIZE)
 
 
 def linear(output, target):
-    """Whose gradient is a user's x, whatever the weights are."""
     return (output - target).mean(1)
 
 
-def at_bound(plan, bound):
+def at_bound(plan, bound, sizes=(SIZE,), **options):
     """A run whose next clipping bound is this one, and the rows' sums that it gives to the noise, which is none."""
-    secret = plan.start(model(), linear).secret_state() | {"bound": bound}
-    run, seen = plan.resume(model(), linear, secret, step=0), []
+    net = Parts(*sizes)
+    secret = plan.start(net, linear, **options).secret_state()
+    secret |= {"bound": bound} if plan.adaptive else {}
+    run, seen = plan.resume(net, linear, secret, step=0, **options), []
     spend = run.noise.forward
     run.noise.forward = lambda total: (spend(total), seen.append(total), total)[-1]
     return run, seen
 
 
-def by_backward(run, users):
-    run.backward(X[users], X[users, :1])
+def by_backward(run, rows):
+    run.backward(rows, rows[:, :1])
 
 
-def in_parts(run, users):
+def in_parts(run, rows):
     """One row, then several at a time."""
-    first, *rest = torch.tensor(users).split([1, *[10] * 5, len(users) - 51])
-    run.backward(X[first], X[first, :1], more=True)
+    first, *rest = rows.split([1, *[10] * ((len(rows) - 1) // 10), (len(rows) - 1) % 10])
+    run.backward(first, first[:, :1], more=True)
     for i, part in enumerate(rest, 1):
-        run.backward(X[part], X[part, :1], more=i < len(rest))
+        run.backward(part, part[:, :1], more=i < len(rest))
 
 
-def by_release(run, users):
-    run.release([X[users][:, None]])
+def by_release(run, rows):
+    run.release([part[:, None] for part in rows.split(run.module.sizes, 1)])
 
 
 WAYS = pytest.mark.parametrize("way", [by_backward, in_parts, by_release])
 
 
-def row_sum(plan, bound, users, way):
-    run, seen = at_bound(plan, bound)
+def row_sum(plan, bound, x, users, way, *sizes, **options):
+    run, seen = at_bound(plan, bound, sizes or (SIZE,), **options)
     run.admit(users)
-    way(run, users)
+    way(run, x[users])
     return seen[0], run
 
 
 def lengths(plan, bound, way):
     """How far each user moves what is released, in units of the plan's bound."""
-    whole = row_sum(plan, bound, ALL, way)[0]
-    others = [row_sum(plan, bound, [u for u in ALL if u != one], way)[0] for one in range(0, USERS, 12)]
+    whole = row_sum(plan, bound, X, ALL, way)[0]
+    others = [row_sum(plan, bound, X, [u for u in ALL if u != one], way)[0] for one in range(0, USERS, 12)]
     return torch.stack([(whole - other).norm() / plan.bound for other in others])
 
 
@@ -98,21 +113,14 @@ def test_guarantee_a_user_moves_gradient_and_count_together_by_the_plans_bound(p
 @pytest.mark.parametrize("bound", [0.03, 0.7, 40.0])
 def test_rows_are_clipped_gradients_and_signs_and_come_back_as_gradients(plans, bound, way):
     plan = plans["own"]
-    total, run = row_sum(plan, bound, ALL, way)
+    total, run = row_sum(plan, bound, X, ALL, way)
     clipped = (DIRECTIONS * NORMS.clamp_max(bound)[:, None]).sum(0)
     signs = torch.where(NORMS <= bound, 1.0, -1.0).sum()
     expected = torch.cat([math.sqrt(1 - SHARE**2) / bound * clipped, (SHARE * signs)[None]])
     torch.testing.assert_close(total, LIMIT * expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(run.module.weight.grad[0] * plan.batch, clipped, rtol=1e-5, atol=1e-5 * bound)
+    torch.testing.assert_close(gradient(run) * plan.batch, clipped, rtol=1e-5, atol=1e-5 * bound)
     within = min(1.0, float((NORMS <= bound).sum() / plan.batch - USERS / plan.batch / 2 + 0.5))
     assert run.bound == pytest.approx(bound * math.exp(-0.2 * (max(0.0, within) - 0.5)))
-
-
-def test_gradients_that_are_no_numbers_count_as_clipped(plans):
-    run, seen = at_bound(plans["own"], 1.0)
-    run.admit([0, 1, 2])
-    run.release([torch.tensor([[math.nan], [math.inf], [0.0]]).expand(3, SIZE)[:, None].double()])
-    torch.testing.assert_close(seen[0], torch.tensor([0.0, 0.0, 0.0, -SHARE * LIMIT]).double())
 
 
 def test_guarantee_rows_are_scaled_by_what_they_were_clipped_to(plans, monkeypatch):
@@ -140,7 +148,7 @@ def test_the_deviation_is_that_of_the_gradient(plans):
     assert run.deviation == 0.0
     run.admit([])
     run.release([torch.zeros(0, 1, SIZE).double()])
-    torch.testing.assert_close(run.module.weight.grad, torch.full((1, SIZE), run.deviation).double())
+    torch.testing.assert_close(gradient(run), torch.full((SIZE,), run.deviation).double())
     assert run.deviation == pytest.approx(5.0 / LIMIT / math.sqrt(1 - SHARE**2) * float(plan.deviations()[0]))
 
 
@@ -149,7 +157,7 @@ def train(run, steps=STEPS):
     seen = []
     for users in run:
         run.backward(X[users], X[users, :1])
-        seen.append((*run.module.weight.grad[0].tolist(), run.bound))
+        seen.append((*gradient(run).tolist(), run.bound))
         if len(seen) == steps:
             break
     return seen
@@ -236,3 +244,123 @@ def test_the_bound_finds_the_quantile_of_norms(quantile, start):
         seen.append(run.bound)
     rank = (norms <= torch.tensor(seen[-20:]).mean()).double().mean()
     assert abs(float(rank) - quantile) < 0.1
+
+
+SIZES, GROUP_USERS = (3, 2), 12
+RAW = torch.randn(GROUP_USERS, sum(SIZES), generator=keyed_generator(b"groups")).double()
+SCALES = torch.logspace(-3, 3, GROUP_USERS, dtype=torch.float64)[:, None]
+# one part is short where the other is long; the last user's not
+OTHERS = torch.cat([SCALES[:-1].flip(0), SCALES[-1:]])
+GROUPED = torch.cat([RAW[:, :3] * SCALES, RAW[:, 3:] * OTHERS], 1)
+EVERYBODY = list(range(GROUP_USERS))
+SHARES = {"body": 0.8, "head": 0.6}  # of which the squares add up to 1
+
+
+@pytest.fixture(scope="module")
+def grouped():
+    asked = {"users": GROUP_USERS, "batch": 3, "epsilon": 20.0, "delta": 1e-4, "bound": LIMIT}
+    plan = choose(Iterates(4), participation=Separated(1, 4), **asked).best
+    return {"fixed bound": plan, "adaptive bound": plan.adapted(AdaptiveBound(share=SHARE))}
+
+
+def grouped_sum(plan, users, way, groups, at=1.0):
+    """at: the clipping bound, in the plan's."""
+    return row_sum(plan, at * LIMIT, GROUPED, users, way, *SIZES, groups=groups)[0]
+
+
+@WAYS
+@pytest.mark.parametrize("kind, at", [("fixed bound", 1.0), ("adaptive bound", 1e-3), ("adaptive bound", 30.0)])
+@pytest.mark.parametrize("groups", [{"body": 4, "head": 3}, {"": 0.4, "head.weight": 0.3}])
+def test_guarantee_a_user_moves_all_groups_together_by_the_plan_s_bound(
+    grouped, monkeypatch, kind, at, groups, way
+):
+    """And by sqrt(2) times as much where each group has the whole bound."""
+
+    def moved():
+        whole = grouped_sum(grouped[kind], EVERYBODY, way, groups, at)
+        others = (
+            grouped_sum(grouped[kind], [u for u in EVERYBODY if u != one], way, groups, at)
+            for one in (5, GROUP_USERS - 1)
+        )
+        return torch.stack([whole - other for other in others])
+
+    found = moved()
+    assert (found.norm(dim=1) <= LIMIT * (1 + 1e-11)).all()
+    parts = [part.norm(dim=1).max() / LIMIT for part in found[:, : sum(SIZES)].split(SIZES, 1)]
+    less = math.sqrt(1 - 0.3**2) if grouped[kind].adaptive else 1.0
+    for part, share in zip(parts, SHARES.values(), strict=True):
+        assert float(part) == pytest.approx(less * share, rel=1e-6)
+
+    def too_far(bound, names, groups=None):
+        return [(bound, [name]) for name in names]
+
+    monkeypatch.setattr("torchdp.training.clipping.group_bounds", too_far)
+    assert moved().norm(dim=1).max() > LIMIT * 1.3
+
+
+@WAYS
+def test_parts_are_clipped_one_by_one_and_an_example_is_within_where_all_are(grouped, way):
+    for plan, at in ((grouped["fixed bound"], 1.0), (grouped["adaptive bound"], 10.0)):
+        found = grouped_sum(plan, EVERYBODY, way, SHARES, at)
+        bounds = [share * at * LIMIT for share in SHARES.values()]
+        norms = [part.norm(dim=1) for part in GROUPED.split(SIZES, 1)]
+        clipped = [
+            (part * (bound / norm).clamp_max(1)[:, None]).sum(0)
+            for part, norm, bound in zip(GROUPED.split(SIZES, 1), norms, bounds, strict=True)
+        ]
+        expected = torch.cat(clipped)
+        if plan.adaptive:
+            within = (norms[0] <= bounds[0]) & (norms[1] <= bounds[1])
+            assert 0 < within.sum() < min((n <= b).sum() for n, b in zip(norms, bounds, strict=True))
+            signs = LIMIT * 0.3 * (2 * within.double() - 1).sum()
+            expected = torch.cat([expected * math.sqrt(1 - 0.3**2) / at, signs[None]])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_no_number_in_one_group_counts_in_the_other(grouped):
+    GROUPED[0, 0], before = math.nan, float(GROUPED[0, 0])
+    try:
+        found = grouped_sum(grouped["fixed bound"], [0], by_release, SHARES)
+        expected = 0.6 * LIMIT * nn.functional.normalize(GROUPED[0, 3:], dim=0)
+        torch.testing.assert_close(found, torch.cat([torch.zeros(3).double(), expected]), rtol=1e-6, atol=0)
+    finally:
+        GROUPED[0, 0] = before
+
+
+@pytest.mark.parametrize("routes", [["factors"], ["vmap"], ["loop"]])
+@pytest.mark.parametrize("at_once", [4, 256])
+def test_every_route_clips_the_groups_of_single_examples(routes, at_once):
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Embedding(9, 6), nn.LayerNorm(6), nn.Flatten(), nn.Linear(30, 300), nn.Tanh(), nn.Linear(300, 4)
+    )
+    net[3].bias.requires_grad_(False)
+    x, y = torch.randint(9, (11, 5)), torch.randint(4, (11,))
+    groups, bound = {"": 1.0, "3": 0.5, "5": 2.0, "5.bias": 0.1}, 0.05
+    found = clip_and_sum(
+        net, nn.functional.cross_entropy, x, y, bound, groups=groups, routes=routes, at_once=at_once
+    )
+    parts = {"": ["0.weight", "1.weight", "1.bias"], "3": ["3.weight"], "5": ["5.weight"], "5.bias": ["5.bias"]}
+    own = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    total = {name: torch.zeros_like(p) for name, p in own.items()}
+    for i in range(len(x)):
+        loss = nn.functional.cross_entropy(net(x[i : i + 1]), y[i : i + 1])
+        g = dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+        for name, members in parts.items():
+            norm = torch.cat([g[one].flatten() for one in members]).norm()
+            most = bound * groups[name] / math.sqrt(sum(w * w for w in groups.values()))
+            for one in members:
+                total[one] += g[one] * (most / norm).clamp_max(1)
+    torch.testing.assert_close(found, torch.cat([each.flatten() for each in total.values()]), rtol=5e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_guarantee_the_bounds_squares_add_up_to_the_bound_s_at_most(seed):
+    """In exact arithmetic; and to more for some of these weights where nothing is taken off for rounding."""
+    g = keyed_generator(f"weights {seed}".encode())
+    weights = (8 * torch.rand(5, generator=g, dtype=torch.float64) - 4).exp()
+    bound = float(10 ** (4 * torch.rand((), generator=g, dtype=torch.float64) - 2))
+    names = [f"layer.{i}" for i in range(5)]
+    found = group_bounds(bound, names, dict(zip(names, weights.tolist(), strict=True)))
+    total = sum(Fraction(each) ** 2 for each, _ in found) / Fraction(bound) ** 2
+    assert 1 - Fraction(1, 2**47) < total <= 1
