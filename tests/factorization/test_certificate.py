@@ -4,27 +4,10 @@ import math
 
 import pytest
 import torch
-from laws import normal, overlap
+from laws import normal
 
 from torchdp.factorization import Certificate, certify, factorize
 from torchdp.factorization.norm import FreeConstant, Gamma2Dual
-
-
-@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
-@pytest.mark.parametrize("shift", [False, True])
-@pytest.mark.parametrize("seed", range(3))
-def test_guarantee_certify_is_sound_for_random_factors_and_weights(p, shift, seed):
-    W = normal(6, 9, seed=seed)
-    truth = factorize(W, p, shift, tol=1e-6).certificate
-    v = normal(6, seed=seed + 1) if shift else None
-    target = W - v[:, None] if shift else W
-    T = normal(6, 6, seed=seed + 2)
-    rough = (T, torch.linalg.solve(T, target)), (T, normal(6, 9, seed=seed + 3)), (normal(6, 2), normal(2, 9))
-    for left, right in rough:
-        weights = normal(6, seed=seed + 4).abs(), normal(9, seed=seed + 5).square()
-        certificate = certify(W, left, right, *weights, p=p, shift=v)
-        assert overlap(certificate, truth)
-        torch.testing.assert_close(certificate.residual, (target - left @ right).abs().max())
 
 
 def test_scale_of_weights_is_free_and_zero_weights_prove_nothing():
@@ -40,21 +23,6 @@ def test_extreme_exponents(p):
     W = 0.01 * normal(6, 5)
     certificate = factorize(W, p, tol=1e-3).certificate
     assert certificate.lower > 0 and 0 <= certificate.gap <= 1e-3
-
-
-def test_float32_is_judged_in_float64():
-    W = normal(6, 8).float()
-    result = factorize(W, tol=1e-5)
-    certificate = result.certificate
-    assert result.left.dtype == result.right.dtype == torch.float32
-    assert certificate.upper.dtype == certificate.lower.dtype == certificate.residual.dtype == torch.float64
-    assert 1e-9 < certificate.residual < 1e-6  # what rounding the factors to float32 has cost
-    weights = result.row_weights, result.column_weights
-    again = certify(W.double(), result.left.double(), result.right.double(), *weights)
-    bounds = (certificate.upper, certificate.lower)
-    torch.testing.assert_close((again.upper, again.lower), bounds, rtol=1e-12, atol=0)
-    exact = factorize(W.double(), tol=1e-8).certificate
-    assert overlap(certificate, exact)
 
 
 def test_gap():

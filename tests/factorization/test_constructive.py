@@ -83,15 +83,6 @@ def test_lipschitz_tree_is_exact_and_within_its_bound(n):
             exact_and_above(lipschitz_tree(W, p, decay=0.7), W, p)
 
 
-def test_lipschitz_tree_takes_batches():
-    W = torch.stack([lipschitz(9), lipschitz(9, seed=1)])
-    both = lipschitz_tree(W)
-    torch.testing.assert_close(both.left @ both.right, W, rtol=0, atol=1e-12)
-    one = lipschitz_tree(W[1]).certificate
-    torch.testing.assert_close(both.certificate.upper[1], one.upper)
-    torch.testing.assert_close(both.certificate.lower[1], one.lower)
-
-
 def test_what_the_decoder_cannot_reach_is_charged():
     W = workloads.prefix(4).dense()
     found = best_decoder(W, W[:2])

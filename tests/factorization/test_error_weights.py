@@ -51,14 +51,6 @@ def test_guarantee_weighted_certificate_is_certify_s(p, shift):
     assert abs(unweighted.upper / again.upper - 1) > 1e-2
 
 
-def test_a_weight_that_vanishes_leaves_the_other_queries():
-    W = normal(5, 7)
-    w = torch.ones(5, dtype=torch.float64)
-    w[0] = 1e-9
-    value, without = factorize(W, tol=1e-6, error_weights=w).certificate, factorize(W[1:], tol=1e-6).certificate
-    torch.testing.assert_close(value.upper, without.upper, rtol=1e-5, atol=0)
-
-
 def test_diagonal_case_in_closed_form():
     """gamma_(p)(diag(w)) = ||w||_p: W = I and any weights."""
     w = torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64)

@@ -34,12 +34,8 @@ def by_layer(W):
 
 UNIQUE = [  # optimal weights are unique
     ("prefix", lambda: workloads.prefix(16).dense()),
-    ("unequal", lambda: workloads.unequal(8).dense()),
-    ("square", lambda: normal(8, 8)),
     ("wide", lambda: normal(6, 12)),
-    ("tall", lambda: normal(16, 9)),
     ("low rank", lambda: normal(8, 2) @ normal(2, 8, name=b"other")),
-    ("one", lambda: torch.tensor([[-3.0]], dtype=torch.float64)),
 ]
 
 

@@ -21,7 +21,6 @@ from torchdp.factorization.certificates.objective_certificate import certify_obj
 
 PRIOR = torch.tensor([0.5, 0.1, 0.1, 0.2, 0.1], dtype=torch.float64)
 PAIRS = torch.tensor([[1.0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 1]])
-LIMITS = torch.tensor([0.5, 2.0, 1.2, 1.0, 9.0, 1.1], dtype=torch.float64)
 
 
 class Mixed(Objective):
@@ -32,13 +31,6 @@ class Mixed(Objective):
 
     def rows(self, a):
         return self.share * a + (1 - self.share) * a.mean(-1, keepdim=True)
-
-
-class Limited(Objective):
-    """The mean squared error, a query's at most LIMITS times it."""
-
-    def rows(self, a):
-        return torch.cat([a.mean(-1, keepdim=True), a / LIMITS], -1)
 
 
 class Local(Objective):
@@ -55,10 +47,8 @@ OBJECTIVES = {
     "worst": Norm(),
     "p = 4": Norm(4.0),
     "mixed": Mixed(0.3),
-    "mean": Mixed(0.0),
     "local": Local(),
     "groups": Groups(PAIRS),
-    "limited": Limited(),
 }
 
 
@@ -69,10 +59,6 @@ def squared(name, a, b, W):
         return a.square().sum().sqrt() * b.max()
     if name == "mixed":
         return (0.3 * a.max() + 0.7 * a.mean()) * b.max()
-    if name == "limited":
-        return torch.maximum(a.mean(), (a / LIMITS).max()) * b.max()
-    if name == "mean":
-        return a.mean() * b.max()
     if name == "local":
         return (a * b.max() - 0.4 * (W.square() * PRIOR).sum(1)).max()
     if name == "groups":
@@ -92,8 +78,6 @@ def program(name, W):
         "worst": lambda: cp.max(a),
         "p = 4": lambda: cp.pnorm(a, 2),
         "mixed": lambda: 0.3 * cp.max(a) + 0.7 * cp.sum(a) / m,
-        "mean": lambda: cp.sum(a) / m,
-        "limited": lambda: cp.maximum(cp.sum(a) / m, cp.max(cp.multiply(1 / LIMITS.numpy(), a))),
         "local": lambda: cp.max(a - 0.4 * (W.square() * PRIOR).sum(1).numpy()),
     }[name]()
     problem = cp.Problem(cp.Minimize(error), [Z[:m, m:] == W.numpy(), b <= 1])
@@ -125,7 +109,7 @@ def test_guarantee_certify_objective_bounds_every_factorization(name, shifted):
         value = squared(name, left.square().sum(1), right.square().sum(0), W)
         least = min(least, float(value) ** 0.5)
         columns = 3 if name == "groups" else 5
-        rows = {"p = 4": 1, "limited": 7}.get(name, 6)
+        rows = 1 if name == "p = 4" else 6
         s, z = uniform(rows, seed=seed), uniform(columns, seed=seed + 50)
         bounds = certify_objective(W, left, right, objective, s, z, shift=v if shifted else None)
         assert float(bounds.upper) == pytest.approx(float(value) ** 0.5, rel=1e-9)

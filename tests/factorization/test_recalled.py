@@ -89,9 +89,3 @@ def test_four_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, per
     assert least <= error <= most * least
     few = float(torch.linalg.vector_norm(buffered_passes(W, period, 4, p)[1], ord=p))
     assert error < 0.97 * few
-
-
-def test_fewer_passes_drawn_again_err_more(monkeypatch):
-    monkeypatch.setattr(search, "RECALLED", replace(search.RECALLED, most=20))
-    errors = [float(recalled_passes(32, 8, 2, 2.0, reach)[1].norm()) for reach in (1, 2, 3)]
-    assert errors[0] > errors[1] > errors[2]

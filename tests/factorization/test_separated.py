@@ -11,7 +11,7 @@ from programs import least_value
 from rules import permitted
 
 from torchdp import workloads
-from torchdp.factorization import factorize, factorize_epochs, factorize_separated
+from torchdp.factorization import factorize_epochs, factorize_separated
 from torchdp.factorization.certificates.returning_certificate import SeparatedDual, certify_separated
 from torchdp.factorization.solvers.banded_solver import banded_strategy
 from torchdp.training import Iterates, Separated, sensitivity, standard_errors
@@ -71,15 +71,6 @@ def test_where_fewer_steps_than_the_gap_permits_no_band_is_best():
     assert found.certificate.gap < 0.01 and found.strategy.dense().tril(-4).any()
     C = banded_strategy(W, 4, 2, 2.0, 1000)
     assert standard_errors(W, C).norm() > 1.03 * found.certificate.upper
-
-
-@pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
-@pytest.mark.parametrize(("gap", "times"), [(9, 1), (9, 5), (3, 1)])
-def test_one_participation_is_the_ordinary_norm(gap, times, p):
-    W = Iterates(9, momentum=0.5).dense()
-    ours, plain = factorize_separated(W, gap, times, p).certificate, factorize(W, p, tol=1e-7).certificate
-    assert laws.overlap(ours, plain)
-    assert ours.gap < 2e-3
 
 
 def test_scale_device_and_dtype_do_not_matter():

@@ -13,9 +13,6 @@ from torchdp.factorization.solvers import spectrum
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.factorization.solvers.spectrum import Decomposed, Iterated
 
-NORMS = [(math.inf, False), (2.0, False), (4.0, False), (math.inf, True), (2.0, True)]
-
-
 normal = partial(laws.normal, name=b"spectrum")
 
 
@@ -25,10 +22,6 @@ def certified(W, p=math.inf, shift=False, **settings):
     return certify(W, found.left, found.right, *weights, p=p, shift=found.shift), found
 
 
-def graded(decades):
-    return normal(24, 24) * 10 ** -torch.linspace(0, decades, 24, dtype=torch.float64)
-
-
 def turned(decades):
     U, V = (torch.linalg.qr(normal(24, 24, name=name)).Q for name in (b"U", b"V"))
     return U * 10 ** -torch.linspace(0, decades, 24, dtype=torch.float64) @ V
@@ -36,22 +29,13 @@ def turned(decades):
 
 WORKLOADS = {
     "prefix": workloads.prefix(48).dense(),
-    "all ranges": workloads.all_ranges(8).dense(),
-    "parities": workloads.parities(5, 2).dense(),
-    "absolute difference": workloads.absolute_difference(16).dense(),
     "signs": normal(20, 20).sign(),
     "tall": normal(30, 8),
     "wide": normal(8, 30),
     "low rank": normal(30, 4) @ normal(4, 30, name=b"other"),
-    "duplicates": torch.cat([normal(24, 24)] + [normal(24, 24)[:, :5]] * 2, 1),
-    "duplicated rows": torch.cat([normal(24, 24), normal(24, 24)[:6]]),
     "zero row and column": torch.nn.functional.pad(normal(20, 20), (0, 1, 1, 0)),
-    "graded": graded(5),
     "ill-conditioned": turned(9),
-    "ones": torch.ones(9, 9, dtype=torch.float64),
-    "identity": torch.eye(9, dtype=torch.float64),
     "zero": torch.zeros(5, 4, dtype=torch.float64),
-    "one entry": torch.full((1, 1), -3.0, dtype=torch.float64),
     "large entries": 1e200 * normal(10, 10),
     "batch": torch.stack([normal(12, 12), workloads.prefix(12).dense(), torch.zeros(12, 12).double()]),
 }
@@ -70,23 +54,6 @@ def test_both_paths_certify_the_same_norm(name, p, shift):
     assert (exact.lower <= found.upper * (1 + 1e-12) + rounding).all()
     assert (found.residual <= 1e-11 * size).all()
     assert other.iterations <= 1.5 * one.iterations + 8
-
-
-@pytest.mark.parametrize(("p", "shift"), NORMS)
-def test_bounds_are_true_however_early_the_polar_iteration_stops(p, shift):
-    """Attack: a spectrum that always gives up half of the trace norm. The gap is larger, and still honest."""
-
-    class Careless(Iterated):
-        def step(self, X, c, P, gap):
-            return self._attempt(X, c, P, 0.5)
-
-    for name in ("prefix", "signs", "low rank", "all ranges"):
-        W = WORKLOADS[name]
-        truth, _ = certified(W, p, shift, tol=1e-6)
-        careless, found = certified(W, p, shift, tol=1e-6, max_iterations=15, spectrum=Careless())
-        assert found.iterations == 15 and careless.gap > truth.gap
-        assert laws.overlap(careless, truth)
-        assert careless.residual <= 1e-11
 
 
 def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take_over(monkeypatch):
