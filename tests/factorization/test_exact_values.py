@@ -1,4 +1,4 @@
-"""Values known in closed form, or certified elsewhere to nine digits."""
+"""Values known in closed form, certified elsewhere to nine digits, or by a semidefinite program."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchdp import workloads
-from torchdp.factorization import factorize
+from torchdp.factorization import factorize, reference
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -123,3 +123,24 @@ def test_our_bounds_meet_those_certified_elsewhere(name, n, p, low, high):
     scale = 1 if p == math.inf else math.sqrt(rows)
     assert certificate.gap <= 1e-6
     assert certificate.lower / scale <= high * (1 + 1e-7) and certificate.upper / scale >= low * (1 - 1e-7)
+
+
+def test_guarantee_reference_does_not_take_the_solvers_word():
+    """Scale and dtype are handled; the residual left by the solver is charged."""
+    W = workloads.prefix(6, dtype=torch.float32).dense()
+    result = reference(W)
+    assert result.left.dtype == torch.float32 and result.certificate.upper.dtype == torch.float64
+    assert result.certificate.residual > 0 and result.iterations > 0
+    tiny = reference(W.double() * 1e-100).certificate
+    torch.testing.assert_close(tiny.upper * 1e100, result.certificate.upper, rtol=1e-6, atol=0)
+
+
+def test_solver_failure_is_an_error(monkeypatch):
+    import cvxpy
+
+    def fail(self, **_):
+        raise cvxpy.SolverError("no")
+
+    monkeypatch.setattr(cvxpy.Problem, "solve", fail)
+    with pytest.raises(RuntimeError, match="SDP solver failed"):
+        reference(torch.eye(2))

@@ -1,4 +1,4 @@
-"""The nearest histogram is exact: against all supports by brute force, least squares by scipy, and its own gap."""
+"""The nearest histogram is exact: against all supports by brute force, and its own gap."""
 
 import itertools
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.certificate import certify
+from torchdp.factorization.certificates.certificate import certify, divisor
 from torchdp.factorization.solvers.iteration import History, Schedule, pick
 from torchdp.factorization.solvers.spectrum import (
     RANK_TOLERANCE,
@@ -207,7 +207,7 @@ def attempts(
     """
     low, high = W.flatten(-2).aminmax(dim=-1)
     scale = torch.maximum(-low, high)[..., None, None]  # (*batch, 1, 1)
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = divisor(scale)
     whole = W / scale
     W = triangle(whole) if p == 2 and W.shape[-2] > W.shape[-1] else whole
     plain = spectrum is not None or W is not whole

@@ -203,7 +203,7 @@ class Iterated(Spectrum):
         Y = M
         if M.shape[-2] > 2 * M.shape[-1]:
             M = triangle(M)
-        Q, share = contraction(M, polar_steps(loss, M.shape[-1], self.share, self.dtype), self.dtype)
+        Q, share = contraction(M, polar_steps(loss, M.shape[-1], self.share), self.dtype)
         H = Q.mT @ M
         H = (H + H.mT) / 2
         trace = H.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
