@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from torchdp import factorization
-from torchdp.factorization.structure.constructive import normalised_square_root
+from torchdp.factorization.constructive import normalised_square_root
 from torchdp.simulate import Experiment, Report
 from torchdp.training import Epochs, Iterates, causal_strategy, sensitivity, standard_errors
 

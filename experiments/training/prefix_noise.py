@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdp import factorization
-from torchdp.factorization.structure.constructive import best_decoder, binary_tree, normalised_square_root
+from torchdp.factorization.constructive import best_decoder, binary_tree, normalised_square_root
 from torchdp.noise import SeededNoise
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomness import keyed_generator

@@ -29,7 +29,7 @@ from torchdp.domains.domain import Proposal
 from torchdp.domains.evaluate import dual_value, enclose
 from torchdp.domains.relaxation import dual_order, split, total
 from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
-from torchdp.factorization.structure.constructive import gamma_product_domain
+from torchdp.factorization.constructive import gamma_product_domain
 
 EXPONENTS = [2.0, 3.0, 4.0, 8.0, math.inf]
 exponents = pytest.mark.parametrize("p", EXPONENTS)

@@ -9,7 +9,7 @@ from scripts import loaded
 
 from torchdp import workloads
 from torchdp.factorization import factorize, square_root
-from torchdp.factorization.structure.constructive import normalised_square_root
+from torchdp.factorization.constructive import normalised_square_root
 
 with loaded("factorization/cyclic.py") as cyclic:
     pass

@@ -15,7 +15,7 @@ from torchdp.factorization import (
     lipschitz_tree,
     square_root,
 )
-from torchdp.factorization.structure.constructive import (
+from torchdp.factorization.constructive import (
     best_decoder,
     binary_tree,
     gamma_product_domain,

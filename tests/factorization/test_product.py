@@ -9,7 +9,7 @@ from laws import normal, overlap
 from torchdp import workloads
 from torchdp.factorization import certify, factorize, factorize_product, signature_form
 from torchdp.factorization.certificates.certificate import Certificate, certify_kronecker, rounded
-from torchdp.factorization.structure.product import ProductFactorization
+from torchdp.factorization.product import ProductFactorization
 from torchdp.workloads import Workload
 
 EXPONENTS = [2.0, 3.0, math.inf]

@@ -61,11 +61,11 @@ def test_both_paths_certify_the_same_norm(name, p, shift):
 def test_where_cholesky_fails_precision_goes_up_and_then_the_decompositions_take_over(monkeypatch):
     W, tried = WORKLOADS["prefix"], []
 
-    def wrong(M, steps, dtype):
+    def wrong(M, loss, dtype):
         tried.append(dtype)
-        return -torch.ones_like(M), M.new_ones(())
+        return -torch.ones_like(M)
 
-    monkeypatch.setattr(spectrum, "contraction", wrong)
+    monkeypatch.setattr(spectrum, "polar", wrong)
     path = Iterated()
     found, _ = certified(W, tol=1e-4, spectrum=path)
     assert isinstance(path.decomposed, Decomposed) and found.gap <= 1.01e-4

@@ -15,9 +15,9 @@ def polar(M: Tensor, loss: float, dtype: torch.dtype = torch.float64) -> Tensor:
     M is scaled by nu = ||M^T M||_F^{1/2} >= ||M||_2. A cubic step takes X to rho X (3 - rho^2 X^T X) / 2, which
     sends l and 1 to the same value for rho^2 = 3 / (1 + l + l^2), where all singular values but the smallest lie in
     [l, 1] (the first steps take CUSHION for l): a small one grows 2.6 times for two products, none passes 1, and those
-    in [l, 1] end in [1 - loss/2, 1]. Those below l nu at first, with l = loss ||M||_F^2 / (2 r nu^2), r = min(m, n),
-    may end anywhere in [0, 1]; together they are at most r l nu <= loss/2 of the trace norm, since that is at
-    least ||M||_F^2 / nu. So no rank is ever decided.
+    in [l, 1] end in [1 - loss/2, 1]. Those below l nu at first, with l = loss / 2r, r = min(m, n), may end anywhere in
+    [0, 1]; together they are at most r l nu <= loss/2 of the trace norm, since that is at least ||M||_F^2 / nu >= nu.
+    So no rank is ever decided. Nothing is read back from M's device.
 
     M: (*batch, m, n) float64; loss: in (0, 1). The steps but the last run in ``dtype``: float32 loses some 1e-6 more,
     and blurs singular values below 1e-6 of the largest. The last one is float64's. Products alone, 2 (2 steps + 1)
@@ -29,48 +29,8 @@ def polar(M: Tensor, loss: float, dtype: torch.dtype = torch.float64) -> Tensor:
     """
     if M.shape[-2] < M.shape[-1]:
         return polar(M.mT, loss, dtype).mT
-    X, gram, share = _scaled(M, dtype)
-    return _climb(X, gram, polar_steps(loss, M.shape[-1], float(share)))
-
-
-def contraction(M: Tensor, steps: list[float], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """:func:`polar` of M (*batch, m, n), m >= n, by steps chosen before; and the share that chooses the next, ().
-
-    Whatever the steps of :func:`polar_steps`: ||Q||_2 <= 1 to the rounding of float64, the last step's.
-    Nothing is read back from M's device.
-    """
-    X, gram, share = _scaled(M, dtype)
-    return _climb(X, gram, steps), share
-
-
-def polar_steps(loss: float, n: int, share: float) -> list[float]:
-    """rho of the steps of :func:`polar`, at least one: of a short side n, ||M||_F^2 >= share nu^2; 1 is always true.
-
-    They bring [loss share / 2n, 1] into [1 - loss/2, 1].
-    """
-    steps: list[float] = []
-    low = loss * share / (2 * n)
-    while low < 1 - max(loss / 2, 1e-15) or not steps:
-        cushioned = max(low, CUSHION)
-        rho = math.sqrt(3 / (1 + cushioned + cushioned**2))
-        low = min(1.0, 0.5 * rho * low * (3 - (rho * low) ** 2))
-        steps.append(rho)
-    return steps
-
-
-def _scaled(M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """X = M / nu and X^T X in ``dtype``, and the least ||M||_F^2 / nu^2 of the batch."""
-    size = M.abs().amax((-2, -1), keepdim=True)
-    X = (M / torch.where(size > 0, size, 1.0)).to(dtype)
-    gram = X.mT @ X
-    bound = torch.linalg.matrix_norm(gram)[..., None, None]  # >= ||X||_2^2
-    squares = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    share = torch.where(bound > 0, squares / bound, 1.0).amin()
-    bound = torch.where(bound > 0, bound, 1.0)
-    return X / bound.sqrt(), gram / bound, share
-
-
-def _climb(X: Tensor, gram: Tensor, steps: list[float]) -> Tensor:
+    X, gram = _scaled(M, dtype)
+    steps = _steps(loss / (2 * M.shape[-1]), loss / 2)
     for rho in steps[:-1]:
         X = _cubic(X, gram, rho)
         gram = X.mT @ X
@@ -80,10 +40,27 @@ def _climb(X: Tensor, gram: Tensor, steps: list[float]) -> Tensor:
     return _cubic(X, gram, steps[-1])
 
 
+def _steps(low: float, error: float) -> list[float]:
+    """rho of the steps that bring [low, 1] into [1 - error, 1]; at least one."""
+    steps: list[float] = []
+    while low < 1 - max(error, 1e-15) or not steps:
+        cushioned = max(low, CUSHION)
+        rho = math.sqrt(3 / (1 + cushioned + cushioned**2))
+        low = min(1.0, 0.5 * rho * low * (3 - (rho * low) ** 2))
+        steps.append(rho)
+    return steps
+
+
+def _scaled(M: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """X = M / nu and X^T X in ``dtype``."""
+    size = M.abs().amax((-2, -1), keepdim=True)
+    X = (M / torch.where(size > 0, size, 1.0)).to(dtype)
+    gram = X.mT @ X
+    bound = torch.linalg.matrix_norm(gram)[..., None, None]  # >= ||X||_2^2
+    bound = torch.where(bound > 0, bound, 1.0)
+    return X / bound.sqrt(), gram / bound
+
+
 def _cubic(X: Tensor, gram: Tensor, rho: float) -> Tensor:
     """rho X (3 - rho^2 X^T X) / 2."""
-    if X.ndim == 2:
-        return torch.addmm(X, X, gram, beta=1.5 * rho, alpha=-0.5 * rho**3)
-    batch, flat = X.shape, X.reshape(-1, *X.shape[-2:])
-    gram = gram.reshape(-1, *gram.shape[-2:])
-    return torch.baddbmm(flat, flat, gram, beta=1.5 * rho, alpha=-0.5 * rho**3).reshape(batch)
+    return torch.add(1.5 * rho * X, X @ gram, alpha=-0.5 * rho**3)
