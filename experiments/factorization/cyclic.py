@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import Factorization
-from torchdp.factorization.structure.constructive import at_uniform_weights
+from torchdp.factorization.constructive import at_uniform_weights
 
 
 def skew_circulant(first: Tensor, p: float = math.inf) -> Factorization:

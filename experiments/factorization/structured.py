@@ -32,7 +32,7 @@ from torchdp.factorization import (
     signature_form,
     square_root,
 )
-from torchdp.factorization.structure.constructive import (
+from torchdp.factorization.constructive import (
     best_decoder,
     binary_tree,
     normalised_square_root,

@@ -26,7 +26,7 @@ from torchdp.domains.composite import LinearImage
 from torchdp.domains.domain import Proposal
 from torchdp.domains.noise_shape import dual_value, enclose
 from torchdp.factorization import gamma_box, gamma_ellipsoid, reference
-from torchdp.factorization.structure.constructive import gamma_product_domain
+from torchdp.factorization.constructive import gamma_product_domain
 
 exponents = pytest.mark.parametrize("p", [2.0, 3.0, 8.0, math.inf])
 

@@ -1,16 +1,30 @@
-"""Strategies of a few buffers: their norms against dense matrices, their distance from the certified optimum."""
+"""Strategies of a few buffers, noise drawn again or not: their norms against dense matrices and every set of steps."""
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from rules import permitted
 
-from torchdp.factorization import BufferedStrategy, factorize, factorize_buffered
-from torchdp.factorization.streams.search import buffered_passes
-from torchdp.factorization.streams.series import pass_squares
+from torchdp.factorization import (
+    BufferedStrategy,
+    RecalledStrategy,
+    factorize,
+    factorize_buffered,
+    factorize_epochs,
+    factorize_separated,
+)
+from torchdp.factorization.streams import search
+from torchdp.factorization.streams.buffered import recalled_squares
+from torchdp.factorization.streams.search import buffered_passes, recalled_passes
+from torchdp.factorization.streams.series import apart_squares, pass_squares
 from torchdp.randomness import keyed_generator
+from torchdp.training import Separated, sensitivity
 from torchdp.workloads import RunningSums
+
+FEW = replace(search.SEPARATED, most=25)
 
 
 @pytest.mark.parametrize(
@@ -81,3 +95,153 @@ def test_rates_that_jump_leave_poles_and_zeros_apart():
     for rates in (jumps[0], jumps[7]):
         found = factorize_buffered(RunningSums(12, 0.9, 0.9, rates), 2, 4.0)
         assert found.certificate.lower <= found.certificate.upper < 3 * found.certificate.lower
+
+
+def strategies(falling):
+    """60 random ones of up to 11 steps, with a gap and times."""
+    generator = keyed_generator(b"apart")
+    for case in range(60):
+        n, buffers = 1 + case % 11, 1 + case % 4
+        places, before, after = (torch.rand(k, generator=generator).double() + 0.02 for k in (2 * buffers, n, n))
+        places = places.sort(descending=True).values / 1.03
+        if falling:
+            before, after = (x.sort(descending=True).values for x in (before, after))
+        yield BufferedStrategy(places[0::2], places[1::2], before, after), 1 + case % 5, 1 + case % 3
+
+
+def moved(C, gap, times):
+    """What the worst set moves, squared."""
+    return max(float(C[:, list(s)].sum(1).square().sum()) for s in permitted(Separated(gap, times), len(C)))
+
+
+def test_guarantee_no_set_moves_further_and_one_moves_as_far_as_is_said():
+    open_ones, close = 0, []
+    for C, gap, times in strategies(False):
+        bound, attained = apart_squares(*C.tensors, gap, times)[:2]
+        worst = moved(C.dense(), gap, times)
+        assert attained <= worst * (1 + 1e-12) and worst <= bound * (1 + 1e-12)
+        open_ones += attained < worst * (1 - 1e-9)
+        close.append(bound / worst)
+        found = sensitivity(C, Separated(gap, times))
+        assert math.isclose(found.value, math.sqrt(worst), rel_tol=1e-9) and found.exact  # few steps: searched
+        if C.steps > times:
+            assert moved(C.dense(), 1, times + 1) > worst * (1 + 1e-9)  # the control: other users move further
+    assert open_ones < 10 and max(close) > 1.001 and sum(close) / 60 < 1.05
+
+
+def test_where_diagonals_fall_the_packed_set_is_the_worst():
+    for C, gap, times in strategies(True):
+        bound, attained = apart_squares(*C.tensors, gap, times)[:2]
+        packed = C.dense()[:, ::gap][:, :times].sum(1).square().sum()
+        assert math.isclose(bound, float(packed), rel_tol=1e-9) and math.isclose(attained, bound, rel_tol=1e-9)
+
+
+def test_guarantee_sensitivity_of_many_steps_is_a_bound(monkeypatch):
+    searched = [sensitivity(C, Separated(gap, times)) for C, gap, times in strategies(False)]
+    monkeypatch.setattr("torchdp.factorization.streams.buffered.SEARCHED", 0)
+    for (C, gap, times), exact in zip(strategies(False), searched, strict=True):
+        found = sensitivity(C, Separated(gap, times))
+        assert found.attained <= exact.value * (1 + 1e-12) and exact.value <= found.value * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "gap", "times", "p", "decay", "momentum"),
+    [(24, 6, 4, 2.0, 1.0, 0.0), (22, 9, 2, math.inf, 0.95, 0.0), (20, 7, 3, 2.0, 1.0, 0.5)],
+)
+def test_guarantee_a_strategy_for_users_who_keep_apart(monkeypatch, n, gap, times, p, decay, momentum):
+    monkeypatch.setattr(search, "SEPARATED", FEW)
+    W = RunningSums(n, decay, momentum)
+    found = factorize_buffered(W, 2, p, gap=gap, times=times)
+    C, c = found.strategy.dense(), found.certificate
+    assert sensitivity(C, Separated(gap, times)).value <= 1 + 1e-9
+    rows = torch.linalg.solve_triangular(C, W.dense(), upper=False, left=False).norm(dim=1)
+    torch.testing.assert_close(found.row_norms, rows, rtol=1e-8, atol=0)
+    assert math.isclose(float(c.upper), float(torch.linalg.vector_norm(rows, ord=p)), rel_tol=1e-8)
+    best = factorize_separated(W.dense(), gap, times, p, max_iterations=30).certificate
+    assert c.lower <= best.upper * (1 + 1e-9) and best.lower <= c.upper < 1.35 * best.upper
+    once = factorize_buffered(W, 2, p)  # the control: made for one step
+    far = sensitivity(once.strategy, Separated(gap, times)).value
+    assert c.upper < 0.98 * far * once.certificate.upper
+
+
+def test_larger_problems_begin_with_smaller_ones(monkeypatch):
+    monkeypatch.setattr(search, "SEPARATED", FEW)
+    whole = factorize_buffered(RunningSums(60), 1, 2.0, gap=15, times=4).certificate.upper
+    monkeypatch.setattr(search, "SEPARATED", replace(FEW, whole=30))
+    assert factorize_buffered(RunningSums(60), 1, 2.0, gap=15, times=4).certificate.upper < 1.03 * whole
+
+
+def recalled_strategies():
+    """40 random ones of up to 40 steps, the last pass whole or not, A up to 0.6."""
+    generator = keyed_generator(b"recalled")
+    for case in range(40):
+        n, buffers, period = 2 + case, 1 + case % 4, 1 + case % 7
+        places, before, after = (torch.rand(k, generator=generator).double() + 0.02 for k in (2 * buffers, n, n))
+        places = places.sort(descending=True).values / 1.03
+        earlier = 1.2 * torch.rand(1 + case % 5, n, generator=generator).double() - 0.6
+        yield RecalledStrategy(BufferedStrategy(places[0::2], places[1::2], before, after), period, earlier)
+
+
+def classes(C, period):
+    """abs(C^T C) of each class, summed, in the widest floats; C a numpy matrix."""
+    gram = C.T @ C
+    return [abs(gram[i::period, i::period]).sum() for i in range(min(period, len(C)))]
+
+
+def wide(C):
+    """C itself in the widest floats, by forward substitution."""
+    n, inner = C.steps, C.buffered
+    l, q, D1, D2 = (x.numpy().astype(np.longdouble) for x in inner.tensors)
+    w = [np.prod(l[a] - q) / np.prod(np.delete(l[a] - l, a)) for a in range(len(l))]
+    found = np.zeros((n, n), np.longdouble)
+    for t in range(n):
+        for s in range(t + 1):
+            found[t, s] = D1[t] * (1 if s == t else sum(w * l ** (t - s - 1))) * D2[s]
+        for m, row in enumerate(C.earlier.numpy().astype(np.longdouble), 1):
+            if t >= m * C.period:
+                found[t] -= row[t] * found[t - m * C.period]
+    return found
+
+
+def test_guarantee_no_class_moves_further_than_is_said():
+    for C in recalled_strategies():
+        exact = wide(C)
+        assert abs(C.dense().numpy() - exact).max() < 1e-12 * abs(exact).max()
+        products, rounding = C.class_products()
+        for i, truth in enumerate(classes(exact, C.period)):
+            off = abs(float(products[i].abs().sum() - truth))
+            assert off <= float(rounding[i]) and rounding[i] < 1e-10 * max(truth, float(rounding.max()))
+        plain = RecalledStrategy(C.buffered, C.period, torch.zeros_like(C.earlier)).class_products()[0]
+        if C.steps > 2 * C.period:
+            assert not torch.allclose(plain, products, rtol=1e-3)  # the control: A counts
+        shorter = C.leading(C.steps - 1)
+        assert torch.allclose(shorter.dense(), C.dense()[:-1, :-1])
+
+
+def test_row_norms_are_those_of_the_matrix():
+    for C in recalled_strategies():
+        rows = recalled_squares(*C.buffered.tensors, C.classes())
+        W = torch.ones(C.steps, C.steps, dtype=torch.float64).tril()
+        expected = torch.linalg.solve_triangular(C.dense(), W, upper=False, left=False).square().sum(1)
+        assert torch.allclose(rows, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("n", "period", "p", "most"),
+    [
+        (30, 11, 2.0, 1.03),  # the last pass is a short one
+        (24, 8, math.inf, 1.04),
+        pytest.param(512, 64, 2.0, 1.007, marks=pytest.mark.slow),
+    ],
+)
+def test_four_buffers_come_near_the_bound_for_every_strategy(monkeypatch, n, period, p, most):
+    monkeypatch.setattr(search, "RECALLED", search.RECALLED if n > 100 else replace(search.RECALLED, most=30))
+    C, rows = recalled_passes(n, period, 4, p)
+    products, rounding = C.class_products()
+    assert float((products.abs().sum((1, 2)) + rounding).max()) <= 1 + 1e-8
+    W = RunningSums(n)
+    least = float(factorize_epochs(W.dense(), period, p, 1e-4).certificate.lower)
+    error = float(torch.linalg.vector_norm(rows, ord=p))
+    assert least <= error <= most * least
+    few = float(torch.linalg.vector_norm(buffered_passes(W, period, 4, p)[1], ord=p))
+    assert error < 0.97 * few

@@ -1,14 +1,13 @@
-"""Values known in closed form, or certified elsewhere to nine digits."""
+"""Values known in closed form, certified elsewhere to nine digits, or by a semidefinite program."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import hadamard
 
 from torchdp import workloads
-from torchdp.factorization import factorize
+from torchdp.factorization import factorize, reference
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -60,45 +59,15 @@ def test_marginal_tables(d, order, p):
     brackets(W, W.shape[0] ** (1 / p) * trace / (2**order * math.sqrt(math.comb(d, order))), p=p)
 
 
-MARGINALS = workloads.marginal_tables, workloads.marginals
-
-
-def test_marginals_of_ten_bits():
-    """Monotone conjunctions of at most 3 of 10 bits; the marginal tables are another workload, of another norm."""
-    certificate = factorize(workloads.marginals(10, 3), tol=1e-5).certificate
-    assert certificate.gap <= 1e-5
-    assert certificate.lower <= 3.68505846 and certificate.upper >= 3.68505836
-    tables, conjunctions = (factorize(make(5, 2)).certificate.upper for make in MARGINALS)
-    assert abs(tables / conjunctions - 1) > 0.01
-
-
-@pytest.mark.parametrize("n", [2, 8, 32])
-def test_hadamard(n):
-    brackets(torch.tensor(hadamard(n)), math.sqrt(n))
-
-
 @pytest.mark.parametrize("k", [2, 3, 10, 64])
 def test_unequal(k):
     brackets(workloads.unequal(k), 2 - 2 / k)
-
-
-@pytest.mark.parametrize("p", [2.0, 3.0, math.inf])
-def test_identity_and_ones(p):
-    brackets(workloads.identity(7), 7 ** (1 / p), p=p)
-    brackets(torch.ones(5, 9), 5 ** (1 / p), p=p)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 33, 64])
 def test_sign_triangular(n):
     W = 2 * workloads.prefix(n).dense() - 1
     brackets(W, sum(1 / math.sin((2 * j - 1) * math.pi / (2 * n)) for j in range(1, n + 1)) / n)
-
-
-@pytest.mark.parametrize("n", [5, 12])
-def test_circulant(n):
-    first = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
-    W = torch.stack([first.roll(i) for i in range(n)])
-    brackets(W, float(torch.fft.fft(first).abs().sum()) / n)
 
 
 @pytest.mark.parametrize("d", [1, 2, 3, 5])
@@ -113,11 +82,6 @@ def test_kronecker_with_a_shift_is_factored_whole():
     whole = factorize(W.dense(), shift=True, tol=1e-4).certificate
     pair = factorize(W, shift=True, tol=1e-4).certificate
     torch.testing.assert_close((pair.upper, pair.lower), (whole.upper, whole.lower), rtol=1e-9, atol=0)
-
-
-def test_sign_and_its_kronecker_square():
-    brackets(workloads.sign(8), 1.847759065)
-    brackets(workloads.kendall(8, 8), 3.414213562)
 
 
 @pytest.mark.parametrize("k, value", [(2, 1.154700538), (8, 1.636213164), (16, 1.90882735), (32, 2.19454798)])
@@ -159,3 +123,24 @@ def test_our_bounds_meet_those_certified_elsewhere(name, n, p, low, high):
     scale = 1 if p == math.inf else math.sqrt(rows)
     assert certificate.gap <= 1e-6
     assert certificate.lower / scale <= high * (1 + 1e-7) and certificate.upper / scale >= low * (1 - 1e-7)
+
+
+def test_guarantee_reference_does_not_take_the_solvers_word():
+    """Scale and dtype are handled; the residual left by the solver is charged."""
+    W = workloads.prefix(6, dtype=torch.float32).dense()
+    result = reference(W)
+    assert result.left.dtype == torch.float32 and result.certificate.upper.dtype == torch.float64
+    assert result.certificate.residual > 0 and result.iterations > 0
+    tiny = reference(W.double() * 1e-100).certificate
+    torch.testing.assert_close(tiny.upper * 1e100, result.certificate.upper, rtol=1e-6, atol=0)
+
+
+def test_solver_failure_is_an_error(monkeypatch):
+    import cvxpy
+
+    def fail(self, **_):
+        raise cvxpy.SolverError("no")
+
+    monkeypatch.setattr(cvxpy.Problem, "solve", fail)
+    with pytest.raises(RuntimeError, match="SDP solver failed"):
+        reference(torch.eye(2))

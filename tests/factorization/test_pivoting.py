@@ -1,12 +1,10 @@
-"""The nearest histogram is exact: against all supports by brute force, least squares by scipy, and its own gap."""
+"""The nearest histogram is exact: against all supports by brute force, and its own gap."""
 
 import itertools
 
 import pytest
 import torch
-from scipy.optimize import nnls
 
-from torchdp import pairwise
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.randomness import keyed_generator
 
@@ -52,28 +50,6 @@ def test_it_is_the_best_of_all_supports(kind):
         h, _ = nearest_histogram(centred @ centred.T, far @ centred.T, 1e-13 * size)
         assert bool((h >= 0).all()) and float(h.sum()) == pytest.approx(1, abs=1e-12)
         assert float((h @ points - z).square().sum()) - by_all_supports(points, z) <= 1e-12 * size
-
-
-@pytest.mark.parametrize("size", [0.1, 1e4])
-@pytest.mark.parametrize("k", [32, 128])
-def test_its_gap_is_below_the_limit_and_it_is_the_least_squares_of_scipy(k, size):
-    """An accelerated gradient missed the limit 53 to 830 times over at k = 128 after its 300 steps."""
-    points = pairwise.absolute_difference(k, spacing=1 / (k - 1)).points
-    middle = points.mean(0)
-    z = torch.softmax(drawn("shares", 3, k), -1) @ points + size * drawn("noise", 3, points.shape[1])
-    limit = 1e-6 * float((points - middle).square().sum(1).max())
-    h, gap = nearest_histogram((points - middle) @ (points - middle).T, (z - middle) @ (points - middle).T, limit)
-    slope = (h @ points - z) @ points.T
-    own = (slope * h).sum(-1) - slope.amin(-1)
-    assert bool((gap <= limit).all()) and bool((own <= limit * (1 + size)).all())
-    # ||h @ points - z||^2 over histograms, the sum's weight 1e4 times as large
-    for mine, to in zip(h, z, strict=True):
-        heavy = 1e4 * (1 + size)
-        rows = torch.cat([points.T, heavy * torch.ones(1, k, dtype=torch.float64)])
-        target = torch.cat([to, torch.tensor([heavy])]).numpy()
-        theirs = torch.from_numpy(nnls(rows.numpy(), target, maxiter=100 * k)[0])
-        theirs = theirs / theirs.sum()
-        assert float((mine @ points - to).norm()) <= float((theirs @ points - to).norm()) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("kind", ["few dimensions", "smooth"])

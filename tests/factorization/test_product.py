@@ -1,4 +1,4 @@
-"""Kronecker products: factored, certified and used part by part."""
+"""Kronecker products: factored, certified and used part by part; symmetric matrices as R^T J R."""
 
 import math
 
@@ -9,10 +9,11 @@ from laws import normal, overlap
 from torchdp import workloads
 from torchdp.factorization import certify, factorize, factorize_product, signature_form
 from torchdp.factorization.certificates.certificate import Certificate, certify_kronecker, rounded
-from torchdp.factorization.structure.product import ProductFactorization
+from torchdp.factorization.product import ProductFactorization
 from torchdp.workloads import Workload
 
 EXPONENTS = [2.0, 3.0, math.inf]
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 
 def three(p=math.inf, tol=1e-5):
@@ -132,18 +133,44 @@ def test_signature_of_a_product_with_a_zero_factor_and_in_float32():
     assert 0 < missing <= single.certificate.residual < 1e-4
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_large_signature_form_comes_from_its_factors():
-    kernel = workloads.kendall(40, 40)
-    form = signature_form(kernel)
-    assert form.right.shape == (1600, 1600) and form.certificate.gap <= 1e-3
-    x = torch.arange(0, 1600, 97)
-    torch.testing.assert_close(form.left[x] @ form.right[:, x], kernel.dense()[x][:, x], rtol=0, atol=1e-10)
-    # the squared column norms are the upper bound
-    torch.testing.assert_close(form.right.square().sum(0).max(), form.certificate.upper, rtol=1e-9, atol=0)
-
-
 def test_early_stops_are_reported_where_they_are_called():
     with pytest.warns(RuntimeWarning, match="certified gap") as record:
         factorize_product(Workload("pair", workloads.prefix(16).factors * 2), max_iterations=1)
     assert record[0].filename == __file__
+
+
+def random_symmetric():
+    W = torch.randn(9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return workloads.Workload("random", (W + W.T,))
+
+
+def low_rank():
+    W = torch.randn(9, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return workloads.Workload("low rank", (W @ torch.diag(torch.tensor([1.0, -1.0]).double()) @ W.T,))
+
+
+KERNELS = [
+    workloads.unequal(12),
+    workloads.absolute_difference(10),
+    workloads.absolute_difference(10, spacing=1 / 9),
+    workloads.kendall(4, 5),
+    workloads.auc(6),
+    workloads.identity(3),
+    random_symmetric(),
+    low_rank(),
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_guarantee_signature_form_of_kernels(kernel):
+    W = kernel.dense()
+    form = signature_form(kernel, tol=1e-5)
+    R, J = form.right, torch.diag(form.signature)
+    torch.testing.assert_close(R.T @ J @ R, W, rtol=0, atol=1e-9 * float(W.abs().max()))
+    torch.testing.assert_close(form.left @ R, W, rtol=0, atol=1e-9 * float(W.abs().max()))
+    assert form.signature.abs().eq(1).all()
+    assert R.shape[0] == torch.linalg.matrix_rank(W)
+    torch.testing.assert_close(R.square().sum(0).max(), form.certificate.upper, rtol=1e-8, atol=0)
+    general = factorize(kernel, tol=1e-5).certificate
+    torch.testing.assert_close(form.certificate.upper, general.upper, rtol=3e-5, atol=0)
+    assert overlap(form.certificate, general)

@@ -20,7 +20,7 @@
 | fewer rows of R | :func:`truncate`, :func:`johnson_lindenstrauss`; :func:`train` of :class:`LowRankRelaxation` |
 | the norm as a loss; factors as parameters | :func:`gamma2`, :func:`gamma_F`; :class:`Relaxation` |
 | marginal tables of a thousand bits | :class:`MarginalFactorization` |
-| products, matrix-free; those of the literature | ``structure``: :func:`factorize_product`, :func:`square_root` |
+| products, matrix-free; those of the literature | :func:`factorize_product`; :func:`square_root`, ``constructive`` |
 | lower bounds on users; on noise | :func:`hard_instance`, :func:`learner_samples`; :func:`additive_noise_bound` |
 
 ``certificates`` check all of them and share no code with the ``solvers``; :func:`reference` is a semidefinite program.
@@ -57,11 +57,19 @@ from torchdp.factorization.approximate import (
     zeta,
 )
 from torchdp.factorization.certificates.certificate import Certificate, certify
+from torchdp.factorization.constructive import (
+    MarginalFactorization,
+    binary_tree,
+    gamma_box,
+    gamma_ellipsoid,
+    lipschitz_tree,
+    square_root,
+)
 from torchdp.factorization.epochs import factorize_epochs, factorize_separated
-from torchdp.factorization.factorize import Factorization, factorize
+from torchdp.factorization.factorize import Factorization, factorize, reference
 from torchdp.factorization.hard import additive_noise_bound, hard_instance, learner_samples
 from torchdp.factorization.norm import free_constant, gamma, gamma2, gamma2_dual, gamma_F
-from torchdp.factorization.reference import reference
+from torchdp.factorization.product import factorize_product, signature_form
 from torchdp.factorization.relaxation import (
     Groups,
     LowRankRelaxation,
@@ -76,15 +84,6 @@ from torchdp.factorization.streams.buffered import BufferedStrategy, RecalledStr
 from torchdp.factorization.streams.recurrence import Recurrence
 from torchdp.factorization.streams.search import factorize_buffered
 from torchdp.factorization.streams.strategy import BandedStrategy, StreamStrategy
-from torchdp.factorization.structure.constructive import (
-    MarginalFactorization,
-    binary_tree,
-    gamma_box,
-    gamma_ellipsoid,
-    lipschitz_tree,
-    square_root,
-)
-from torchdp.factorization.structure.product import factorize_product, signature_form
 from torchdp.factorization.train import train
 
 __all__ = [

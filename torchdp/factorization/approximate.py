@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import Certificate, allowance
+from torchdp.factorization.certificates.certificate import Certificate, allowance, divisor
 from torchdp.factorization.certificates.objective_certificate import amounts, certify_approximate
 from torchdp.factorization.factorize import Factorization, Matrix, balance, factorize, matrix_of
 from torchdp.factorization.norm import witness
@@ -121,7 +121,7 @@ def _offer_signs(W: Tensor, alpha: Tensor, best: Best) -> None:
 
 def _size(W: Tensor) -> Tensor:
     size = W.abs().amax((-2, -1))
-    return torch.where(size > 0, size, 1.0)
+    return divisor(size)
 
 
 def zeta(W: Matrix, n: int, epsilon: float, *, tol: float = 1e-3, max_iterations: int = 5_000) -> Factorization:

@@ -9,7 +9,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from torchdp import checks
-from torchdp.factorization.certificates.certificate import Bounds, allowance, dual_size, fitting, magnitude
+from torchdp.factorization.certificates.certificate import (
+    Bounds,
+    allowance,
+    divisor,
+    dual_size,
+    fitting,
+    magnitude,
+)
 from torchdp.factorization.factorize import factorize
 from torchdp.factorization.solvers.iteration import TINY, least, simplex, warn_where_open
 from torchdp.randomness import keyed_generator
@@ -194,7 +201,7 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
     tol = checks.positive("tol", tol)
     max_iterations = checks.integer("max_iterations", max_iterations, 1)
     scale = U.abs().amax((-2, -1), keepdim=True)
-    scaled = U / torch.where(scale > 0, scale, 1.0)
+    scaled = U / divisor(scale)
     *batch, m, n = U.shape
     rank = math.ceil(math.sqrt(2 * (m + n))) + 1
     generator = keyed_generator(b"gamma2_dual", "cpu")
@@ -229,6 +236,6 @@ def gamma2_dual(U: Tensor, *, tol: float = 1e-6, max_iterations: int = 10_000) -
 def _unit(vectors: Tensor) -> Tensor:
     """Rows scaled to norm 1; 0 stays 0."""
     size = vectors.abs().amax(-1, keepdim=True)  # first to size 1, so that no square underflows
-    vectors = vectors / torch.where(size > 0, size, 1.0)
+    vectors = vectors / divisor(size)
     norm = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / torch.where(norm > 0, norm, 1.0)
+    return vectors / divisor(norm)

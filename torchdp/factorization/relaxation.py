@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import check_exponent
+from torchdp.factorization.certificates.certificate import check_exponent, divisor
 
 FILLED = 0.1  # what entries that may not be negative start at: at 0 their squares have no slope
 FAINT = 1e-3  # singular values below it start with their weight on one factor: two zero factors have no gradient
@@ -308,7 +308,7 @@ def _prepare(module: nn.Module, W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """W as the module keeps it, its scale max abs(W), (*batch, 1, 1), and W / scale, both float64."""
     W = checks.matrix("W", W).detach().clone()
     scale = W.double().abs().amax((-2, -1), keepdim=True)
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = divisor(scale)
     module.register_buffer("W", W)
     module.register_buffer("unit", scale.sqrt().to(W))
     return W, scale, W.double() / scale

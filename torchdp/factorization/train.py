@@ -10,7 +10,7 @@ Source: Tseng, Bertsekas (1993), On the convergence of the exponential multiplie
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -24,7 +24,7 @@ from torchdp.factorization.certificates.certificate import Certificate, certify,
 from torchdp.factorization.certificates.objective_certificate import certify_approximate, certify_objective
 from torchdp.factorization.factorize import Factorization, Matrix, balance, matrix_of
 from torchdp.factorization.relaxation import Norm, Objective, Relaxation
-from torchdp.factorization.solvers.iteration import pick, warn_where_open
+from torchdp.factorization.solvers.iteration import Best, warn_where_open
 from torchdp.threads import one_thread
 
 MOST_STEPS = 10**6
@@ -76,25 +76,6 @@ class Within:
     def _outside(self, left: Tensor, right: Tensor) -> Tensor:
         place = (self.W - left @ right) / self.aim + self.y / self.rho
         return place - place.clamp(-1, 1)
-
-
-@dataclass(frozen=True)
-class Best:
-    """Of each problem, the factors of the least upper bound and the weights of the largest lower one, scaled."""
-
-    upper: Tensor
-    lower: Tensor
-    primal: tuple[Tensor, ...]  # left, right, perhaps the shift
-    dual: Dual
-    steps: int = 0
-
-    def and_(self, other: "Best") -> "Best":
-        """The better bounds of the two."""
-        nearer, higher = other.upper < self.upper, other.lower > self.lower
-        primal = tuple(pick(nearer, *pair) for pair in zip(other.primal, self.primal, strict=True))
-        dual = tuple(pick(higher, *pair) for pair in zip(other.dual, self.dual, strict=True))
-        upper, lower = torch.minimum(self.upper, other.upper), torch.maximum(self.lower, other.lower)
-        return Best(upper, lower, primal, dual, other.steps)
 
 
 class Problem:

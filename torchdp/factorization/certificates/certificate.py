@@ -146,7 +146,7 @@ def _dual_value(W: Tensor, rows: Tensor, columns: Tensor, p: float, shifted: boo
     rows = scaled_weights(rows, conjugate(p))
     columns = scaled_weights(columns, 1.0)
     size = W.abs().amax((-2, -1), keepdim=True)
-    W = W / _divisor(size)
+    W = W / divisor(size)
     centred = W - (W @ columns[..., None]) if shifted else W
     weighted = centred * (rows.sqrt()[..., None] * columns.sqrt()[..., None, :])
     if weighted.is_cuda and min(W.shape[-2:]) >= LARGE:
@@ -218,11 +218,11 @@ def row_norm(matrix: Tensor, p: float) -> Tensor:
 
 def power_norm(values: Tensor, p: float, dim: int = -1) -> Tensor:
     """l_p norm along ``dim``, scaled so that no power overflows or underflows."""
-    top = _divisor(torch.linalg.vector_norm(values, ord=math.inf, dim=dim, keepdim=True))
+    top = divisor(torch.linalg.vector_norm(values, ord=math.inf, dim=dim, keepdim=True))
     return (torch.linalg.vector_norm(values / top, ord=p, dim=dim, keepdim=True) * top).squeeze(dim)
 
 
-def _divisor(top: Tensor) -> Tensor:
+def divisor(top: Tensor) -> Tensor:
     """``top``, which is not negative, and 1 where it is 0."""
     return top + (top == 0)
 
@@ -241,7 +241,7 @@ def or_infinite(bound: Tensor) -> Tensor:
 def scaled_weights(weights: Tensor, order: float) -> Tensor:
     """``weights`` scaled to norm 1, the same in any order: first by the largest, so that subnormal ones keep ratios."""
     top = weights.amax(-1, keepdim=True)
-    weights = weights / _divisor(top)
+    weights = weights / divisor(top)
     ordered = weights.sort(-1).values
     return weights / torch.linalg.vector_norm(ordered, ord=order, dim=-1, keepdim=True).clamp_min(1.0)
 
@@ -253,7 +253,7 @@ def dual_size(U: Tensor, row_weights: Tensor, column_weights: Tensor) -> tuple[T
     """
     c, P = (scaled_weights(w, 1.0) for w in (row_weights, column_weights))
     U = torch.where((c > 0)[..., None] & (P > 0)[..., None, :], U, 0.0)
-    rows, columns = (torch.where(w > 0, w, 1.0).rsqrt() for w in (c, P))
+    rows, columns = (divisor(w).rsqrt() for w in (c, P))
     return torch.linalg.matrix_norm(rows[..., None] * U * columns[..., None, :], 2), U
 
 

@@ -22,14 +22,13 @@ import math
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdp.factorization.certificates.certificate import certify
-from torchdp.factorization.solvers.iteration import History, Schedule, pick
+from torchdp.factorization.certificates.certificate import certify, divisor
+from torchdp.factorization.solvers.iteration import Best, History, Schedule, pick
 from torchdp.factorization.solvers.spectrum import (
     RANK_TOLERANCE,
     Found,
@@ -75,17 +74,10 @@ class Weights:
         self.previous = W.new_zeros(W.shape[:-2])  # trace norm
         self.history = History(memory)
 
-    def forget(self) -> None:
-        """The next trace norm counts as a rise."""
-        self.previous = torch.zeros_like(self.previous)
-
-    def move(self, found: Found, steady: bool) -> None:
-        """The update for the squared norms of left's rows and right's columns and the trace norm, extrapolated.
-
-        steady: whether no problem's trace norm fell.
-        """
+    def move(self, found: Found) -> None:
+        """The update for the squared norms of left's rows and right's columns and the trace norm, extrapolated."""
         trace, back, self.previous = found.trace, None, found.trace
-        if not steady:
+        if not bool(found.steady.all()):
             fell = ~found.steady
             back = fell & self.history.extrapolated
             self.steps = torch.where(fell & ~back, (self.steps + self.slowest) / 2, self.steps)
@@ -110,41 +102,6 @@ class Weights:
         share = self.problem.dual(weights)[..., 0, :] * a
         total = share.sum(-1, keepdim=True).clamp_min(TINY)
         return (share / total).log() - weights[..., 0, :].clamp_min(TINY).log()
-
-
-class Best:
-    """The best bounds so far of each problem of a batch, and what is behind them."""
-
-    def __init__(self, weights: Weights) -> None:
-        self.lower = torch.full_like(weights.previous, ROUNDING)
-        self.upper = torch.full_like(self.lower, math.inf)
-        self.gap = math.inf
-        self.primal: tuple[Tensor, ...] = ()  # parts of the maps and dual weights behind `upper`
-        self.maps: Callable[..., tuple[Tensor, Tensor]] = factors  # until there are some
-        self.dual = weights.problem.dual(weights.weights)  # behind `lower`
-        self.seen: tuple[Found, bool] | None = None  # the latest, and whether no trace norm fell
-
-    def look(self, weights: Weights, spectrum: Spectrum) -> None:
-        """Moves the weights by what was seen of them, looks at the problem there, and keeps what is better."""
-        if self.seen is not None:
-            weights.move(*self.seen)
-        found = weights.problem.look(weights.weights, weights.previous, spectrum, self.gap)
-        better = found.value < self.upper
-        tighter = found.trace > self.lower
-        self.upper = torch.minimum(self.upper, found.value)
-        self.lower = torch.maximum(self.lower, found.trace)
-        facts = torch.stack([better, tighter, found.steady]).reshape(3, -1).all(1)
-        ratio = (self.upper / self.lower).amax()
-        all_better, all_tighter, steady, ratio = torch.cat([facts, ratio[None]]).tolist()
-        self.gap = ratio - 1
-        new = bool(all_better) or found.maps is not self.maps
-        self.primal = found.primal if new else tuple(map(partial(pick, better), found.primal, self.primal))
-        self.dual = found.primal[-1] if all_tighter else pick(tighter, found.primal[-1], self.dual)
-        self.maps, self.seen = found.maps, (found, bool(steady))
-
-    def forget(self) -> None:
-        """Drops the bounds, and keeps what was behind them until the next."""
-        self.lower, self.upper = torch.full_like(self.lower, ROUNDING), torch.full_like(self.upper, math.inf)
 
 
 @dataclass(frozen=True)
@@ -207,7 +164,7 @@ def attempts(
     """
     low, high = W.flatten(-2).aminmax(dim=-1)
     scale = torch.maximum(-low, high)[..., None, None]  # (*batch, 1, 1)
-    scale = torch.where(scale > 0, scale, 1.0)
+    scale = divisor(scale)
     whole = W / scale
     W = triangle(whole) if p == 2 and W.shape[-2] > W.shape[-1] else whole
     plain = spectrum is not None or W is not whole
@@ -218,26 +175,39 @@ def attempts(
     weights, looks = Weights(problem, tol, memory), Schedule(tol)
     begun = begin(weights, tol, max_iterations - 1) if spectrum is None and memory else 0
     spectrum = choose(problem.W, symmetric) if spectrum is None else spectrum
-    best = Best(weights)
+    nothing = torch.full_like(weights.previous, math.inf), torch.full_like(weights.previous, ROUNDING)
+    best = Best(*nothing, (), (problem.dual(weights.weights),))
+    gap, maps = math.inf, None
     for iterations in range(begun + 1, max_iterations + 1):
-        best.look(weights, spectrum)
-        finished = best.gap <= looks.within
+        found = problem.look(weights.weights, weights.previous, spectrum, gap)
+        if found.maps is not maps:  # what is behind the upper bound so far is for other maps
+            maps, best = found.maps, replace(best, primal=found.primal)
+        best = best.and_(Best(found.value, found.trace, found.primal, found.primal[-1:]))
+        gap = float((best.upper / best.lower).amax()) - 1
+        finished = gap <= looks.within
         if looks.due(iterations, finished) or iterations == max_iterations:
-            found = _solution(whole, problem, scale, best, iterations)
-            yield found.turned() if turned else found
-            if not looks.go_on(iterations, best.gap, finished):
+            solution = _solution(whole, problem, scale, best, maps, iterations)
+            yield solution.turned() if turned else solution
+            if not looks.go_on(iterations, gap, finished):
                 return
             if finished and spectrum.refine():  # bounds so far may be wrong by the rounding that it saves
-                best.forget()
-                weights.forget()
+                best = Best(*nothing, best.primal, best.dual)
+        weights.move(found)
 
 
-def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: Best, iterations: int) -> Solution:
+def _solution(
+    whole: Tensor,
+    problem: Problem,
+    scale: Tensor,
+    best: Best,
+    maps: Callable[..., tuple[Tensor, Tensor]],
+    iterations: int,
+) -> Solution:
     """Factors of scale times ``whole``, from the maps found for the problem's matrix, the same or its triangle."""
     c, P = problem.split(best.primal[-1])
     X = whole - whole @ P[..., None] if problem.shift else whole
     short = P if problem.W.shape[-2] >= problem.W.shape[-1] else c
-    left, right = factors(X, *best.maps(best.primal[:2], short))
+    left, right = factors(X, *maps(best.primal[:2], short))
     if float((X - left @ right).abs().max()) > ROUNDING * max(X.shape[-2:]):
         left, right = _complete(X, left, right)
     used = (right != 0).any(-1).reshape(-1, right.shape[-2]).any(0)  # drop what no problem uses
@@ -245,7 +215,7 @@ def _solution(whole: Tensor, problem: Problem, scale: Tensor, best: Best, iterat
     if not bool(used.all()):
         left, right = left[..., used], right[..., used, :]
     half = scale.sqrt()
-    row_weights, column_weights = problem.split(best.dual)
+    row_weights, column_weights = problem.split(best.dual[0])
     return Solution(
         left=half * left,
         right=half * right,
@@ -296,7 +266,7 @@ def _advance(weights: Weights, tol: float, most: int) -> int:
         if worst <= tol or iteration - marked >= PATIENCE or spectrum.general is not None:
             break
         rounded = found._replace(norms=found.norms.double(), trace=found.trace.double())
-        going.move(rounded, bool(found.steady.all()))
+        going.move(rounded)
     return iteration
 
 

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +20,33 @@ MOST = 60  # looks at the function
 MARGIN = 0.1  # share of the bracket that a new point keeps from its ends
 
 Look = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Best:
+    """Of each problem of a batch, what attains the least upper bound, and what proves the largest lower one."""
+
+    upper: Tensor
+    lower: Tensor
+    primal: tuple[Tensor, ...]
+    dual: tuple[Tensor, ...]
+    steps: int = 0
+
+    def and_(self, later: "Best") -> "Best":
+        """The better bounds of the two."""
+        return Best(
+            upper=torch.minimum(self.upper, later.upper),
+            lower=torch.maximum(self.lower, later.lower),
+            primal=_chosen(later.upper < self.upper, later.primal, self.primal),
+            dual=_chosen(later.lower > self.lower, later.dual, self.dual),
+            steps=later.steps,
+        )
+
+
+def _chosen(mask: Tensor, new: tuple[Tensor, ...], old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if bool(mask.all()):
+        return new
+    return tuple(pick(mask, *pair) for pair in zip(new, old, strict=True))
 
 
 class History:

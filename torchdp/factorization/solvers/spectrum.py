@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchdp.factorization.certificates.certificate import conjugate, power_norm
-from torchdp.factorization.polar import contraction, polar_steps
+from torchdp.factorization.polar import polar
 
 RANK_TOLERANCE = 1e-14  # singular values below this share of the largest are cut off
 SQUARE_TOLERANCE = 1e-10  # share of a Gram matrix's largest eigenvalue, a square, below which one is rounding
@@ -177,7 +177,6 @@ class Iterated(Spectrum):
         self.dtype = torch.float32
         self.gap = math.inf
         self.lightest = 1.0  # weight, relative to the mean, one step ago
-        self.share = 1.0  # see contraction
         self.decomposed: Decomposed | None = None
 
     def refine(self) -> bool:
@@ -203,8 +202,7 @@ class Iterated(Spectrum):
         Y = M
         if M.shape[-2] > 2 * M.shape[-1]:
             M = triangle(M)
-        Q, share = contraction(M, polar_steps(loss, M.shape[-1], self.share, self.dtype), self.dtype)
-        H = Q.mT @ M
+        H = polar(M, loss, self.dtype).mT @ M
         H = (H + H.mT) / 2
         trace = H.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
         nonzero = (trace > 0)[..., None]
@@ -214,7 +212,7 @@ class Iterated(Spectrum):
         side = C.square().sum(-2) * nonzero
         a, b = (along / c, side / P) if tall else (side / c, along / P)
         lightest = torch.minimum((c.amin(-1) / c.mean(-1)).amin(), (P.amin(-1) / P.mean(-1)).amin())
-        fails, self.lightest, self.share = torch.stack([failed.any().double(), lightest, share.double()]).tolist()
+        fails, self.lightest = torch.stack([failed.any().double(), lightest]).tolist()
         return None if fails else Step((C, nonzero), _triangular_maps, a, b, trace, None)
 
 

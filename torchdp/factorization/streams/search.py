@@ -24,10 +24,10 @@ from torchdp.factorization.certificates.returning_certificate import passes_lowe
 from torchdp.factorization.certificates.running_certificate import buffered_squares
 from torchdp.factorization.epochs import StreamFactorization, factorize_epochs
 from torchdp.factorization.factorize import factorize
+from torchdp.factorization.running import factorize_running, stretched
 from torchdp.factorization.streams import series
 from torchdp.factorization.streams.buffered import BufferedStrategy, RecalledStrategy, recalled_squares, shared
 from torchdp.factorization.streams.series import apart_squares
-from torchdp.factorization.structure.running import factorize_running, stretched
 from torchdp.threads import on_host, one_thread
 from torchdp.workloads import RunningSums
 

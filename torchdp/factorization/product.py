@@ -10,7 +10,13 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.factorization.certificates.certificate import Certificate, certify, certify_kronecker, rounded
+from torchdp.factorization.certificates.certificate import (
+    Certificate,
+    certify,
+    certify_kronecker,
+    divisor,
+    rounded,
+)
 from torchdp.factorization.factorize import (
     Factorization,
     Matrix,
@@ -155,7 +161,7 @@ def root(W: Tensor, weights: Tensor) -> Root:
     W: (n, n) float64, symmetric or antisymmetric; weights: (n,), not negative. W = 0 keeps one zero row.
     """
     size = W.abs().max()
-    size = torch.where(size > 0, size, 1.0)
+    size = divisor(size)
     W, scale = W / size, weights.sqrt()
     M = scale[:, None] * W * scale
     if bool((W - W.mT).norm() <= (W + W.mT).norm()):
