@@ -21,7 +21,7 @@ from torchdp.queries import (
     choose_trusted,
 )
 from torchdp.randomizers import StrategyMatrix
-from torchdp.randomizers.alphabet.torus import grid_of
+from torchdp.randomizers.alphabet.translates import grid_of
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle.laws import MessageLaw
 

@@ -26,7 +26,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
-from torchdp.randomizers.ball.tilted import tilted
+from torchdp.randomizers.ball.sphere import tilted
 from torchdp.randomness import keyed_generator
 
 LARGEST = 1 + 1e-9

@@ -21,7 +21,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
-from torchdp.randomizers.alphabet import subset_sums
+from torchdp.randomizers.alphabet import subset_selection
 from torchdp.randomizers.alphabet.subset_selection import subset_error
 from torchdp.randomizers.draws import unpack
 
@@ -91,7 +91,7 @@ def test_guarantee_oracles_are_exactly_epsilon_ldp(kind, k, epsilon):
 
 @pytest.mark.parametrize(("k", "epsilon", "n"), [(37, 0.5, 5000), (50, 1.0, 10**9), (40, 3.0, 3)])
 def test_tables_of_subsets_taken_in_parts_keep_mean_and_covariance(monkeypatch, k, epsilon, n):
-    monkeypatch.setattr(subset_sums, "CELLS", 20_000)
+    monkeypatch.setattr(subset_selection, "CELLS", 20_000)
     oracle, repeats = SubsetSelection(k, epsilon), 1000
     counts = torch.zeros(k, dtype=torch.int64)
     counts[0], counts[-1] = n // 2, n - n // 2
@@ -108,7 +108,7 @@ def test_tables_of_subsets_taken_in_parts_keep_mean_and_covariance(monkeypatch, 
 @pytest.mark.parametrize(("s", "h"), [(2, 1), (9, 4), (700, 512), (6000, 2500)])
 def test_picks_of_one_half_are_hypergeometric(s, h):
     r = torch.tensor([0, 1, s // 3, s - 1, s])
-    low, (law, *_) = subset_sums._hypergeometric(r, s, h)
+    low, (law, *_) = subset_selection._hypergeometric(r, s, h)
     for first, row, picked in zip(low.tolist(), law, r.tolist(), strict=True):
         exact = stats.hypergeom(s, h, picked).pmf(first + np.arange(law.shape[1]))
         np.testing.assert_allclose(row / row.sum(), exact, rtol=1e-8, atol=1e-18)

@@ -10,7 +10,7 @@ import torch
 from torchdp import workloads
 from torchdp.protocol import Objective
 from torchdp.randomizers import LearnedStrategy, StrategyMatrix
-from torchdp.randomizers.alphabet.learned import answer_variances
+from torchdp.randomizers.alphabet.strategy import answer_variances
 from torchdp.randomness import keyed_generator
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchdp.randomizers.ball.logit_beta import LogitBeta
+from torchdp.randomizers.ball.sphere import LogitBeta
 
 SYMMETRIC = [0.5, 1.0, 1.5, 8.0, 128.0, 2048.0, 5e4]  # half the dimension of the sphere of which T is a coordinate
 

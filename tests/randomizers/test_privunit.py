@@ -11,8 +11,7 @@ from scipy import stats
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.sphere import uniform_coordinate
-from torchdp.randomizers.ball.tilted import threshold
+from torchdp.randomizers.ball.sphere import threshold, uniform_coordinate
 
 EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
 

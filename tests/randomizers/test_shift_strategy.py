@@ -12,7 +12,7 @@ from scipy import stats
 from torchdp import workloads
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix, SubsetSelection, strategy_lower_bound
-from torchdp.randomizers.alphabet.torus import Torus
+from torchdp.randomizers.alphabet.translates import Torus
 
 PATTERNS = torch.tensor(
     [[1, 1, 0, 0, 0, 0, 0, 0, 0], [1, 0, 1, 1, 0, 1, 0, 0, 0], [1, 0, 0, 1, 0, 0, 0, 0, 1]]
