@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchdp.domains import Box, noise_shape, round_shape
 from torchdp.mean import GaussianMean, LocalMean, approximate_lower_bound, local_lower_bound
-from torchdp.mean.protocol import MeanProtocol
+from torchdp.mean.gaussian import MeanProtocol
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator

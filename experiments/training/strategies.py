@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from torchdp import factorization
-from torchdp.factorization.structure.constructive import best_decoder, binary_tree, normalised_square_root
+from torchdp.factorization.constructive import best_decoder, binary_tree, normalised_square_root
 from torchdp.simulate import Experiment, Report
 from torchdp.training import (
     ONCE,

@@ -1,5 +1,6 @@
 """The local mechanism: what a user shows its client, the error in l_p, the bound for few users."""
 
+import itertools
 import math
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 from laws import generator
 
 from torchdp.domains import Box, FiniteSet, lp_ball, noise_shape
-from torchdp.mean import LocalMean
+from torchdp.mean import LocalCovariance, LocalMean
 from torchdp.privacy import Model
 from torchdp.protocol import Crowd
+from torchdp.randomizers import PrivUnit
+from torchdp.randomness import keyed_generator
 
 
 def box(*sides):
@@ -32,18 +35,6 @@ def test_guarantee_every_user_has_the_randomizers(domain):
     assert encoded.norm(dim=-1).max() <= mechanism.client.radius
 
 
-def test_the_error_of_draws_is_the_predicted_one():
-    p = math.inf
-    domain = box(1.0, 4.0, 16.0, 64.0)
-    mechanism = LocalMean.calibrated(domain, noise_shape(domain, p), epsilon=1.0)
-    x = torch.rand(20, 4, dtype=torch.float64, generator=generator(8)) * domain.high
-    crowd = Crowd(x, torch.full((20,), 50))
-    drawn = mechanism.sample_estimate(crowd, generator=generator(9), sample_shape=(8_000,))
-    norms = torch.linalg.vector_norm(drawn.value - x.mean(0), ord=p, dim=1)
-    error = mechanism.error(1000)
-    assert float(norms.square().mean().sqrt()) / error.root_mean_square.value == pytest.approx(1, abs=0.03)
-
-
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 @pytest.mark.parametrize("n", [1, 5])
 def test_guarantee_the_bound_holds_also_for_few_users(p, n):
@@ -55,3 +46,52 @@ def test_guarantee_the_bound_holds_also_for_few_users(p, n):
     squares = torch.linalg.vector_norm(drawn.value - corner, ord=p, dim=1).square()
     worst = float(squares.mean() - 5 * squares.std() / math.sqrt(4_000))
     assert math.sqrt(worst) <= mechanism.error_bound(n) <= 4 * mechanism.error(n).floor
+
+
+def cube(d):
+    return Box(-torch.ones(d, dtype=torch.float64), torch.ones(d, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 5])
+def test_nothing_that_users_show_leaves_the_ball(d):
+    """Corners, points of zeros and ones, and points at random; the radius is reached, so it is not too large."""
+    protocol = LocalCovariance.calibrated(cube(d), epsilon=1.0)
+    corners = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 0.5, 1.0])] * d).view(-1, d).double()
+    inside = 2 * torch.rand(2_000, d, dtype=torch.float64, generator=keyed_generator(b"cube")) - 1
+    norms = protocol.client_input(torch.cat([corners, inside])).norm(dim=1)
+    assert float(norms.max()) == pytest.approx(LocalCovariance.radius(d), rel=1e-9)
+    assert LocalCovariance.radius(d) <= protocol.client.radius <= LocalCovariance.radius(d) * (1 + 1e-9)
+
+
+def cost(d, square, own):
+    """Mean squared error of an entry at means of 1/2, in units of the unit ball's variance over n."""
+    q = square + d - 1
+    c = min(1.0, 0.5 + q / (2 * own))
+    radius = max(own * d * c**2, d * (q + own * (1 - c) ** 2))
+    return radius * (d / own + (d * d - d) / 2 + (d * d + d) / (2 * square)) / d**2
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 4, 6, 10, 20])
+def test_the_weights_are_within_one_per_cent_of_the_best(d):
+    grid = [10 ** (i / 20) for i in range(-20, 50)]
+    best = min(cost(d, square, own) for square, own in itertools.product(grid, grid))
+    square, own, _ = LocalCovariance.weights(d)
+    assert cost(d, square, own) <= 1.01 * best
+    protocol, n = LocalCovariance.calibrated(cube(d), epsilon=1.0), 10**12
+    crowd = Crowd(torch.full((1, d), 0.5, dtype=torch.float64), torch.tensor([n]))
+    unit = PrivUnit(protocol.client.dim, 1.0).moments.variance
+    assert float(protocol.predicted_mse(crowd).mean()) * n == pytest.approx(cost(d, square, own) * unit, rel=1e-6)
+
+
+def test_the_mean_comes_with_it_and_intervals_cover():
+    box = Box(torch.tensor([0.0, -5.0]), torch.tensor([1.0, 15.0]))
+    places = torch.rand(40, 2, dtype=torch.float64, generator=keyed_generator(b"x"))
+    x = box.low + places**2 * (box.high - box.low)
+    protocol, crowd = LocalCovariance.calibrated(box, epsilon=2.0), Crowd(x, torch.full((40,), 200))
+    found = protocol.sample_estimate(crowd, generator=keyed_generator(b"draws"), sample_shape=(3_000,))
+    for estimate, truth in ((found, protocol.exact(crowd)), (found.mean, x.mean(0))):
+        low, high = estimate.interval()
+        covered = ((low <= truth) & (truth <= high)).double().mean(0)
+        assert bool(((covered > 0.935) & (covered < 0.965)).all())
+    squares = (found.mean.value - x.mean(0)).square().mean(0)
+    torch.testing.assert_close(squares, found.mean.standard_error[0].square(), rtol=0.12, atol=0)

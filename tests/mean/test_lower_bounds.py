@@ -19,7 +19,6 @@ from torchdp.mean import (
     distributional_lower_bound,
     local_lower_bound,
     moment_norm,
-    paper,
     pure_lower_bound,
 )
 from torchdp.mean.lower_bounds import distributional_approximate_lower_bound
@@ -194,13 +193,6 @@ def test_guarantee_samples_cost_the_noise_and_the_sampling(share, epsilon):
     assert attained == pytest.approx(error)
 
 
-def test_samples_in_l_p_cost_the_larger_of_both_in_the_limit():
-    covariance = torch.diag(torch.tensor([4.0, 1.0]))
-    assert distributional_lower_bound(0.1, covariance, 4, math.inf) == pytest.approx(1.0)
-    assert distributional_lower_bound(5.0, covariance, 4, math.inf) == pytest.approx(5.0)
-    assert distributional_lower_bound(3.0, covariance, 4) == pytest.approx(math.sqrt(9 + 5 / 4))
-
-
 @pytest.mark.parametrize("n", [1, 4, 30])
 @pytest.mark.parametrize("delta", [1e-6, 0.01])
 def test_guarantee_for_samples_a_nearby_law_pays_too(n, delta):
@@ -211,11 +203,6 @@ def test_guarantee_for_samples_a_nearby_law_pays_too(n, delta):
     error = math.sqrt(noise + (1 - 1 / n) / n**2)
     bound = distributional_approximate_lower_bound(0.5, n, 1e-9, delta, 1)
     assert error / 10 < bound <= error
-
-
-def test_for_samples_the_neighbours_cost_a_constant_more():
-    empirical = approximate_lower_bound(1.0, 5, 0.5, 1e-3, 9)
-    assert empirical / math.sqrt(math.e) < distributional_approximate_lower_bound(1.0, 5, 0.5, 1e-3, 9) < empirical
 
 
 def icosahedron():
@@ -253,29 +240,13 @@ def test_guarantee_the_moments_norm_is_the_trace_of_a_designs_covariance(design,
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("p", [2.0, 4.0, math.inf])
 def test_the_moments_norm_lies_between_the_bounds_that_the_papers_proof_gives(d, order, p):
-    low, high = paper.moment_norm(d, order, p)
+    low, high = (d // order) ** (order / p), d ** (order / p)  # Theorem 64
     assert moment_norm(d, order, p) <= high * (1 + 1e-9)
     if order == 1:
         assert moment_norm(d, 1, p) == pytest.approx(high)
     # as printed the other is false for p > 2
     mended = 1 if p == 2 else (d // order) ** (order / 2) * d ** (-order / 2)
     assert moment_norm(d, order, p) >= low * mended * (1 - 1e-9) or d < order
-
-
-@pytest.mark.parametrize("d", [5, 40, 200])
-def test_the_second_moments_noise_is_within_two_over_d_of_the_worst_data_sets_bound(d):
-    worst = math.sqrt(2) * moment_norm(d, 2)
-    # multiplier 1, sensitivity 2^{1/2}, trace on symmetric matrices
-    achieved = math.sqrt(2) * math.sqrt(d * (d + 1) / 2)
-    assert 1 <= achieved / worst <= 1 + 2 / d
-
-
-def test_a_uniform_point_has_the_second_moments_eigenvalues():
-    x = torch.randn(200_000, 5, dtype=torch.float64, generator=generator(1))
-    x = x / x.norm(dim=1, keepdim=True)
-    values = torch.linalg.eigvalsh(torch.cov(tensors(x, 2).mT))
-    assert float(values[-14:].mean()) == pytest.approx(2 / (5 * 7), rel=0.01)
-    assert float(values[:-14].abs().max()) < 1e-9  # d (d + 1)/2 - 1 = 14 directions, and no others
 
 
 def test_losses_without_limit_bound_nothing():

@@ -76,13 +76,6 @@ def test_the_default_route_errs_least_of_all_shapes(name, p):
         assert best.value <= other.value * (1 + 1e-3) + 3 * (best.standard_error + other.standard_error)
 
 
-def test_a_product_without_symmetry_is_charged_its_own_diameter():
-    ours = GaussianMean.tuned(PARTS, rho=0.5, delta=1e-6).error(1).floor
-    around = noise_shape(PARTS, 2.0)
-    charged = 2 * encoding(PARTS, around).radius * float(around.root.norm())
-    assert ours < 0.99 * charged
-
-
 def test_local_means_are_tuned_by_the_radius():
     protocol = LocalMean.tuned(BOX, math.inf, epsilon=1.0)
     shaped = LocalMean.calibrated(BOX, noise_shape(BOX, math.inf), epsilon=1.0)
@@ -111,9 +104,3 @@ def test_guarantee_projected_answers_err_by_no_more_than_the_bound(name, n):
         <= (bound.value + 3 * bound.standard_error) ** 2
     )
     assert bound.value <= protocol.error(n, 2.0).floor
-
-
-def test_projection_pays_on_a_simplex_of_few_users():
-    simplex = FiniteSet(torch.eye(50, dtype=torch.float64))
-    protocol = GaussianMean.tuned(simplex, rho=0.05, delta=1e-6)
-    assert protocol.projected_error(50).value < 0.75 * protocol.error(50, 2.0).floor

@@ -1,6 +1,5 @@
 """Every randomizer in the battery: types are counted, points of a ball averaged."""
 
-import itertools
 import math
 from typing import ClassVar
 
@@ -10,7 +9,9 @@ from channels import channel, hockey_stick, signs, spent_by, two_densities
 from contract import LocalContract, Unbiased
 from laws import generator
 
-from torchdp.protocol import Tally
+from torchdp.draws import Simulated
+from torchdp.noise import SeededNoise
+from torchdp.protocol import Crowd, Tally
 from torchdp.randomizers import (
     DuchiJordanWainwright,
     GaussianVector,
@@ -24,7 +25,25 @@ from torchdp.randomizers import (
     SymmetricUnaryEncoding,
 )
 from torchdp.randomizers.alphabet import bit_vectors, frequency
-from torchdp.randomizers.alphabet.subset_selection import members, rank
+from torchdp.randomizers.ball.sphere import CapLaw
+
+KINDS = [RandomizedResponse, OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection, HadamardResponse]
+COUNTS = torch.tensor([10**13 + 1, 3, 123_456_789])
+POINTS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.3, -0.4]])
+
+DRAWS = {
+    "cap": lambda g: CapLaw(3, 1.0).draw((50,), Simulated(g))[0],
+    "privunit float32": lambda g: PrivUnit(2, 4.0).randomize_unchecked(POINTS, SeededNoise.of(g)),
+    "privunit float64": lambda g: PrivUnit(2, 20.0).randomize_unchecked(POINTS.double(), SeededNoise.of(g)),
+    "privunit sum": lambda g: PrivUnit(2, 0.5).sample_tally(Crowd(POINTS, COUNTS), generator=g, sample_shape=(5,))[
+        "sum"
+    ],
+    "response": lambda g: RandomizedResponse(5, 1.0).randomize_unchecked(torch.arange(5), SeededNoise.of(g)),
+    "response shares": lambda g: RandomizedResponse(3, 1.0).sample_estimate(COUNTS, generator=g).value,
+    "response reports": lambda g: RandomizedResponse(3, 1.0).sample_tally(COUNTS, generator=g, sample_shape=(5,))[
+        "reports"
+    ],
+}
 
 
 class UnbiasedContract(Unbiased, LocalContract):
@@ -139,13 +158,6 @@ class TestGaussianVector(BallContract):
         return protocol.guarantee.delta * (1 + 1e-7)  # sigma is known to 1e-8
 
 
-def test_ranks_number_the_sets_of_one_size():
-    for k, w in ((1, 1), (5, 2), (6, 3), (7, 7)):
-        sets = sorted(itertools.combinations(range(k), w), key=lambda one: one[::-1])
-        assert [rank(list(one)) for one in sets] == list(range(math.comb(k, w)))
-        assert [tuple(members(number, k, w)[::-1]) for number in range(math.comb(k, w))] == sets
-
-
 def test_messages_of_many_types_travel():
     """More than a word each; sets by their rank: 20 % of the bits, and no other size."""
     for oracle in (SymmetricUnaryEncoding(200, 1.0), SubsetSelection(200, 3.5), SubsetSelection(64, 1.0)):
@@ -171,3 +183,36 @@ def test_no_user_is_lost_between_parts(oracle, monkeypatch):
 def test_one_user_without_a_bit_has_a_standard_error(oracle):
     found = oracle.analyse(Tally(1, {"reports": torch.zeros(3, dtype=torch.int64)}))
     torch.testing.assert_close(found.standard_error, oracle.predicted_mse(torch.ones(3) / 3).sqrt())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("epsilon", [1e-6, 700.0])
+def test_extreme_budgets_give_finite_variances(kind, epsilon):
+    oracle = kind(5, epsilon)
+    variance = oracle.workload_variance(torch.eye(5))
+    assert torch.isfinite(variance).all() and (variance >= 0).all()
+    assert oracle.sample_estimate(torch.full((5,), 10), generator=generator(3)).value.isfinite().all()
+
+
+def test_parameters_at_their_limits_are_taken():
+    assert 0 < PrivUnit(1, 1e-6).cap.threshold and PrivUnit(1, 50.0).cap.threshold < 1
+    assert RandomizedResponse(2, 700.0).q > 0
+
+
+def test_messages_of_the_errors_hold_no_data():
+    secret = 1.23456789
+    with pytest.raises(ValueError) as error:
+        PrivUnit(3, 1.0, 2.0).randomize(torch.full((1, 3), secret * 2))
+    assert "1.2345" not in str(error.value) and "2.469" not in str(error.value)
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS.keys())
+def test_the_default_dtype_does_not_matter(draw):
+    """An integer tensor times a number, or its root, is float32 by default: 8 digits, and the law is lost."""
+    first = draw(generator())
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(first, draw(generator()))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (torch.tensor([10**13 + 1]) * 0.1).dtype == torch.float32  # what this test is here to catch

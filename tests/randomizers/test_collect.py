@@ -7,7 +7,6 @@ from laws import generator
 from torchdp.noise import SeededNoise
 from torchdp.randomizers import GaussianVector, PrivUnit
 from torchdp.randomizers.ball import ball
-from torchdp.randomizers.ball.ball import consecutive
 
 COUNTS = torch.tensor([0, 1, 3, 17, 0, 40])
 KINDS = [
@@ -38,14 +37,3 @@ def test_collect_is_the_sum_of_the_messages_that_sample_makes_of_the_same_draws(
     torch.testing.assert_close(total, messages.double().sum(0), rtol=0, atol=rounding)
     other = randomizer.collect_crowd(x, COUNTS, SeededNoise(2))["sum"]
     assert not torch.allclose(other, total, rtol=0, atol=rounding)
-
-
-@pytest.mark.parametrize("counts", [[0], [], [1], [0, 5, 0, 0, 7, 1, 0], [100]])
-@pytest.mark.parametrize("at_once", [1, 4, 1000])
-def test_consecutive_users_hold_their_types(counts, at_once):
-    counts = torch.tensor(counts, dtype=torch.int64)
-    found = list(consecutive(counts, at_once))
-    wanted = torch.arange(len(counts)).repeat_interleave(counts)
-    assert torch.equal(torch.cat([wanted[:0], *(types for types, _, _ in found)]), wanted)
-    assert all((int(types[0]), int(types[-1])) == (first, last) for types, first, last in found)
-    assert all(0 < len(types) <= at_once for types, _, _ in found)

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from decimal import Context, Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,7 +14,6 @@ from scipy.linalg import hadamard
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
-from torchdp.protocol import Tally
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -21,7 +22,7 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
-from torchdp.randomizers.alphabet import subset_sums
+from torchdp.randomizers.alphabet import subset_selection
 from torchdp.randomizers.alphabet.subset_selection import subset_error
 from torchdp.randomizers.draws import unpack
 
@@ -91,7 +92,7 @@ def test_guarantee_oracles_are_exactly_epsilon_ldp(kind, k, epsilon):
 
 @pytest.mark.parametrize(("k", "epsilon", "n"), [(37, 0.5, 5000), (50, 1.0, 10**9), (40, 3.0, 3)])
 def test_tables_of_subsets_taken_in_parts_keep_mean_and_covariance(monkeypatch, k, epsilon, n):
-    monkeypatch.setattr(subset_sums, "CELLS", 20_000)
+    monkeypatch.setattr(subset_selection, "CELLS", 20_000)
     oracle, repeats = SubsetSelection(k, epsilon), 1000
     counts = torch.zeros(k, dtype=torch.int64)
     counts[0], counts[-1] = n // 2, n - n // 2
@@ -103,16 +104,6 @@ def test_tables_of_subsets_taken_in_parts_keep_mean_and_covariance(monkeypatch, 
     assert float(((drawn.mean(0) - mean) / spread).abs().max()) * math.sqrt(repeats) < 5.5
     apart = (drawn.mT.cov() - covariance) / (spread[:, None] * spread)
     assert float(apart.abs().max()) * math.sqrt(repeats) < (8 if n > 3 else 12)  # of three users: long tails
-
-
-@pytest.mark.parametrize(("s", "h"), [(2, 1), (9, 4), (700, 512), (6000, 2500)])
-def test_picks_of_one_half_are_hypergeometric(s, h):
-    r = torch.tensor([0, 1, s // 3, s - 1, s])
-    low, (law, *_) = subset_sums._hypergeometric(r, s, h)
-    for first, row, picked in zip(low.tolist(), law, r.tolist(), strict=True):
-        exact = stats.hypergeom(s, h, picked).pmf(first + np.arange(law.shape[1]))
-        np.testing.assert_allclose(row / row.sum(), exact, rtol=1e-8, atol=1e-18)
-        assert exact.sum() > 1 - 1e-9  # scipy's own rounding; what is left out is below 1e-24
 
 
 def law_of_the_tally(kind, k, epsilon, x):
@@ -157,21 +148,6 @@ def test_the_tally_that_is_sampled_has_the_joint_law_of_the_messages(kind, k, ep
     assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > ALPHA
 
 
-@pytest.mark.parametrize("kind", [OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection])
-@pytest.mark.parametrize("epsilon", [30.0, 40.0, 60.0, 80.0, 600.0])
-def test_guarantee_holds_at_large_epsilon_where_p_rounds_to_one(kind, epsilon):
-    """Exact ratios of the chances that are drawn; of p's own float64 they are wrong by 1e-4 or infinite."""
-    oracle = kind(8, epsilon)
-    lost, off = oracle.lost, oracle.off
-    if kind is SubsetSelection:
-        assert oracle.subset == 1
-        largest = math.log1p(-lost) - math.log(lost) + math.log(7)
-    else:
-        largest = math.log1p(-lost) - math.log(lost) + math.log1p(-off) - math.log(off)
-    assert largest == pytest.approx(epsilon, rel=1e-12)
-    assert kind is OptimizedUnaryEncoding or epsilon < 80 or oracle.on == 1
-
-
 @pytest.mark.parametrize("epsilon", [1.0, 40.0, 100.0, 700.0])
 def test_at_every_epsilon_some_uniform_number_hides_the_value(planted, epsilon):
     """Else a message would rule out a value for certain, whatever epsilon is said to be."""
@@ -203,14 +179,6 @@ def test_decoded_moments_by_enumeration(kind, k, epsilon):
         torch.testing.assert_close(stated[:, x], ((W @ covariance) * W).sum(1), rtol=1e-10, atol=1e-14 * scale**2)
         wrong = kind(k, 1.01 * epsilon).covariance(x)
         assert float(wrong[x, x]) != pytest.approx(float(covariance[x, x]), rel=1e-4)
-
-
-@pytest.mark.parametrize("kind", ORACLES)
-def test_workload_variance_is_the_covariance_seen_by_each_query_in_every_batch(kind):
-    oracle, W = kind(37, 1.3), normal(2, 5, 37)
-    covariances = torch.stack([oracle.covariance(x) for x in range(37)])
-    wanted = torch.einsum("bia,xac,bic->bix", W, covariances, W)
-    torch.testing.assert_close(oracle.workload_variance(W), wanted, rtol=1e-11, atol=0)
 
 
 def largest_rate(decoded, law, W):
@@ -306,22 +274,6 @@ def test_sums_have_the_stated_mean_and_covariance_at_any_number_of_users(kind, u
     assert float(((error.mT @ error / repeats - 1.1 * correlation) / spread).abs().max()) > critical
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", ORACLES)
-def test_oracles_on_a_gpu(kind):
-    oracle, n = kind(70, 1.0), 200_000
-    x = torch.randint(70, (n,), device="cuda", generator=generator(1, "cuda"))
-    held, W = torch.bincount(x, minlength=70), normal(3, 70).cuda()
-    deviation = (oracle.workload_variance(W) @ held.double()).sqrt()
-    for reports in (
-        oracle.collect_unchecked(x, SeededNoise(2, "cuda"))["reports"],
-        oracle.sample_tally(held, generator=generator(3, "cuda"))["reports"],
-    ):
-        assert reports.is_cuda
-        error = oracle.answers(Tally(n, {"reports": reports}), W) - W @ held.double()
-        assert float((error / deviation).abs().max()) < 5.5
-
-
 @pytest.mark.parametrize("at_once", [0, 32])
 def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
     """Values added many at a time and one by one: the size, the own value's rate, and each other value's and pair's."""
@@ -337,3 +289,71 @@ def test_large_subsets_have_their_size_and_no_favourites(monkeypatch, at_once):
     r = oracle._pair
     assert float((pairs - r).abs().max()) < 5.5 * math.sqrt(r * (1 - r) / n)
     assert abs(float(pairs.mean()) - oracle.off**2) > 3 * math.sqrt(r * (1 - r) / n / 30)  # not independent bits
+
+
+@pytest.mark.parametrize("k", [2, 3, 1000, 2**16, 2**20])
+def test_guarantee_of_the_least_epsilon_that_the_integers_can_express(k):
+    """From 1e-17 on: what is not refused keeps the ratio of the chances drawn, in exact integers."""
+    for exponent in torch.arange(-17, 0, 0.05).tolist():
+        epsilon = 10.0**exponent
+        try:
+            step = RandomizedResponse(k, epsilon)._step
+        except ValueError as error:
+            assert str(error).startswith("epsilon") and epsilon < 2 * k * k * 2.0**-43
+            continue
+        own = 2**63 - (k - 1) * step
+        assert 0 < Fraction(own, step) <= Fraction(Decimal(epsilon).exp(Context(prec=60)))
+        assert abs(Fraction(own - step, 2**63) / (Fraction(math.expm1(epsilon)) / k) - 1) < 2**-19 + epsilon
+
+
+@pytest.mark.parametrize(("k", "epsilon"), [(2, 0.1), (3, 1.0), (5, 8.0), (8, 20.0), (3, 700.0), (1000, 0.5)])
+def test_guarantee_randomized_response_exactly_epsilon_ldp_in_the_sampler(planted, k, epsilon):
+    """How many of the 2^63 integers that a user may draw lead to each report: found by bisection, compared exactly."""
+    randomizer = RandomizedResponse(k, epsilon)
+
+    def report(number, x):
+        return int(randomizer.randomize_unchecked(torch.tensor([x]), planted(integers=torch.tensor(number)))[0])
+
+    def first(condition):  # least integer in [0, 2^63] with the condition, which stays true once it is
+        low, high = 0, 2**63
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if condition(middle) else (middle + 1, high)
+        return low
+
+    x = k - 1  # the reports below x come first, each on an interval
+    edges = [first(lambda number, y=y: report(number, x) >= y) for y in (0, 1, k - 1)]
+    other, others = edges[1], edges[2]
+    assert edges[0] == 0 and others == (k - 1) * other  # every other report has as many
+    kept = 2**63 - others
+    assert {report(number, x) for number in (others, others + other, 2**63 - 1)} == {x}
+    ratio = Fraction(kept, other)
+    assert ratio <= Fraction(math.exp(epsilon)) * (1 + Fraction(1, 10**14))
+    if epsilon < 30:
+        assert ratio >= Fraction(math.exp(epsilon)) * (1 - Fraction(1, 10**6))
+    for y in {0, k // 2, k - 1}:  # the same integers for every type
+        assert [report(number, y) for number in (0, other - 1, other)] == [0, 0, 1]
+        assert report(k * other, y) == y
+
+
+def test_reports_do_not_favour_small_values():
+    """32 random bits reduced modulo k would give values below 2^26 here 5 % more than their share."""
+    k = 3 * 2**26
+    reports = RandomizedResponse(k, 19.0).randomize_unchecked(
+        torch.zeros(400_000, dtype=torch.int64), SeededNoise(2)
+    )
+    thirds = torch.bincount(reports[reports != 0] // 2**26, minlength=3).numpy()
+    assert stats.chisquare(thirds).pvalue > ALPHA
+    biased = torch.randint(2**32, (400_000,), generator=generator(2)) % k // 2**26
+    assert stats.chisquare(torch.bincount(biased, minlength=3).numpy()).pvalue < ALPHA
+
+
+def test_tiny_probabilities_of_another_value_are_not_rounded_away():
+    """p - q is 1 - 1.7e-16 here, which float64 rounds by a third of the difference."""
+    randomizer, n, repeats = RandomizedResponse(2, 37.0), 10**14, 200_000
+    reports = randomizer.sample_tally(torch.tensor([n, 0]), generator=generator(3), sample_shape=(repeats,))[
+        "reports"
+    ]
+    expected = n * randomizer.q * repeats
+    assert abs(float(reports[:, 1].sum()) - expected) < 5 * math.sqrt(expected)
+    assert expected > 1000

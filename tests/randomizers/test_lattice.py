@@ -77,15 +77,6 @@ def test_floats_decide_as_long_numbers_do(kind, dim, epsilon):
     assert differ(protocol, long, sent) == 0 and compared(*found, long) < 1 / 4
 
 
-@pytest.mark.slow
-@every
-@pytest.mark.parametrize(("dim", "epsilon"), [*SIZES, (256, 0.1), (257, 30.0), (1025, 1.0)])
-def test_floats_decide_as_long_numbers_do_ten_thousand_times(kind, dim, epsilon):
-    protocol = kind(dim, epsilon, 2.5)
-    *found, long, sent = both(protocol, max(12, 4000 // dim), seed=5)
-    assert differ(protocol, long, sent) == 0 and compared(*found, long) < 1 / 4
-
-
 @every
 def test_the_bound_is_not_idle(kind):
     """An error that could move a message past its neighbours is above it; so is that of single precision."""

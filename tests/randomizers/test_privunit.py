@@ -11,8 +11,7 @@ from scipy import stats
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.sphere import uniform_coordinate
-from torchdp.randomizers.ball.tilted import threshold
+from torchdp.randomizers.ball.sphere import threshold, uniform_coordinate
 
 EPSILONS = [1e-3, 0.1, 1, 4, 8, 20, 50]
 
@@ -98,38 +97,6 @@ def test_mass_1_mean_x_and_variance_v_on_the_circle(epsilon, x):
     assert abs(circle(randomizer, x, 1.01)[0] - 1) > 1e-3
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 0.5, 4, 20])
-@pytest.mark.parametrize("x", [(0.0, 0.0), (0.3, -0.4), (0.6, 0.8)])
-def test_mean_x_and_covariance_v_on_the_sphere(epsilon, x):
-    """On the sphere in R^3 a coordinate is uniform: V = T u + sqrt(1 - T^2)(cos a e1 + sin a e2), T flat by pieces."""
-    randomizer = PrivUnit(2, epsilon, 3.0)
-    cap, (u,) = randomizer.cap, lifted(np.array([x]))
-    e1, e2 = np.linalg.svd(u[None])[2][1:]
-    nodes, weights = np.polynomial.legendre.leggauss(20)
-    angles = np.arange(8) * math.pi / 4
-    moments = []
-    for high in (1.0, 1.01):
-        mass, mean, square = 0.0, np.zeros(2), np.zeros((2, 2))
-        for start, stop, density in (
-            (-1, cap.threshold, cap.low_density),
-            (cap.threshold, 1, high * cap.high_density),
-        ):
-            t, p = (start + stop) / 2 + (stop - start) / 2 * nodes, density * (stop - start) / 4 * weights
-            ring = np.cos(angles)[:, None] * e1 + np.sin(angles)[:, None] * e2
-            v = t[:, None, None] * u + np.sqrt(1 - t**2)[:, None, None] * ring
-            noise = randomizer.radius * (v[..., :2] / cap.threshold - x)
-            p = np.repeat(p[:, None] / 8, 8, 1)
-            mass += p.sum()
-            mean += np.einsum("ta,tai->i", p, noise)
-            square += np.einsum("ta,tai,taj->ij", p, noise, noise)
-        moments.append((mass, mean, square / before_rounding(randomizer)))
-    (mass, mean, square), wrong = moments
-    scale = math.sqrt(randomizer.moments.variance)
-    assert mass == pytest.approx(1, abs=1e-12) and np.abs(mean).max() < 1e-10 * scale
-    assert np.abs(square - np.eye(2)).max() < 1e-9
-    assert abs(wrong[0] - 1) > 1e-3
-
-
 def rejected(dim, epsilon, x, number, seed):
     """Messages by the definition: uniform points of the sphere, kept with probability density / c1."""
     cap, rng = PrivUnit(dim, epsilon).cap, np.random.default_rng(seed)
@@ -157,18 +124,6 @@ def test_messages_have_the_law_of_rejection_sampling(dim, norm):
     views = [lambda y: y[:, 0], lambda y: y[:, -1], lambda y: y.sum(-1), lambda y: np.square(y - x).sum(-1)]
     assert min(stats.ks_2samp(view(slow), view(fast)).pvalue for view in views) > 1e-6
     assert min(stats.ks_2samp(view(slow), view(off)).pvalue for view in views) < 1e-6
-
-
-def test_direction_across_the_point_is_uniform_and_independent_of_the_coordinate_along_it():
-    dim, x = 5, torch.zeros(5, dtype=torch.float64)
-    x[0] = 1
-    y = PrivUnit(dim, 4.0).randomize_unchecked(x.expand(100_000, dim), SeededNoise(3))
-    along, across = y[:, 0], torch.nn.functional.normalize(y[:, 1:], dim=-1)
-    uniform = stats.beta(1.5, 1.5, -1, 2)  # a coordinate on the sphere of R^4
-    for i in range(4):
-        assert stats.kstest(across[:, i].numpy(), uniform.cdf).pvalue > 1e-6
-        assert abs(stats.spearmanr(along.numpy(), across[:, i].numpy()).statistic) < 5.2 / math.sqrt(1e5)
-    assert stats.kstest(across[:, 0].numpy(), stats.beta(1.6, 1.6, -1, 2).cdf).pvalue < 1e-6
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1, 4, 8, 20])

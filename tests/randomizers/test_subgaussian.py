@@ -7,7 +7,7 @@ import pytest
 from scipy.special import betainc, betaln
 
 from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PrivUnit
-from torchdp.randomizers.ball.subgaussian import constants
+from torchdp.randomizers.ball.ball import constants
 
 DIRECTIONS = [-1.0, -0.9, -0.6, -0.3, 0.0, 0.3, 0.6, 0.9, 1.0]  # cosine of the angle with (the lifted) x
 RATES = np.concatenate([-np.geomspace(0.02, 5, 40), np.geomspace(0.02, 5, 40)])  # times a standard deviation

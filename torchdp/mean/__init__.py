@@ -20,10 +20,8 @@
 Source: Nikolov, Tang (2023), Theorems 15 and 17 for the mechanisms, 42 to 59 for the lower bounds.
 """
 
-from torchdp.mean.covariance import GaussianCovariance, project_covariance, project_second_moment
 from torchdp.mean.gaussian import GaussianMean
-from torchdp.mean.local import LocalMean
-from torchdp.mean.local_covariance import LocalCovariance
+from torchdp.mean.local import LocalCovariance, LocalMean
 from torchdp.mean.lower_bounds import (
     approximate_lower_bound,
     concentrated_lower_bound,
@@ -32,7 +30,7 @@ from torchdp.mean.lower_bounds import (
     moment_norm,
     pure_lower_bound,
 )
-from torchdp.mean.moments import GaussianMoments
+from torchdp.mean.moments import GaussianCovariance, GaussianMoments, project_covariance, project_second_moment
 from torchdp.mean.strategy_covariance import StrategyCovariance, choose_covariance
 
 __all__ = [

@@ -1,20 +1,26 @@
-"""Unbiased means under local differential privacy: every user sends its own noisy point."""
+"""Unbiased means and covariances under local differential privacy, from one message a user."""
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.domains import Box
 from torchdp.domains.domain import Domain
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
-from torchdp.mean.protocol import MeanProtocol
-from torchdp.protocol import Crowd, Layout, Relay, Users
+from torchdp.mean.gaussian import MeanProtocol
+from torchdp.mean.moments import Covariance, symmetric
+from torchdp.protocol import Crowd, Estimate, Layout, MessageProtocol, Objective, Relay, Tally, Users
 from torchdp.protocol.users import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
+
+C = TypeVar("C", bound=MessageProtocol)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,3 +99,138 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         tails = (math.sqrt(2 * math.pi) * p * normal_moment(p - 1)) ** (1 / p)
         by_power = tails * length * float(torch.linalg.vector_norm(rows, ord=p))
         return min(by_power, widest * len(rows) ** (1 / p), euclidean)
+
+
+class OfCovariance(Relay[Crowd, Tensor, C]):
+    """The covariance of the users' own numbers in a box, divisor n. x: (n, d); a summary is a ``Crowd``."""
+
+    domain: Box
+
+    def _refuse_flat(self) -> None:
+        """Raises TypeError, ValueError where the box has no width."""
+        if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
+            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
+
+    @property
+    def half(self) -> Tensor:
+        """Half the widths of the box, (d,)."""
+        return (self.domain.high - self.domain.low) / 2
+
+    @property
+    def held(self) -> tuple[int]:
+        return (self.domain.dimension,)
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
+        return self.domain.validate(super().validate(x))
+
+    def exact(self, summary: Crowd) -> Tensor:
+        """The users' own covariance, divisor n: (d, d)."""
+        return self.validate_summary(summary).covariance
+
+    def scaled(self, x: Tensor) -> Tensor:
+        """w in [-1, 1], float64, (n, d)."""
+        return ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalCovariance(OfCovariance[BallRandomizer]):
+    """Users randomize their numbers and products of these as one vector; the analyst subtracts the square of the mean.
+
+    With w in [-1, 1]^d the scaled numbers a user shows t w, e (w_i^2 - c) and 2^{1/2} w_i w_j, i < j. The squared norm
+    is convex in each w_i^2, so it is largest at corners, and convex in how many of these are 1: all or none. With
+    q = t^2 + d - 1 and e^2 >= q, c = 1/2 + q/(2 e^2) makes both the same, e^2 d c^2.
+    t^2 = (d + 1)^{1/2} (1/4 for d = 1) and e^2 = q (1 + d^{-3/2}) come near the least mean squared error of an
+    entry at means of 1/2. From messages with E Y = u, Cov Y = v I come the mean m, of errors of variance v/(t^2 n), and
+    second moments S, v/(e^2 n) on the diagonal and v/(2 n) beside it. S - m m^T + v/(t^2 n) I has no bias.
+
+    domain: the box of the users' numbers, (n, d), wider than 0 in each. client: of dimension d + d (d + 1)/2, with as
+    much noise along the point as across it; ``calibrated`` makes one. Raises TypeError, ValueError.
+
+    Guarantees: the client's own, for each user.
+    Source: derived here; Asi, Feldman, Talwar (2022) for the randomizer; Nikolov, Tang (2023), after Theorem 6.
+    """
+
+    domain: Box
+    client: BallRandomizer
+
+    def __post_init__(self) -> None:
+        self._refuse_flat()
+        d = self.domain.dimension
+        if check_client(self.client, d + d * (d + 1) // 2, self.radius(d)).moments.outer != 0:
+            raise ValueError("client must have the same noise along the point as across it, such as PrivUnit")
+
+    @classmethod
+    def calibrated(cls, domain: Box, *, epsilon: float) -> "LocalCovariance":
+        """By PrivUnit of this epsilon. Raises TypeError, ValueError."""
+        d = checks.instance("domain", domain, Box).dimension
+        return cls(domain, PrivUnit(d + d * (d + 1) // 2, epsilon, cls.radius(d) * (1 + 1e-12)))
+
+    @staticmethod
+    def weights(d: int) -> tuple[float, float, float]:
+        """t^2, e^2 and c."""
+        square = math.sqrt(d + 1) if d > 1 else 0.25
+        q = square + d - 1
+        own = q * (1 + d**-1.5)
+        return square, own, 0.5 + q / (2 * own)
+
+    @staticmethod
+    def radius(d: int) -> float:
+        """Largest norm of what users show of d numbers."""
+        _, own, c = LocalCovariance.weights(d)
+        return c * math.sqrt(own * d)
+
+    @cached_property
+    def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, columns and weights of the products, (d (d + 1)/2,) each."""
+        d, device = self.domain.dimension, self.half.device
+        rows, columns = torch.triu_indices(d, d, device=device)
+        weights = torch.full(rows.shape, math.sqrt(2), dtype=torch.float64, device=device)
+        weights[rows == columns] = math.sqrt(self.weights(d)[1])
+        return rows, columns, weights
+
+    def client_input(self, x: Tensor) -> Tensor:
+        """Numbers and products, (n, d + d (d + 1)/2)."""
+        square, _, c = self.weights(self.domain.dimension)
+        w = self.scaled(x)
+        rows, columns, weight = self._pairs
+        products = (w[:, rows] * w[:, columns] - c * (rows == columns).double()) * weight
+        return torch.cat([math.sqrt(square) * w, products], 1)
+
+    def analyse(self, tally: Tally) -> Covariance:
+        n, d = self.check(tally).n, self.domain.dimension
+        (square, _, c), (_, _, weight) = self.weights(d), self._pairs
+        mean, v = tally["sum"] / tally.users(1), self.client.moments.variance / square
+        m, products = mean[..., :d] / math.sqrt(square), mean[..., d:] / weight
+        S = symmetric(products, d) + (c + v / tally.users(2)) * torch.eye(d).to(products)
+        value = (S - m[..., :, None] * m[..., None, :]) * self.half * self.half[:, None]
+        own, of_mean, of_square = self._parts(n, m)
+        error = torch.maximum(own + of_mean - 2 * of_square, own).sqrt()  # squares of m are too large by its noise
+        deviation = ((v / tally.users(1)) ** 0.5 * self.half).expand_as(m)
+        where = Estimate(self.domain.middle + m * self.half, deviation, n)
+        return Covariance(value, error * self.half * self.half[:, None], n, mean=where)
+
+    def predicted_mse(self, summary: Crowd) -> Tensor:
+        """(d, d): that of S, plus (1 + [i = j]) ((m_i^2 + m_j^2) kappa + kappa^2), kappa = v/(t^2 n).
+
+        In units of the half widths, m from the middle of the box; as if the mean message were normal.
+        """
+        crowd = self.validate_summary(summary)
+        own, of_mean, _ = self._parts(crowd.n, (crowd.mean - self.domain.middle) / self.half)
+        return (own + of_mean) * (self.half * self.half[:, None]).square()
+
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """Where all means lie at an end of their range."""
+        checks.instance("objective", objective, Objective)
+        own, of_mean, _ = self._parts(checks.people("n", n, 1), torch.ones_like(self.half))
+        errors = (own + of_mean) * (self.half * self.half[:, None]).square()
+        return objective.of(errors, errors.ndim - 2)
+
+    def _parts(self, n: Users, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the variances, (*batch, d, d): the part free of the mean, that of m, kappa^2 (1 + [i = j])."""
+        square, own, _ = self.weights(self.domain.dimension)
+        v, eye = self.client.moments.variance / beside(n, 2), torch.eye(len(self.half)).to(m)
+        kappa, twice = v / square, 1 + eye
+        squares = m.square()
+        of_mean = (squares[..., :, None] + squares[..., None, :]) * twice * kappa
+        return v * (0.5 + (1 / own - 0.5) * eye) + kappa**2 * twice, of_mean, kappa**2 * twice

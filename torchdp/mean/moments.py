@@ -1,9 +1,12 @@
-"""Moment tensors of bounded vectors: Gaussian noise with the covariance of a symmetric Kronecker power."""
+"""Moment tensors of bounded vectors: Gaussian noise with the covariance of a symmetric Kronecker power.
+
+Covariances without bias from one joint release, and the biased projection that wins for few users.
+"""
 
 import itertools
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -12,9 +15,10 @@ from torchdp import checks
 from torchdp.domains.shapes import Encoding, encoding
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
-from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally, Users
+from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
 from torchdp.protocol.rounded_sum import RoundedSum
-from torchdp.protocol.users import beside
+from torchdp.protocol.users import beside, combined
+from torchdp.simplex import onto_simplex
 
 MOST_ORDER, MOST_ENTRIES = 6, 2**27
 
@@ -145,3 +149,173 @@ def _along(values: Tensor, axes: tuple[int, int], order: int) -> Tensor:
     for axis in axes:
         shape[axis] = len(values)
     return (values.mT if values.ndim == 2 and axes[0] > axes[1] else values).reshape(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Covariance(Estimate):
+    """value: the covariance (*sample_shape, d, d), symmetric, of n users' vectors, beside an estimate of their mean.
+
+    Both are unbiased for those users' own mean and covariance (divisor n), so the covariance may have eigenvalues
+    below 0; :func:`project_covariance` takes them away, at the price of a bias. standard_error is the root of an
+    unbiased estimate of the variance, which depends on the mean, but never below that of users at the centre.
+    The mean's ``of_population()`` has the sampling error of this covariance.
+    """
+
+    mean: Estimate = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        variance = self.value.diagonal(dim1=-2, dim2=-1).clamp_min(0) / beside(self.n, 1)
+        known = replace(self.mean, population=partial(self.mean.with_sampling, variance))
+        object.__setattr__(self, "mean", known)
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianCovariance(GaussianRelease):
+    """The curator releases mean and second moment together, and from them the covariance without bias.
+
+    With w = A^+ (x - c) / R in the unit ball one Gaussian release of (w w^T, t w), symmetric noise on the first,
+    carries both: ||w w^T - v v^T||_F^2 + t^2 ||w - v||^2 = |w|^4 + |v|^4 - 2 s^2 + t^2 (|w|^2 + |v|^2 - 2 s) with s =
+    <w, v> is largest over all s at -t^2/2, where it is at most 2 (1 + t^2/2)^2. From S and m, with noise of deviation
+    tau = multiplier 2^{1/2} (1 + t^2/2) / n in S and tau/t in m, the covariance is B (S - m m^T + (tau/t)^2 I) B^T,
+    B = R A, without bias. t is the one that is best where the mean is as far from c as it may be.
+
+    A tally holds n S ("second") and n m ("first").
+
+    Guarantees: (epsilon, delta)-DP in the central model for replacing one user's point, n public; unbiased.
+    Source: Nikolov, Tang (2023), Theorem 15 and the text after Theorem 6; the joint release is derived here.
+    """
+
+    @cached_property
+    def root(self) -> Tensor:
+        """B = R A, (d, r)."""
+        return self.encoding.radius * self.shape.root
+
+    @cached_property
+    def mean_weight(self) -> float:
+        """t: minimises (1 + t^2/2)^2 (H + C/t^2), H = (tr(G)^2 + tr(G^2))/2, C = 2 g (tr G + g), g = ||G||, G = B B^T.
+
+        At most 2^{1/2}, beyond which more weight on the mean makes its own noise larger.
+        """
+        eigenvalues = torch.linalg.svdvals(self.root).square()
+        if not eigenvalues.any():
+            return math.sqrt(2)  # a single point: there is no noise
+        trace, square, top = (float(v) for v in (eigenvalues.sum(), eigenvalues.square().sum(), eigenvalues.max()))
+        H, C = (trace**2 + square) / 2, 2 * top * (trace + top)
+        return math.sqrt(min(2.0, (-C / 2 + math.sqrt(C**2 / 4 + 4 * H * C)) / (2 * H)))
+
+    @property
+    def layout(self) -> Layout:
+        r = self.root.shape[1]
+        return {"second": ((r, r), torch.float64), "first": ((r,), torch.float64)}
+
+    def limits(self, n: Users) -> dict[str, Limits]:
+        both = super().limits(n)
+        return {**both, "first": Limits.around(both["first"].high / self.mean_weight)}
+
+    @cached_property
+    def sums(self) -> RoundedSum:
+        """Of (w w^T, t w)."""
+        r, t = self.root.shape[1], self.mean_weight
+        apart = math.sqrt(2) * (1 + t**2 / 2) * (1 + 1e-12)
+        return RoundedSum.least(self.multiplier, apart, math.hypot(1, t), r * r + r)
+
+    def moment_noise(self, n: Users, answer: int = 0) -> float | Tensor:
+        """tau, the standard deviation on the diagonal of S; beside it tau / 2^{1/2}.
+
+        answer: dimensions behind those of a batch.
+        """
+        return self.sums.sigma / beside(checks.people("n", n, 1), answer)
+
+    def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
+        r = self.root.shape[1]
+
+        def block(w: Tensor, counts: Tensor) -> Tensor:
+            return torch.cat([tensor_sum(w, 2, counts).flatten(-2), self.mean_weight * combined(counts, w)], -1)
+
+        encoded = ((u / (self.encoding.radius or 1.0), counts) for u, counts in self.encoded(summary))
+        whole = self.sums.blocks((block(*each) for each in encoded), summary.n)
+        noisy = self.sums.released(whole, draws, shape)
+        second = symmetrised(noisy[..., : r * r].unflatten(-1, (r, r)), 2)
+        return Tally(summary.n, {"second": second, "first": noisy[..., r * r :] / self.mean_weight})
+
+    def analyse(self, tally: Tally) -> Covariance:
+        n = self.check(tally).n
+        S, m = tally["second"] / tally.users(2), tally["first"] / tally.users(1)
+        correction = (self.moment_noise(n, 2) / self.mean_weight) ** 2 * torch.eye(len(self.root.mT)).to(S)
+        deviation = self.moment_noise(n, 1) / self.mean_weight
+        value = apply_to_each(self.root, S - m[..., :, None] * m[..., None, :] + correction, 2)
+        off = m @ self.root.mT  # squares of it are too large by those of its noise
+        own, of_mean, of_square = self._parts(n, off)
+        mse = torch.maximum(own + of_mean - 2 * of_square, own)
+        mean = self.encoding.centre + off
+        error = Estimate(mean, (deviation * self.root.norm(dim=1)).expand_as(mean), n)
+        return Covariance(value, mse.sqrt(), n, mean=error)
+
+    def exact(self, summary: Crowd) -> Tensor:
+        return self.validate_summary(summary).covariance
+
+    def predicted_mse(self, summary: Crowd) -> Tensor:
+        """tau^2 Q/2 + (tau/t)^4 Q + (tau/t)^2 (b_i^2 G_jj + b_j^2 G_ii + 2 b_i b_j G_ij), b = mean - c, exactly.
+
+        Q_ij = G_ii G_jj + G_ij^2, G = B B^T.
+        """
+        crowd = self.validate_summary(summary)
+        own, of_mean, _ = self._parts(crowd.n, crowd.mean - self.encoding.centre)
+        return own + of_mean
+
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """A bound: the mean may lie anywhere in the ellipsoid {c + B w}, |w| <= 1, around the domain."""
+        checks.instance("objective", objective, Objective)
+        own, _, _ = self._parts(n, self.root.new_zeros(len(self.root)))
+        nu = (self.moment_noise(n, 2) / self.mean_weight) ** 2
+        if objective is Objective.MEAN:  # b^T (tr(G) I + G) b <= g (tr G + g)
+            values = torch.linalg.svdvals(self.root).square()
+            top = values.max() if len(values) else values.sum()
+            return (own + 2 * nu * top * (values.sum() + top) / own.shape[-1] ** 2).mean((-2, -1))
+        g = self.root.square().sum(1)
+        return (own + 4 * nu * g[:, None] * g).amax((-2, -1))  # |b_i| <= G_ii^{1/2}
+
+    def _parts(self, n: Users, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the variances, (*batch, d, d): the part free of the mean, that of ``off`` = mean - c, (tau/t)^4 Q."""
+        G, g = self.root @ self.root.mT, self.root.square().sum(1)
+        tau = self.moment_noise(n, 2)
+        nu = (tau / self.mean_weight) ** 2
+        Q = g[:, None] * g + G.square()
+        cross = off[..., :, None].square() * g + off[..., None, :].square() * g[:, None]
+        cross = cross + 2 * off[..., :, None] * off[..., None, :] * G
+        return (tau**2 / 2 + nu**2) * Q, nu * cross, nu**2 * Q
+
+
+def project_second_moment(matrix: Tensor, radius: float = 1.0) -> Tensor:
+    """The nearest mean of x x^T with ||x|| <= radius: biased, and much closer than an unbiased estimate for few users.
+
+    The nearest positive semidefinite matrix of trace at most radius^2: eigenvalues cut at 0 and, where their sum is
+    too large, shifted down together. matrix: (*batch, d, d), symmetric. Post-processing: as private as its input.
+    Source: Nikolov, Talwar, Zhang (2016), the projection mechanism, for the ball's second moments.
+    """
+    (values, vectors), total = _spectrum(matrix), checks.squarable("radius", radius) ** 2
+    kept = values.clamp_min(0)
+    kept = torch.where(kept.sum(-1, keepdim=True) > total, total * onto_simplex(values / total), kept)
+    return (vectors * kept[..., None, :]) @ vectors.mT
+
+
+def project_covariance(matrix: Tensor) -> Tensor:
+    """The nearest positive semidefinite matrix: biased upwards, never further from a covariance than its input."""
+    values, vectors = _spectrum(matrix)
+    return (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
+
+
+def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of the symmetric part, at least float32."""
+    matrix = checks.shaped("matrix", checks.matrix("matrix", matrix, checks.LARGEST), ..., "d", "d")
+    matrix = matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    return values, vectors
+
+
+def symmetric(pairs: Tensor, d: int) -> Tensor:
+    """The symmetric matrices, (*batch, d, d), of entries in the order of ``torch.triu_indices``, (*batch, pairs)."""
+    rows, columns = torch.triu_indices(d, d, device=pairs.device)
+    full = pairs.new_zeros(*pairs.shape[:-1], d, d)
+    full[..., rows, columns] = full[..., columns, rows] = pairs
+    return full

@@ -10,8 +10,8 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains import Box
 from torchdp.draws import Draws, Simulated
-from torchdp.mean.covariance import Covariance, symmetric
-from torchdp.mean.local_covariance import LocalCovariance, OfCovariance
+from torchdp.mean.local import LocalCovariance, OfCovariance
+from torchdp.mean.moments import Covariance, symmetric
 from torchdp.protocol import Choice, Crowd, Estimate, Tally
 from torchdp.protocol.users import single
 from torchdp.randomizers import StrategyMatrix
@@ -204,7 +204,7 @@ def choose_covariance(domain: Box, n: int, epsilon: float) -> Choice[LocalCovari
 
 def _crowds(domain: Box, n: int) -> tuple[Crowd, Crowd]:
     """About n users spread evenly over the box, and along its diagonal."""
-    d, generator = domain.dimension, keyed_generator(b"torchdp.mean.covariance", domain.low.device)
+    d, generator = domain.dimension, keyed_generator(b"torchdp.mean.moments", domain.low.device)
     places = torch.rand(256, d, dtype=torch.float64, generator=generator, device=domain.low.device)
     both = (places, places[:, :1].expand(-1, d))
     counts = places.new_full((256,), max(1, round(n / 256)), dtype=torch.int64)

@@ -17,12 +17,11 @@ from torchdp.queries.oracle import ORACLES, LocalFactorization, decoding
 from torchdp.queries.protocol import FactoredQueries, QueryProtocol, dense
 from torchdp.randomizers import PrivUnit, ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
-from torchdp.randomizers.alphabet.hadamard_response import walsh_hadamard
+from torchdp.randomizers.alphabet.randomized_response import walsh_hadamard
 from torchdp.randomizers.alphabet.strategy import SHARP
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
 from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
-from torchdp.randomizers.alphabet.torus import grid_of
-from torchdp.randomizers.alphabet.translates import flips
+from torchdp.randomizers.alphabet.translates import flips, grid_of
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload

@@ -22,7 +22,7 @@ from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
-from torchdp.randomizers.alphabet.torus import FACTORED
+from torchdp.randomizers.alphabet.translates import FACTORED
 from torchdp.randomness import keyed_generator
 
 DRAWS = 32  # simulated tallies behind a predicted error

@@ -26,16 +26,14 @@ Steinke (2019); Asi, Feldman, Talwar (2022); Asi et al. (2023); Balle, Wang (201
 """
 
 from torchdp.randomizers.alphabet.bit_vectors import OptimizedUnaryEncoding, SymmetricUnaryEncoding
-from torchdp.randomizers.alphabet.hadamard_response import HadamardResponse
-from torchdp.randomizers.alphabet.learned import LearnedStrategy
-from torchdp.randomizers.alphabet.randomized_response import RandomizedResponse
+from torchdp.randomizers.alphabet.randomized_response import HadamardResponse, RandomizedResponse
 from torchdp.randomizers.alphabet.shift_strategy import ShiftStrategy
-from torchdp.randomizers.alphabet.strategy import StrategyMatrix
+from torchdp.randomizers.alphabet.strategy import LearnedStrategy, StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_bound import strategy_lower_bound
 from torchdp.randomizers.alphabet.subset_selection import SubsetSelection
-from torchdp.randomizers.ball.gaussian_vector import GaussianVector
+from torchdp.randomizers.ball.ball import DuchiJordanWainwright
+from torchdp.randomizers.ball.lattice import GaussianVector
 from torchdp.randomizers.ball.privunit import PrivUnit
-from torchdp.randomizers.ball.sign_rounding import DuchiJordanWainwright
 
 __all__ = [
     "DuchiJordanWainwright",

@@ -17,8 +17,7 @@ from torchdp.protocol import Tally
 from torchdp.randomizers.alphabet.chances import TOTAL, exponential, logarithm, stated, told_apart
 from torchdp.randomizers.alphabet.frequency import StrategyOracle, keep_range
 from torchdp.randomizers.alphabet.strategy_search import strategy_problem
-from torchdp.randomizers.alphabet.torus import FACTORED, Grid, Torus, shifts, signed_sums
-from torchdp.randomizers.alphabet.translates import Patterns
+from torchdp.randomizers.alphabet.translates import FACTORED, Grid, Patterns, Torus, shifts, signed_sums
 from torchdp.randomizers.base import exact_local
 
 LEAST_EPSILON = 1e-4

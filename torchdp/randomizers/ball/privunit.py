@@ -18,11 +18,9 @@ from torchdp.kernels.normals.pieces import portions
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
 from torchdp.randomizers.ball.axial_sums import AxialSums, add, directed, uniform_sums
-from torchdp.randomizers.ball.ball import BallMoments
+from torchdp.randomizers.ball.ball import BallMoments, SubGaussian, constants
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
-from torchdp.randomizers.ball.sphere import CapLaw, rapidity, sinh, uniform_coordinate
-from torchdp.randomizers.ball.subgaussian import SubGaussian, constants
-from torchdp.randomizers.ball.tilted import placed, sided
+from torchdp.randomizers.ball.sphere import CapLaw, placed, rapidity, sided, sinh, uniform_coordinate
 from torchdp.randomizers.base import ball_epsilon, real_local
 
 USERS_AT_ONCE = 2**22  # whose T, sqrt(1 - T^2) and g0 a fused sum holds

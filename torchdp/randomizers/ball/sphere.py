@@ -1,27 +1,210 @@
-"""Coordinates of random points of the unit sphere: uniform, and with one cap made e^epsilon times as likely."""
+"""Coordinates of random points of the unit sphere: uniform, and with one cap made e^epsilon times as likely.
+
+(1 + T)/2 for a coordinate T of a uniform point is a symmetric Beta variable. The density of its logit is smooth and
+log-concave on the whole line, which makes every step exact to rounding, from the circle to millions of dimensions:
+tails by quadrature, quantiles as a smooth table of a normal's. The side of the cap is decided by a normal with one side
+of a threshold made e^epsilon times as likely, by inversion.
+"""
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, partial
+from fractions import Fraction
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import ndtri
+from scipy.special import expit, log_ndtr, ndtri
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.batch import added, entrywise
-from torchdp.draws import Draws
-from torchdp.randomizers.alphabet.chances import TOTAL
-from torchdp.randomizers.ball.logit_beta import CUT, LogitBeta, panel_rule
-from torchdp.randomizers.ball.tilted import cap_chance, log_excess, threshold, tilted
+from torchdp.draws import MOST, Draws
+from torchdp.randomizers.alphabet.chances import TOTAL, exponential
 from torchdp.randomizers.base import ball_epsilon
 from torchdp.root import root
 
-PANELS, AT_ONCE = 6, 2**14  # of the integral for a threshold; thresholds of a batch
+THRESHOLD_PANELS = 6  # of the integral for a threshold
+AT_ONCE = 2**14  # thresholds of a batch
 STEPS, TOLERANCE = 4, 2.0**-51  # of Newton's method; of the logarithm of a rapidity
 WIDE = 200.0  # densities down to e^-200: expectations of exp(a T^2) near 2 need them
+# A tail ends where its density has fallen by e^-CUT; on PANELS panels its integral is exact to rounding.
+PANELS, CUT = 24, 45.0
+# The table: z = -REACH, ..., REACH, quintic in between (beyond, with probability 2e-44, the ends).
+REACH, STEPS_PER_UNIT = 14, 64
+
+
+def cap_chance(epsilon: float, survival: float) -> int:
+    """Of 2^63 integers those that lead to a set of this share, e^epsilon times as likely as the rest; rounded down."""
+    growth, share = exponential(epsilon), Fraction(survival)
+    return math.floor(TOTAL * growth * share / (1 + (growth - 1) * share))
+
+
+def tilted(shape: tuple[int, ...], draws: Draws, threshold: float, chance: int, survival: float) -> Tensor:
+    """N(0, 1) given >= threshold with probability chance/2^63, given < threshold otherwise; float64, by inversion.
+
+    The uniform number within either part has 126 bits near both of its ends, so that no tail ends before 2^-127 of it
+    and none is cut off at the threshold. survival: P(N(0, 1) >= threshold).
+    """
+    word = draws.words(shape)
+    near = draws.exponential(shape).neg_().exp_().mul_(0.5)
+    return inverted(word.bitwise_and(TOTAL - 1) < chance, word < 0, near, threshold, survival)
+
+
+def inverted(above: Tensor, ends_here: Tensor, near: Tensor, threshold: float, survival: float) -> Tensor:
+    """N(0, 1) on either side of the threshold at a share ``near`` < 1/2 of that side's mass from one of its ends.
+
+    ends_here: from infinity; else from the threshold.
+    """
+    far = 1 - near
+    outer, inner = torch.where(ends_here, near, far), torch.where(ends_here, far, near)
+    beyond = torch.where(above, outer * survival, outer * (1 - survival))  # P(|N| further out on its side)
+    before = survival + inner * (1 - survival)  # P(N > z), below the threshold
+    lower = ~above & (beyond > 0.5)
+    z = torch.special.ndtri(torch.where(lower, before, beyond))
+    return torch.where(above, (-z).clamp_min(threshold), torch.where(lower, -z, z).clamp_max(threshold))
+
+
+@entrywise(epsilon=ball_epsilon)
+def threshold(epsilon: Tensor) -> Tensor:
+    """k = E tau for the tilted normal tau of threshold k, the cap's in many dimensions.
+
+    Newton's method on a concave function, monotone and quadratic.
+    """
+    growth, k = log_excess(epsilon), torch.zeros_like(epsilon)
+    while True:
+        odds = growth + torch.special.log_ndtr(-k)
+        more = odds.clamp_min(0) + torch.log1p((-odds.abs()).exp())  # log(1 + e^odds)
+        mean = (growth - k * k / 2 - math.log(2 * math.pi) / 2 - more).exp()
+        rising = mean > k * (1 + 1e-15)
+        if not bool(rising.any()):
+            return k
+        k = torch.where(rising, mean, k)
+
+
+def log_excess(epsilon: Tensor) -> Tensor:
+    """log(e^epsilon - 1)."""
+    return epsilon + (-torch.expm1(-epsilon)).log()
+
+
+def sided(own: Tensor, threshold: float, chance: int, survival: float) -> tuple[Tensor, Tensor]:
+    """A normal whose side of the threshold is chosen by ``chance`` of 2^63, (n,), and how near an end its share lies.
+
+    own: (n, 2): side and end to count from, share of the side's mass.
+    """
+    side, near = own[:, 0], own[:, 1].bitwise_and(MOST).double().add_(0.5).mul_(2.0**-64)
+    return inverted(side.bitwise_and(MOST) < chance, side < 0, near, threshold, survival), near
+
+
+def placed(context: Any, own: list[int], chance: int) -> tuple[bool, Any]:
+    """``sided`` without error: whether beyond the threshold, and the share of that side further out."""
+    side, place = own[0] >> 192, own[1] % (1 << 255)
+    near = (2 * place + 1) * context.mpf(2) ** -257
+    return side % (1 << 63) < chance, near if side >> 63 else 1 - near
+
+
+@dataclass(frozen=True)
+class LogitBeta:
+    """w = log(B/(1 - B)) for B ~ Beta(p, p): its density is proportional to s(w)^p s(-w)^p, s the logistic function.
+
+    p > 0. Computed in float64 by numpy; ``quantile`` in torch.
+    """
+
+    p: float
+
+    def log_ratio(self, w: np.ndarray, step: np.ndarray) -> np.ndarray:
+        """log of the density at w + step over that at w; no digits cancel for w, step >= 0."""
+        both = np.sinh(step / 2) ** 2 * (2 - np.cosh(w / 2) ** -2.0) + np.tanh(w / 2) * np.sinh(step)
+        return -self.p * np.log1p(both)
+
+    def tail_length(self, w: np.ndarray, cut: float) -> np.ndarray:
+        """A step beyond w at which the density is below e^-cut of its value at w."""
+        length = np.full_like(w, 1 / (2 * self.p))
+        while (short := self.log_ratio(w, length) > -cut).any():
+            length = np.where(short, 1.25 * length, length)
+        return length
+
+    def tail(self, w: np.ndarray) -> np.ndarray:
+        """P(logit >= w) over the density at w, by quadrature; for w near 0 or beyond."""
+        length = self.tail_length(w, CUT)
+        steps, weights = panel_rule(PANELS)
+        return length * (np.exp(self.log_ratio(w[..., None], length[..., None] * steps)) @ weights)
+
+    @property
+    def log_total(self) -> float:
+        """log of the whole mass, for the density divided by its value at 0, where it is largest."""
+        return math.log(2 * self.tail(np.zeros(())))
+
+    def log_survival(self, w: np.ndarray) -> np.ndarray:
+        """log P(logit >= w), for w near 0 or beyond."""
+        return self.log_ratio(np.zeros(()), w) + np.log(self.tail(w)) - self.log_total
+
+    def quadrature(self, start: float, stop: float) -> tuple[np.ndarray, np.ndarray]:
+        """60 nodes in [start, stop] and their probabilities, exact to rounding where 2p is an integer.
+
+        In the angle arctan(e^(w/2)) the density is then a polynomial in sine and cosine.
+        """
+        if start >= 0:  # angles near 0 keep more digits than those near pi/2
+            w, mass = self.quadrature(-stop, -start)
+            return -w, mass
+        ends, (grid, weights) = np.arctan(np.exp([start / 2, stop / 2])), panel_rule(3)
+        angles = ends[0] + (ends[1] - ends[0]) * grid
+        w = 2 * np.log(np.tan(angles))
+        density = np.exp(self.log_ratio(np.zeros(()), w) - self.log_total) * 4 / np.sin(2 * angles)
+        return w, (ends[1] - ends[0]) * weights * density
+
+    def quantile(self, z: Tensor) -> Tensor:
+        """The increasing function of a standard normal z that has this distribution, float64; |z| > 14 counts as 14."""
+        table = _table(self.p, z.device)
+        position = (z.double().clamp(-REACH, REACH) + REACH) * STEPS_PER_UNIT
+        index = position.long().clamp_max(len(table) - 1)
+        t = position - index
+        a, b, c, d, e, f = table[index].unbind(-1)
+        return a + t * (b + t * (c + t * (d + t * (e + t * f))))
+
+
+@lru_cache
+def panel_rule(panels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights on [0, 1]: so many equal panels of 20 Gauss-Legendre nodes. Not to be written to."""
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    return ((np.arange(panels)[:, None] + (nodes + 1) / 2) / panels).ravel(), np.tile(weights / 2 / panels, panels)
+
+
+@lru_cache(maxsize=64)
+def _table(p: float, device: torch.device) -> Tensor:
+    """Coefficients (cells, 6) of the quintics that match value, slope and curvature of the quantile at the nodes."""
+    signs = zip((-1, 1, -1), _upper_quantiles(LogitBeta(p)), strict=True)
+    value, slope, curvature = (np.concatenate([sign * upper[:0:-1], upper]) for sign, upper in signs)
+    h = 1 / STEPS_PER_UNIT
+    rise, s0, s1 = value[1:] - value[:-1], h * slope[:-1], h * slope[1:]
+    c0, c1 = h * h * curvature[:-1], h * h * curvature[1:]
+    cubic = 10 * rise - 6 * s0 - 4 * s1 - 1.5 * c0 + 0.5 * c1
+    quartic = -15 * rise + 8 * s0 + 7 * s1 + 1.5 * c0 - c1
+    quintic = 6 * rise - 3 * (s0 + s1) - 0.5 * (c0 - c1)
+    table = np.stack([value[:-1], s0, c0 / 2, cubic, quartic, quintic], -1)
+    return torch.from_numpy(table).to(device)
+
+
+def _upper_quantiles(law: LogitBeta) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Quantile, first and second derivative at z = 0, 1/64, ..., 14.
+
+    Newton's method on log P(logit >= w) = log P(normal >= z): the left side is concave, so it is monotone after one
+    step. If g(w) is the density, w' = phi(z)/g(w) and w'' = -w' (z + w' g'(w)/g(w)).
+    """
+    z = np.arange(REACH * STEPS_PER_UNIT + 1) / STEPS_PER_UNIT
+    target = log_ndtr(-z)
+    w, zero = np.zeros_like(z), np.zeros(())
+    while True:
+        mass = law.tail(w)  # survival over density
+        step = (law.log_ratio(zero, w) + np.log(mass) - law.log_total - target) * mass
+        w = w + step
+        if np.abs(step).max() <= 1e-9 * np.abs(w).max():
+            break
+    mass = law.tail(w)
+    w = w + (law.log_ratio(zero, w) + np.log(mass) - law.log_total - target) * mass
+    slope = law.tail(w) * np.exp(-z * z / 2 - math.log(2 * math.pi) / 2 - target)
+    score = law.p * expit(-w) - law.p * expit(w)
+    return w, slope, -slope * (z + slope * score)
 
 
 def uniform_coordinate(dim: int, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +250,7 @@ def rapidity(dim: Tensor, epsilon: Tensor) -> Tensor:
 
 def _beyond(dim: Tensor, y: Tensor) -> Tensor:
     """The integral of (cosh(y)/cosh(t))^(dim + 1)/tanh(t)^2 over t >= y: in log t, to where it has fallen by e^-CUT."""
-    grid, weights = (torch.from_numpy(each).to(y.device)[:, None] for each in panel_rule(PANELS))
+    grid, weights = (torch.from_numpy(each).to(y.device)[:, None] for each in panel_rule(THRESHOLD_PANELS))
     # cosh far = cosh y e^c, and sinh^2(far/2) = (cosh y (e^c - 1) + 2 sinh^2(y/2))/2 loses no digit for small y
     far = (y.exp() + (-y).exp()) * torch.expm1(CUT / (dim + 1)) / 4 + sinh(y / 2).square()
     length = (2 * far.sqrt().asinh() / y).log()
