@@ -21,8 +21,6 @@ from torchdp.queries import (
 )
 from torchdp.queries.oracle import KINDS
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
-from torchdp.randomizers import StrategyMatrix
-from torchdp.randomizers.alphabet.translates import grid_of
 from torchdp.randomness import keyed_generator
 from torchdp.shuffle.laws import MessageLaw
 
