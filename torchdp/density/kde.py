@@ -91,8 +91,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         each = _checked(features, steps, kind)
         counted = users if absent or kind.own_number else 1  # noise of the others does not depend on their number
-        own = vars(moved(features, each))
-        target = Target(**own, users=counted, epsilon=epsilon, delta=delta * ROUNDED, absent=absent)
+        target = Target(moved(features, each), counted, epsilon, delta * ROUNDED, absent)
         return ShuffledKDE(features, replace(_least(kind, target), users=users), delta, epsilon, absent, each)
 
     def resized(self, users: int) -> "ShuffledKDE":

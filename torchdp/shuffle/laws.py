@@ -170,7 +170,7 @@ class BitLaw(ABC):
         moves = Sensitivity.of(instances)
         if moves.largest > 1 and not (cls.takes_counts or cls.takes_numbers):
             raise TypeError(f"{cls.__name__} takes bits, which move by 1 at most; take BoundedSum or PoissonSum")
-        target = Target(**vars(moves), users=users, epsilon=epsilon, delta=delta, absent=absent)
+        target = Target(moves, users, epsilon, delta, absent)
         return cls.least(target, **own)
 
     @classmethod

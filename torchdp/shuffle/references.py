@@ -75,5 +75,8 @@ class CentralGaussianSum(BitLaw):
 
     @classmethod
     def least(cls, target: Target) -> Self:
-        target, move = target.positive_delta(cls), min(target.change, target.flips * target.largest**2)
+        target, move = (
+            target.positive_delta(cls),
+            min(target.sensitivity.change, target.sensitivity.flips * target.sensitivity.largest**2),
+        )
         return cls(target.users, gaussian_sigma(target.epsilon, target.delta, math.sqrt(move)))

@@ -97,12 +97,14 @@ class RandomizedResponseSum(MessageLaw):
     @classmethod
     def least(cls, target: Target) -> Self:
         if target.delta == 0:
-            law = cls(target.users, 1 / (1 + math.exp(target.epsilon / target.flips)))
-            while law.pure_epsilon() * target.flips > target.epsilon:  # by some units in the last place
+            law = cls(target.users, 1 / (1 + math.exp(target.epsilon / target.sensitivity.flips)))
+            while (
+                law.pure_epsilon() * target.sensitivity.flips > target.epsilon
+            ):  # by some units in the last place
                 law = cls(target.users, math.nextafter(law.flip, 1))
             return law
         target = target.composed(cls)
-        if target.flips == 1:
+        if target.sensitivity.flips == 1:
             return cls(target.users, least_flip(target.users - target.absent, target.epsilon, target.delta))
         return least_noise(lambda rmse: cls.of_rmse(target.users, rmse), target.central, target)
 

@@ -65,7 +65,7 @@ class TwoRound(PairsInRounds):
             )
 
         def least(share: float) -> tuple[float, float]:
-            """The least error at this share of the first round, and its weight: in it the error is nearly a parabola."""
+            """The least error at this share of the first round, and its weight, nearly by a parabola."""
             error = cls(statistic, epsilon, share * epsilon)._error_of_weights(n, most, expected)
             low, middle, high = error(0.5), error(0.75), error(1.0)
             bend = low - 2 * middle + high
