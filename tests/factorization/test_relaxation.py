@@ -14,7 +14,7 @@ from laws import overlap
 from torchdp import factorization, pairwise, workloads
 from torchdp.factorization import Relaxation, approximate, factorize, truncate
 from torchdp.factorization.relaxation import LowRankRelaxation, smooth_log_norm
-from torchdp.pairwise.noise import NoiseMoments, noise_moments
+from torchdp.pairwise.variance import NoiseMoments, noise_moments
 from torchdp.randomizers import PrivUnit
 
 normal = partial(laws.normal, name=b"relaxation")

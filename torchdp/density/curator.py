@@ -16,8 +16,8 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Layout, Limits, Tally, Users
+from torchdp.protocol.records import alike, beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
-from torchdp.protocol.users import alike, beside, combined
 from torchdp.shuffle import CentralGaussianSum
 
 

@@ -14,7 +14,7 @@ from torchdp.density.means import OfFeatures, counted, crowd_counted, moved
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, Limits, Tally, Users
-from torchdp.protocol.users import alike
+from torchdp.protocol.records import alike
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Sensitivity, Target
 from torchdp.shuffle.sums import Shuffled

@@ -12,7 +12,7 @@ from torchdp.density.family import NUMBERS_AT_ONCE, Family, Features
 from torchdp.density.rounding import rounded
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd, Objective, Protocol, Tally, Users
-from torchdp.protocol.users import alike, beside, combined, tensor_of
+from torchdp.protocol.records import alike, beside, combined, tensor_of
 from torchdp.shuffle import BitLaw
 from torchdp.shuffle.search import Sensitivity
 

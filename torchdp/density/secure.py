@@ -10,7 +10,7 @@ from torchdp.density.density import Density
 from torchdp.density.family import Features
 from torchdp.density.means import OfFeatures, moved
 from torchdp.protocol import Crowd, Users
-from torchdp.protocol.users import beside
+from torchdp.protocol.records import beside
 from torchdp.secure.shared_sum import SharedSum, Shown
 
 

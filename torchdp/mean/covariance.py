@@ -12,8 +12,8 @@ from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.mean.moments import apply_to_each, symmetrised, tensor_sum
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
+from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import RoundedSum
-from torchdp.protocol.users import beside, combined
 from torchdp.simplex import onto_simplex
 
 

@@ -18,8 +18,8 @@ from torchdp.mean.protocol import DomainProtocol, MeanProtocol
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Limits, Tally, Users
+from torchdp.protocol.records import beside, combined
 from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, released_guarantee
-from torchdp.protocol.users import beside, combined
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from torchdp.domains.norm_error import normal_moment
 from torchdp.domains.shapes import least_error_shape
 from torchdp.mean.protocol import MeanProtocol
 from torchdp.protocol import Crowd, Layout, Relay, Users
-from torchdp.protocol.users import beside
+from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client
 

@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.domains import Box
 from torchdp.mean.covariance import Covariance, symmetric
 from torchdp.protocol import Crowd, Estimate, MessageProtocol, Objective, Relay, Tally, Users
-from torchdp.protocol.users import beside
+from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 

@@ -13,8 +13,8 @@ from torchdp.domains.encoding import Encoding, encoding
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.protocol import Crowd, Estimate, Layout, Objective, Tally, Users
+from torchdp.protocol.records import beside
 from torchdp.protocol.rounded_sum import RoundedSum
-from torchdp.protocol.users import beside
 
 MOST_ORDER, MOST_ENTRIES = 6, 2**27
 

@@ -18,8 +18,7 @@ from torchdp.mean.protocol import MeanProtocol
 from torchdp.privacy import Guarantee, Model, Neighbours
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Limits, Tally, Users
 from torchdp.protocol.interval import quantile
-from torchdp.protocol.records import farthest
-from torchdp.protocol.users import beside, combined
+from torchdp.protocol.records import beside, combined, farthest
 from torchdp.root import root
 from torchdp.threads import on_host
 

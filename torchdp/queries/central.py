@@ -14,9 +14,8 @@ from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Tally, Users
-from torchdp.protocol.records import farthest
+from torchdp.protocol.records import farthest, tensor_of, users_of
 from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
-from torchdp.protocol.users import tensor_of, users_of
 from torchdp.queries.factored import FactoredQueries, squared_distances
 from torchdp.queries.protocol import FactoredProtocol
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.protocol import Estimate, Objective, Tally, Users
-from torchdp.protocol.users import tensor_of
+from torchdp.protocol.records import tensor_of
 from torchdp.queries.oracle import LocalOracle, OracleQueries, decoding
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomness import keyed_generator

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally, Users
-from torchdp.protocol.users import single
+from torchdp.protocol.records import single
 from torchdp.queries.concepts import ConceptClass
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, Made, check_client

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
-from torchdp.protocol.interval import laplace_stretch
-from torchdp.protocol.sampling import largest_variance
-from torchdp.protocol.users import alike, beside
+from torchdp.protocol.interval import laplace_stretch, largest_variance
+from torchdp.protocol.records import alike, beside
 from torchdp.queries.factored import FactoredQueries
 from torchdp.queries.projection import projections
 

@@ -10,7 +10,7 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
-from torchdp.protocol.users import alike, tensor_of, users_of
+from torchdp.protocol.records import alike, tensor_of, users_of
 from torchdp.queries.factored import FactoredQueries, squared_distances
 from torchdp.queries.protocol import FactoredProtocol
 from torchdp.shuffle.laws import MessageLaw

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.protocol.users import beside
+from torchdp.protocol.records import beside
 from torchdp.regression.errors import SecondMoments, checked, level
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Protocol
-from torchdp.protocol.users import beside
+from torchdp.protocol.records import beside
 from torchdp.regression.errors import SecondMoments
 from torchdp.regression.second_moment_noise import moment_vector, triangular
 

@@ -18,8 +18,15 @@ from torchdp.kernels.inversion import Table
 from torchdp.privacy.accounting import Profile
 from torchdp.privacy.composition import pure_profile
 from torchdp.protocol.records import Limits, farthest
-from torchdp.shuffle.count_laws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, tabulated, variation_of
-from torchdp.shuffle.dominating import correlated_profiles, unlimited_flood_profiles
+from torchdp.shuffle.count_laws import (
+    MOST_RATE,
+    MOST_RATIO,
+    correlated_profiles,
+    scattered_negative_binomial,
+    tabulated,
+    unlimited_flood_profiles,
+    variation_of,
+)
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Target, largest_epsilon, least_noise
 

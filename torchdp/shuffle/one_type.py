@@ -24,12 +24,12 @@ from torchdp.shuffle.count_laws import (
     CountLaw,
     NotFollowed,
     negative_binomial_law,
+    one_type_profiles,
     poisson_law,
     scattered_negative_binomial,
     scattered_poisson,
     variation_of,
 )
-from torchdp.shuffle.dominating import one_type_profiles
 from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Sensitivity, Target, least_noise_or_less

@@ -10,10 +10,10 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, extremes
 from torchdp.pairwise.rounds.round import Question, ask
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
+from torchdp.pairwise.variance import NoiseMoments, noise_moments
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 
 

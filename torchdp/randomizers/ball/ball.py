@@ -12,8 +12,7 @@ from torch import Tensor
 from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
-from torchdp.protocol.records import farthest
-from torchdp.protocol.users import beside, combined
+from torchdp.protocol.records import beside, combined, farthest
 from torchdp.randomizers.ball.subgaussian import SubGaussian
 from torchdp.randomizers.base import ball_epsilon, user_counts
 

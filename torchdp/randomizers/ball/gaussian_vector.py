@@ -11,7 +11,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol.users import combined
+from torchdp.protocol.records import combined
 from torchdp.randomizers.ball.ball import BallMoments
 from torchdp.randomizers.ball.lattice import UNIT, LatticeRandomizer, Lifted, Mixture
 from torchdp.randomizers.ball.subgaussian import SubGaussian
