@@ -43,7 +43,7 @@ from torchdp.randomizers import (
     SymmetricUnaryEncoding,
 )
 from torchdp.shuffle import Amplified, BoundedSum, PoissonSum, Sensitivity
-from torchdp.shuffle.blanket_sum import blanket_delta, least_epsilon
+from torchdp.shuffle.amplified import blanket_delta, least_epsilon
 from torchdp.simulate import Experiment, Report, columns, subplots
 
 DELTA = 1e-6

@@ -1,14 +1,6 @@
 """Every operation that has a fused form."""
 
-from torchdp.kernels import (
-    chacha,
-    correlated_noise,
-    guided_draws,
-    privunit,
-    response_counts,
-    rounded_features,
-    unary_counts,
-)
+from torchdp.kernels import chacha, correlated_noise, guided_draws, privunit, response_counts, rounded_features, unary_counts
 from torchdp.kernels.dispatch import Kernel
 
 KERNELS: tuple[Kernel, ...] = (

@@ -15,8 +15,8 @@ from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, Pairs, ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.rounds.interactive import extremes
-from torchdp.pairwise.rounds.round import Question
-from torchdp.pairwise.rounds.scalar import (
+from torchdp.pairwise.rounds.round import (
+    Question,
     scalar_response,
     searched_variance,
     searched_worst_variance,

@@ -18,9 +18,8 @@ from torchdp.pairwise import (
     TwoMessage,
 )
 from torchdp.protocol import Estimate
-from torchdp.protocol.interval import ErrorParts, interval
+from torchdp.protocol.interval import ErrorParts, interval, normal_deviate
 from torchdp.protocol.quadratic import QuadraticError
-from torchdp.protocol.tails import normal_deviate
 from torchdp.randomizers import RandomizedResponse, StrategyMatrix, SubsetSelection
 from torchdp.randomness import keyed_generator
 

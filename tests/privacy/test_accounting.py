@@ -12,8 +12,7 @@ from scipy.optimize import brentq
 from torchdp.privacy import composed_delta, composed_epsilon, gaussian_log_delta
 from torchdp.privacy.accounting import loss_distributions, rounding
 from torchdp.privacy.composition import gaussian_profile, pure_profile
-from torchdp.shuffle.count_laws import poisson_law
-from torchdp.shuffle.dominating import one_type_profiles, pair_profile
+from torchdp.shuffle.count_laws import one_type_profiles, pair_profile, poisson_law
 
 UNEVEN = (np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.35, 0.45]))
 

@@ -7,8 +7,9 @@ from laws import generator, uniform
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import PairReports, unequal
 from torchdp.protocol import Crowd, Tally
-from torchdp.protocol.groups import grouped, in_turn
-from torchdp.protocol.users import combined
+from torchdp.protocol.frames import grouped
+from torchdp.protocol.protocol import in_turn
+from torchdp.protocol.records import combined
 from torchdp.randomizers import RandomizedResponse
 
 

@@ -10,9 +10,8 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from torchdp.protocol import quadratic
-from torchdp.protocol.interval import ErrorParts, RatioError
+from torchdp.protocol.interval import ErrorParts, RatioError, normal_deviate
 from torchdp.protocol.quadratic import QuadraticError
-from torchdp.protocol.tails import normal_deviate
 
 Z = 1.959964
 

@@ -18,7 +18,7 @@ from torchdp.shuffle import (
     delta_of,
     epsilon_of,
 )
-from torchdp.shuffle.accounting import promise
+from torchdp.shuffle.sums import promise
 
 PROTOCOLS = [
     RandomizedResponseSum(60, 0.2),

@@ -32,8 +32,7 @@ from torchdp.randomizers import (
     SymmetricUnaryEncoding,
 )
 from torchdp.shuffle import Amplified
-from torchdp.shuffle.amplified import lower_hull
-from torchdp.shuffle.blanket_sum import blanket_delta, positive_part
+from torchdp.shuffle.amplified import blanket_delta, lower_hull, positive_part
 
 N, DELTA = 40, 1e-3
 TYPES = torch.arange(N) ** 2 % 3

@@ -15,7 +15,7 @@ from laws import hockey_stick
 from torchdp import randomizers
 from torchdp.privacy.blanket import Blanket
 from torchdp.shuffle import Amplified
-from torchdp.shuffle.blanket_sum import blanket_delta
+from torchdp.shuffle.amplified import blanket_delta
 
 SHARES = (0.0, 0.1, 0.3, 0.6)  # of the local epsilon
 THIRD = np.array([[0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.05, 0.05, 0.9]])  # what only a third value makes likely

@@ -10,14 +10,16 @@ from scipy import stats
 from scipy.signal import fftconvolve
 
 from torchdp.privacy.composition import gaussian_profile, pure_profile
-from torchdp.shuffle.count_laws import BLOCKS, negative_binomial_law, poisson_law
-from torchdp.shuffle.dominating import (
+from torchdp.shuffle.count_laws import (
+    BLOCKS,
     correlated_profiles,
+    negative_binomial_law,
     one_type_profiles,
     pair_profile,
+    poisson_law,
     unlimited_flood_profiles,
 )
-from torchdp.shuffle.response_curve import _OUTSIDE, response_profile
+from torchdp.shuffle.response import _OUTSIDE, response_profile
 
 EPSILONS = np.array([-2.0, -0.5, -0.01, 0.0, 0.001, 0.01, 0.1, 0.3, 1.0, 2.0, 3.0])
 

@@ -19,8 +19,8 @@ from torchdp.shuffle import (
     Sensitivity,
     delta_of,
 )
-from torchdp.shuffle.accounting import promise
-from torchdp.shuffle.dominating import pair_profile
+from torchdp.shuffle.count_laws import pair_profile
+from torchdp.shuffle.sums import promise
 
 
 def laws(mean, width=400):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from frameworks import squares
 from torch import nn
-from torchdp.factorization.streams.recalled import RecalledStrategy
+from torchdp.factorization.streams.buffered import RecalledStrategy
 
 from torchdp.description import described
 from torchdp.factorization import BandedStrategy, BufferedStrategy, StreamStrategy

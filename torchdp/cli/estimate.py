@@ -13,7 +13,7 @@ from torchdp.cli.questions import Answer, Asked, Question, bounded_by
 from torchdp.cli.statistics import SHARE, asking
 from torchdp.cli.table import read_users
 from torchdp.noise import Noise, SeededNoise
-from torchdp.protocol.users import single
+from torchdp.protocol.records import single
 from torchdp.text import aligned, say, shown
 
 FIRST, ROUNDS, MOST = 10_000, 4, 2**50  # users, of a plan

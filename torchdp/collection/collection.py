@@ -13,7 +13,7 @@ from torchdp.brief import Brief
 from torchdp.description import same
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Estimate, MessageProtocol, Tally
-from torchdp.protocol.users import single
+from torchdp.protocol.records import single
 
 
 class Batches(Mapping[str, str]):

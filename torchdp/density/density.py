@@ -18,7 +18,7 @@ from torchdp.description import described, made
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally, Users
-from torchdp.protocol.users import alike, beside, combined, tensor_of
+from torchdp.protocol.records import alike, beside, combined, tensor_of
 from torchdp.shuffle import BitLaw
 from torchdp.shuffle.search import Sensitivity
 

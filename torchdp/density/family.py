@@ -15,7 +15,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.kernels.dispatch import keyed
 from torchdp.kernels.rounded_features import positive_counts, rounded_counts
 from torchdp.protocol import Crowd
-from torchdp.protocol.users import combined
+from torchdp.protocol.records import combined
 
 NUMBERS_AT_ONCE = 2**20  # held in memory for each array over users, whatever their number
 SLACK = 1e-6  # relative; vectors that were normalised in float32 have norms above 1 by rounding

@@ -19,7 +19,7 @@ from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Layout, Limits, Tally, Users
 from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
-from torchdp.protocol.users import alike, beside, combined
+from torchdp.protocol.records import alike, beside, combined
 from torchdp.secure.shared_sum import SharedSum, Shown
 from torchdp.shuffle import CentralGaussianSum
 from torchdp.shuffle.laws import MessageLaw
@@ -98,8 +98,7 @@ class ShuffledKDE(OfFeatures, Shuffled[Crowd]):
         epsilon, delta = checks.positive("epsilon", epsilon), checks.fraction("delta", delta)
         each = _checked(features, steps, kind)
         counted = users if absent or kind.own_number else 1  # noise of the others does not depend on their number
-        own = vars(moved(features, each))
-        target = Target(**own, users=counted, epsilon=epsilon, delta=delta * ROUNDED, absent=absent)
+        target = Target(moved(features, each), counted, epsilon, delta * ROUNDED, absent)
         return ShuffledKDE(features, replace(_least(kind, target), users=users), delta, epsilon, absent, each)
 
     def resized(self, users: int) -> "ShuffledKDE":

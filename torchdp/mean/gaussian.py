@@ -20,7 +20,7 @@ from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Protocol, Tally, Users
 from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, in_blocks, released_guarantee
-from torchdp.protocol.users import beside, combined
+from torchdp.protocol.records import beside, combined
 from torchdp.randomness import keyed_generator
 
 EXACT = 2**53  # up to here float64 holds all integers

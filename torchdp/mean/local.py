@@ -16,7 +16,7 @@ from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
 from torchdp.mean.gaussian import MeanProtocol
 from torchdp.mean.moments import Covariance, symmetric
 from torchdp.protocol import Crowd, Estimate, Layout, MessageProtocol, Objective, Relay, Tally, Users
-from torchdp.protocol.users import beside
+from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 

@@ -13,7 +13,7 @@ from torchdp.draws import Draws, Simulated
 from torchdp.mean.local import LocalCovariance, OfCovariance
 from torchdp.mean.moments import Covariance, symmetric
 from torchdp.protocol import Choice, Crowd, Estimate, Tally
-from torchdp.protocol.users import single
+from torchdp.protocol.records import single
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomizers.draws import multinomial

@@ -23,13 +23,10 @@ about their vector, and the analyst's estimator; ``choose`` finds the one of lea
 ``mann_whitney`` tests whether two classes have one distribution.
 """
 
-from torchdp.pairwise.bound import lower_bound
-from torchdp.pairwise.choose import choose, histograms
-from torchdp.pairwise.consistent import consistent
+from torchdp.pairwise.choose import choose, histograms, lower_bound
 from torchdp.pairwise.messages import OneMessage, TwoMessage
 from torchdp.pairwise.population import mann_whitney
-from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.ratios import concordance, gamma, gini, ratio
+from torchdp.pairwise.protocol import PairwiseProtocol, consistent
 from torchdp.pairwise.reports import PairReports
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.shuffled import ShuffledForm
@@ -38,8 +35,12 @@ from torchdp.pairwise.standard import (
     auc,
     auc_of_sizes,
     class_histograms,
+    concordance,
     from_kernel,
+    gamma,
+    gini,
     kendall,
+    ratio,
     unequal,
 )
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic

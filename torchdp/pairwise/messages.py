@@ -9,9 +9,9 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
-from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.protocol import PairwiseProtocol
 from torchdp.pairwise.statistic import Form, Pairs
+from torchdp.pairwise.variance import NoiseMoments, noise_moments
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Layout, Limits, MessageProtocol, Relay, Tally, Users
 from torchdp.protocol.interval import Error

@@ -1,4 +1,4 @@
-"""What the pairwise protocols share: the analyst, from a tally to an estimate with its error."""
+"""What the pairwise protocols share: the analyst, from a tally to an estimate of the users, or of a population."""
 
 import math
 import warnings
@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.sampling import of_population
-from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic
+from torchdp.factorization.solvers.pivoting import nearest_histogram
+from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
-from torchdp.protocol.interval import Error, ErrorParts, RatioError
-from torchdp.protocol.users import beside
+from torchdp.protocol.interval import Error, ErrorParts, RatioError, largest_variance
+from torchdp.protocol.records import beside, tensor_of
 
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
 ROUNDING = 1e-9  # of sums over users
+TOLERANCE = 1e-7  # of the squared distance to the hull, relative to the largest squared norm
 
 
 @dataclass(frozen=True)
@@ -275,3 +276,88 @@ def _warn_of_small(squared_error: Tensor) -> None:
             "an epsilon): the ratio may be far off and its standard error too low; use interval()",
             stacklevel=3,
         )
+
+
+def of_population(given: PairwiseStatistic, estimate: Estimate, means: Tensor, below: Tensor) -> Estimate:
+    """The estimate for the population from which the users are an independent sample, with a wider standard error.
+
+    To the variance of the noise it adds that of the users' own U-statistic, 4/n Var f_1(X) + 2/n^2 Var f(X, Y) to first
+    order in 1/n, f_1(x) = E f(x, Y) = <u_x, J mean u>: for the mean vector that the messages give, moved to the hull of
+    the points, and the histogram of users with this mean vector that has the largest Var f_1 (up to 512 types; beyond,
+    its bound (max f_1 - m)(m - min f_1)). Var f counts as (max f - m)(m - min f). For a ratio f is f - ratio g.
+    means: (*batch, r), of the users' points; below: (*batch), a ratio's denominator, else 1. One after the other of a
+    batch. Raises ValueError for Pairs.ALL, whose mean depends on n, and for several forms.
+    Source: Hoeffding (1948), Theorem 5.2; Bhatia, Davis (2000), Theorem 1.
+    """
+    statistic = one_kernel(given)
+    if statistic.pairs is not Pairs.DISTINCT:
+        raise ValueError("statistic must have pairs=Pairs.DISTINCT: only that mean does not depend on n")
+    batch = estimate.value.shape
+    rows_of_means = means.reshape(-1, statistic.points.shape[1])
+    users = tensor_of(estimate.n).expand(batch).flatten().tolist()
+    values = estimate.value.flatten()
+    rows = zip(rows_of_means, users, values, strict=True)
+    variances = torch.stack([_sampling_variance(statistic, mean, n, value) for mean, n, value in rows])
+    return estimate.with_sampling(variances.view(batch) / below.square())
+
+
+def _sampling_variance(statistic: PairwiseStatistic, mean: Tensor, n: int, value: Tensor) -> Tensor:
+    """Of the U-statistic of n users with this mean vector; of a ratio that of its form at ``value``."""
+    form = statistic.form
+    if statistic.denominator is not None:
+        ratio = value - statistic.offset
+        weights = form.weights - ratio * statistic.denominator.weights
+        form = Form(weights, form.constant - float(ratio) * statistic.denominator.constant)
+    points = statistic.points - statistic.points.mean(0)
+    pull = points @ (mean - statistic.points.mean(0))
+    limit = TOLERANCE * float(points.square().sum(1).max())
+    h = nearest_histogram(points @ points.mT, pull[None], limit)[0][0]
+    kernel = statistic.kernel(form)
+    first = statistic.points @ (form.weights * (h @ statistic.points)) + form.constant
+    middle = h @ first
+    both = (kernel.max() - middle) * (middle - kernel.min())
+    return (4 * largest_variance(statistic.points, h, first) + 2 * both / n) / n
+
+
+@dataclass(frozen=True)
+class ConsistentPairs:
+    """value (*batch) of the n users' statistic at histogram (*batch, k), h >= 0 with sum 1; NaN of a ratio over 0."""
+
+    value: Tensor
+    histogram: Tensor
+
+
+def consistent(protocol: PairwiseProtocol, tally: Tally, *, tol: float = 1e-9) -> ConsistentPairs:
+    """The statistic of the histogram whose mean vector is nearest to the estimated one: it costs no privacy.
+
+    With z the unbiased estimate of the users' mean vector, h = argmin over histograms of ||U^T h - z||, U the points;
+    of many such h one, even over types of one vector. The value is one that n users can have. It is biased, whatever
+    the protocol: no standard error comes with it. Where noise is large against the statistic it often has lower error
+    than the unbiased estimate.
+
+    protocol: one round. tally: of at least 2 users, drawn ones (*batch) too. tol: of the squared distance, relative to
+    the largest squared norm of the points. Raises TypeError, ValueError.
+
+    Guarantees: U^T h is never farther from the users' mean vector than z is, up to tol.
+    Source: projection onto a convex set; Nikolov, Talwar, Zhang (2013), section 4.
+    """
+    checks.instance("protocol", protocol, PairwiseProtocol)
+    tol = checks.positive("tol", tol)
+    tally, statistic = protocol.check(tally, 2), one_kernel(protocol.statistic)
+    h = nearest(protocol, tally, tol)
+    asked = statistic.approximates or statistic
+    means = [asked.mean(h * tally.users(1), form) for form in asked.forms]
+    if len(means) == 1:
+        return ConsistentPairs(means[0], h)
+    ratio = torch.where(means[1].abs() > 1e-13 * asked.size(asked.forms[1]), means[0] / means[1], torch.nan)
+    return ConsistentPairs(asked.offset + ratio, h)
+
+
+def nearest(protocol: PairwiseProtocol, tally: Tally, tol: float) -> Tensor:
+    """The histogram of :func:`consistent`, even over types of one vector: (*batch, k). Unchecked."""
+    points, place = torch.unique(protocol.statistic.points, dim=0, return_inverse=True)
+    middle = points.mean(0)
+    points, z = points - middle, protocol.mean_point(tally) - middle
+    limit = tol * float(points.square().sum(1).max())
+    h, _ = nearest_histogram(points @ points.mT, z @ points.mT, limit)
+    return (h / torch.bincount(place))[..., place]

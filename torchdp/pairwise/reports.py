@@ -13,8 +13,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.draws import Simulated
-from torchdp.pairwise.consistent import nearest
-from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol
+from torchdp.pairwise.protocol import ROUNDING, PairwiseProtocol, nearest
 from torchdp.pairwise.standard import from_kernel
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, histograms_of, one_kernel
 from torchdp.pairwise.variance import (

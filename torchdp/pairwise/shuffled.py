@@ -15,7 +15,7 @@ from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
 from torchdp.protocol.interval import Error, ErrorParts
 from torchdp.protocol.quadratic import QuadraticError
-from torchdp.protocol.users import single, users_of
+from torchdp.protocol.records import single, users_of
 from torchdp.shuffle import PoissonSum
 from torchdp.shuffle.search import Sensitivity
 from torchdp.shuffle.sums import Shuffled

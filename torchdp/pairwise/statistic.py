@@ -12,7 +12,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.protocol import Crowd
-from torchdp.protocol.users import beside
+from torchdp.protocol.records import beside
 
 
 class Pairs(Enum):

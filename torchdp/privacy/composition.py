@@ -12,7 +12,7 @@ from torchdp.privacy.accounting import Profile, mixed_epsilon
 from torchdp.privacy.gaussian import ROUNDED, gaussian_epsilon
 from torchdp.privacy.guarantee import Guarantee, alike, weaker
 
-_ROUNDING, _CANCELLATION = 1e-10, 1e-13  # as in ``torchdp.shuffle.dominating``
+_ROUNDING, _CANCELLATION = 1e-10, 1e-13  # as in ``torchdp.shuffle.count_laws``
 
 
 def compose(guarantees: Iterable[Guarantee], delta: float | None = None) -> Guarantee:

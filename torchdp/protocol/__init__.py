@@ -25,10 +25,8 @@
 from torchdp.protocol.choice import Choice
 from torchdp.protocol.frames import rows_of
 from torchdp.protocol.protocol import CuratorProtocol, MessageProtocol, Protocol, Relay
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
-from torchdp.protocol.rounds import InteractiveProtocol
-from torchdp.protocol.types import TypeProtocol
-from torchdp.protocol.users import Users
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
+from torchdp.protocol.types import InteractiveProtocol, TypeProtocol
 
 __all__ = [
     "Choice",

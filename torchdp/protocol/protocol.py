@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Generic, TypeVar, cast, final
 
 import torch
@@ -15,10 +15,8 @@ from torchdp.memory import rows_at_once
 from torchdp.noise import Noise, source
 from torchdp.privacy import Guarantee
 from torchdp.privacy.blanket import Blanket
-from torchdp.protocol.frames import Held, Rows, rows_of
-from torchdp.protocol.groups import grouped, in_turn
-from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally
-from torchdp.protocol.users import Users, tensor_of
+from torchdp.protocol.frames import Held, Rows, grouped, rows_of
+from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users, tensor_of
 
 S = TypeVar("S")  # what the distribution of a tally depends on: counts (k,), a Crowd, moments, sums
 M = TypeVar("M")  # what users send: a tensor with a row for each, or a bag
@@ -377,3 +375,13 @@ class Same(Relay[S, M, C]):
     def sample_unchecked(self, summary: S, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """At the client's cost."""
         return self.client.sample_unchecked(summary, draws, shape)
+
+
+def in_turn(collect: Callable[[Tensor], Tally], layout: Layout, x: Tensor, groups: Tensor, size: int) -> Tally:
+    """What ``collect`` hears of each group's rows, in their order; the parts of an empty group are 0."""
+    n = torch.bincount(groups, minlength=size)
+    parts = {name: x.new_zeros(size, *shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
+    for at, some in enumerate(x[groups.argsort(stable=True)].split(n.tolist())):
+        for name, part in collect(some).parts.items() if len(some) else ():
+            parts[name][at] = part
+    return Tally(n, parts)

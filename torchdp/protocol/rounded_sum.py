@@ -14,8 +14,7 @@ from torchdp.draws import Draws
 from torchdp.grid import moved
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee
 from torchdp.privacy.gaussian import ROUNDED
-from torchdp.protocol.records import Limits, farthest
-from torchdp.protocol.users import Users, tensor_of
+from torchdp.protocol.records import Limits, Users, farthest, tensor_of
 from torchdp.rounded import RoundedNormal
 
 BLOCK = 2**13  # users whose vectors floats add up

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.protocol import Choice, Estimate, Objective, Tally, Users
 from torchdp.protocol.choice import Candidate
-from torchdp.protocol.users import tensor_of
+from torchdp.protocol.records import tensor_of
 from torchdp.queries.oracle import LocalOracle, OracleQueries, decoding
 from torchdp.queries.protocol import QueryProtocol
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix

@@ -15,7 +15,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization import factorize
 from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally, Users
-from torchdp.protocol.users import single
+from torchdp.protocol.records import single
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 from torchdp.workloads import parities as parity_workload

@@ -10,7 +10,7 @@ from torchdp import checks
 from torchdp.draws import Simulated
 from torchdp.protocol import Choice, Estimate
 from torchdp.protocol.choice import Candidate
-from torchdp.protocol.users import single
+from torchdp.protocol.records import single
 from torchdp.regression.errors import SecondMoments, checked, phi, within
 from torchdp.regression.gram import GramRelease
 from torchdp.regression.local import LocalRows

@@ -9,7 +9,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Protocol, Users
-from torchdp.protocol.users import beside, tensor_of
+from torchdp.protocol.records import beside, tensor_of
 from torchdp.regression.second_moment_noise import moment_vector, triangular
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Layout, Limits, Objective, Relay, Tally, Users
-from torchdp.protocol.records import ROUNDING
-from torchdp.protocol.users import beside, tensor_of
+from torchdp.protocol.records import ROUNDING, beside, tensor_of
 from torchdp.randomizers import GaussianVector
 from torchdp.regression.errors import RowsProtocol, SecondMoments
 from torchdp.regression.second_moment_noise import NoisyMoments, from_noisy_rows, product_variances

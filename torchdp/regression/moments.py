@@ -9,7 +9,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Limits, Tally, Users
-from torchdp.protocol.users import beside, tensor_of, users_of
+from torchdp.protocol.records import beside, tensor_of, users_of
 from torchdp.secure.shared_sum import SharedSum, Shown
 
 

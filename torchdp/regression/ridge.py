@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.batch import Numbers, each
-from torchdp.protocol.users import beside
+from torchdp.protocol.records import beside
 from torchdp.regression.errors import SecondMoments, checked, least_loss, least_squares, level, loss
 from torchdp.regression.second_moment_noise import NoisyMoments
 

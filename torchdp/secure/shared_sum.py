@@ -13,7 +13,7 @@ from torchdp.noise import Noise
 from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.protocol import Protocol, Relay, S
-from torchdp.protocol.users import beside, tensor_of
+from torchdp.protocol.records import beside, tensor_of
 from torchdp.secure.protocol import SecureSketch
 from torchdp.secure.pure import PureSecureSketch
 from torchdp.secure.sums import SecureSums, Words

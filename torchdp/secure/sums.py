@@ -24,7 +24,7 @@ from torchdp.kernels import secure_sketch
 from torchdp.noise import Noise, source
 from torchdp.protocol import Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
 from torchdp.protocol.frames import Rows, rows_of
-from torchdp.protocol.users import beside, tensor_of
+from torchdp.protocol.records import beside, tensor_of
 from torchdp.secure.ring import Ring
 from torchdp.sketching.coalition import EVERYBODY, AdaptiveCoalition
 from torchdp.sketching.sketch import Sketch

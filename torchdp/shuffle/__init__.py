@@ -25,16 +25,13 @@ far a user's numbers move (``shuffle.inversion``, with proof). ``shuffle.paper``
 """
 
 from torchdp.shuffle import paper
-from torchdp.shuffle.accounting import delta_of, epsilon_of
 from torchdp.shuffle.amplified import Amplified
 from torchdp.shuffle.correlated import CorrelatedSum, PureSum
-from torchdp.shuffle.laws import BitLaw, ShuffledMessages
+from torchdp.shuffle.laws import BitLaw, CentralGaussianSum, ShuffledMessages
 from torchdp.shuffle.one_type import BoundedSum, NegativeBinomialSum, PoissonSum
-from torchdp.shuffle.references import CentralGaussianSum
-from torchdp.shuffle.response import RandomizedResponseSum
-from torchdp.shuffle.response_curve import least_flip
+from torchdp.shuffle.response import RandomizedResponseSum, least_flip
 from torchdp.shuffle.search import Sensitivity
-from torchdp.shuffle.sums import BitSums
+from torchdp.shuffle.sums import BitSums, delta_of, epsilon_of
 
 __all__ = [
     "Amplified",

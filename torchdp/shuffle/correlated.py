@@ -18,8 +18,15 @@ from torchdp.kernels.inversion import Table
 from torchdp.privacy.accounting import Profile
 from torchdp.privacy.composition import pure_profile
 from torchdp.protocol.records import Limits, farthest
-from torchdp.shuffle.count_laws import MOST_RATE, MOST_RATIO, scattered_negative_binomial, tabulated, variation_of
-from torchdp.shuffle.dominating import correlated_profiles, unlimited_flood_profiles
+from torchdp.shuffle.count_laws import (
+    MOST_RATE,
+    MOST_RATIO,
+    correlated_profiles,
+    scattered_negative_binomial,
+    tabulated,
+    unlimited_flood_profiles,
+    variation_of,
+)
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Target, largest_epsilon, least_noise
 
@@ -117,7 +124,9 @@ class CorrelatedSum(MessageLaw):
         share = checks.fraction("share", share)
         target, left = target.composed(cls), (target.users - target.absent) / target.users
         limit = largest_epsilon(lambda e: unlimited_flood_profiles(math.exp(-e), shape=left)[:1], target)
-        ratio, c = math.exp(-(1 - share) * limit), STEEP * target.flips / (target.flips + FEW)
+        ratio = math.exp(-(1 - share) * limit)
+        flips = target.sensitivity.flips
+        c = STEEP * flips / (flips + FEW)
         flood = math.exp(-max(c * limit, 1 / WIDEST))
         return least_noise(lambda root: cls(target.users, ratio, root**2, flood), FIRST, target, ROUGH)
 
@@ -280,14 +289,15 @@ class PureSum(MessageLaw):
     @classmethod
     def least(cls, target: Target) -> "PureSum":
         """``tuned`` to the largest epsilon of one instance."""
+        flips = target.sensitivity.flips
         if target.delta == 0:
-            each = target.epsilon / target.flips
+            each = target.epsilon / flips
         else:
             each = largest_epsilon(lambda e: (pure_profile(e),), target.composed(cls))
         left = each * (2 - ROUNDED_UP) ** 2 - math.log(target.users / (target.users - target.absent))
-        if target.flips > 1 and each < 1e-6:
+        if flips > 1 and each < 1e-6:
             raise ValueError(
-                f"epsilon = {target.epsilon:g} leaves {each:.3g} to each of flips = {target.flips}, where PureSum "
+                f"epsilon = {target.epsilon:g} leaves {each:.3g} to each of flips = {flips}, where PureSum "
                 "needs 1e-06; ask for a larger epsilon, or fewer instances"
             )
         if left <= 0:

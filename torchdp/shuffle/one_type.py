@@ -24,12 +24,12 @@ from torchdp.shuffle.count_laws import (
     CountLaw,
     NotFollowed,
     negative_binomial_law,
+    one_type_profiles,
     poisson_law,
     scattered_negative_binomial,
     scattered_poisson,
     variation_of,
 )
-from torchdp.shuffle.dominating import one_type_profiles
 from torchdp.shuffle.inversion import moved_delta
 from torchdp.shuffle.laws import MessageLaw, ShuffledMessages
 from torchdp.shuffle.search import Sensitivity, Target, least_noise_or_less
@@ -312,7 +312,7 @@ class BoundedSum(OneTypeSum):
         # the chance that all n shares are 0 or 1, (2 c + 3)^-n: few users need noise that is not followed
         target, widest = target.composed(cls), cls(target.users, WIDEST / 30)
         n, rate = target.users - target.absent, math.log(2 * widest.half_width + 3) + target.epsilon
-        if not target.moves and n * rate + math.log(target.delta * (n + 1)) < 0:
+        if not target.sensitivity.moves and n * rate + math.log(target.delta * (n + 1)) < 0:
             cls(target.users, WIDEST).noise_law()  # refuses
         return least_noise_or_less(partial(cls._wide, target.users), target)
 

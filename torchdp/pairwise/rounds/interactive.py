@@ -10,12 +10,19 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.rounds.round import Question, Round, check_clip, round_layout, round_limits
-from torchdp.pairwise.rounds.scalar import scalar_response, variance
+from torchdp.pairwise.rounds.round import (
+    Question,
+    Round,
+    check_clip,
+    round_layout,
+    round_limits,
+    scalar_response,
+    variance,
+)
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally, Users
-from torchdp.protocol.users import single, users_of
+from torchdp.protocol.records import single, users_of
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer
 from torchdp.randomness import keyed_generator

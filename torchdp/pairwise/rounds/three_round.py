@@ -15,8 +15,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.factorization.solvers.iteration import descended
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, draws, extremes
-from torchdp.pairwise.rounds.round import Question, ask
-from torchdp.pairwise.rounds.scalar import searched_variance, searched_worst_variance, worst_variance
+from torchdp.pairwise.rounds.round import Question, ask, searched_variance, searched_worst_variance, worst_variance
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, one_kernel
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator

@@ -10,10 +10,10 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.noise import NoiseMoments, noise_moments
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, extremes
 from torchdp.pairwise.rounds.round import Question, ask
 from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
+from torchdp.pairwise.variance import NoiseMoments, noise_moments
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 
 
@@ -65,7 +65,7 @@ class TwoRound(PairsInRounds):
             )
 
         def least(share: float) -> tuple[float, float]:
-            """The least error at this share of the first round, and its weight: in it the error is nearly a parabola."""
+            """The least error at this share of the first round, and its weight, nearly by a parabola."""
             error = cls(statistic, epsilon, share * epsilon)._error_of_weights(n, most, expected)
             low, middle, high = error(0.5), error(0.75), error(1.0)
             bend = low - 2 * middle + high

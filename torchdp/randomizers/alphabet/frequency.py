@@ -12,7 +12,7 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Estimate, Layout, Limits, Objective, Tally, TypeProtocol, Users
-from torchdp.protocol.users import users_of
+from torchdp.protocol.records import users_of
 from torchdp.randomizers.base import user_counts
 from torchdp.randomizers.draws import multinomial
 from torchdp.simplex import onto_simplex

@@ -11,7 +11,7 @@ from scipy.linalg import solve_triangular
 from torch import Tensor
 
 from torchdp.draws import Draws
-from torchdp.protocol.users import combined
+from torchdp.protocol.records import combined
 from torchdp.randomizers.ball.sphere import coordinate_size, uniform_coordinate
 
 # Powers of n^{-1/2} that are computed, and used: the others say how far off these are.

@@ -18,7 +18,7 @@ from torchdp.kernels.normals.exact import arithmetic, joined, two_normals
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Tally
-from torchdp.protocol.users import combined
+from torchdp.protocol.records import combined
 from torchdp.randomizers.ball.ball import BallMoments, BallRandomizer, SubGaussian, rows_at_once
 from torchdp.randomizers.base import real_local
 
