@@ -15,8 +15,7 @@ from torchdp import checks
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_guarantee, gaussian_sigma
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Objective, Tally, Users
-from torchdp.protocol.records import farthest
-from torchdp.protocol.records import tensor_of
+from torchdp.protocol.records import farthest, tensor_of
 from torchdp.regression.errors import RowsProtocol, SecondMoments
 from torchdp.regression.gram import gram_sensitivity
 from torchdp.regression.ridge import solve_ridge

@@ -1,6 +1,14 @@
 """Every operation that has a fused form."""
 
-from torchdp.kernels import chacha, correlated_noise, guided_draws, privunit, response_counts, rounded_features, unary_counts
+from torchdp.kernels import (
+    chacha,
+    correlated_noise,
+    guided_draws,
+    privunit,
+    response_counts,
+    rounded_features,
+    unary_counts,
+)
 from torchdp.kernels.dispatch import Kernel
 
 KERNELS: tuple[Kernel, ...] = (

@@ -13,11 +13,11 @@ import pytest
 import torch
 from frameworks import squares
 from torch import nn
-from torchdp.factorization.streams.buffered import RecalledStrategy
 
 from torchdp.description import described
 from torchdp.factorization import BandedStrategy, BufferedStrategy, StreamStrategy
 from torchdp.factorization.solvers.banded_solver import banded_strategy
+from torchdp.factorization.streams.buffered import RecalledStrategy
 from torchdp.factorization.streams.strategy import Tabulated
 from torchdp.noise import SeededNoise
 from torchdp.training import (

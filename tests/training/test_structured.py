@@ -13,7 +13,7 @@ from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStra
 from torchdp.factorization.solvers.banded_solver import banded_toeplitz, column_scales, long_banded
 from torchdp.factorization.streams import search
 from torchdp.randomness import keyed_generator
-from torchdp.training import ONCE, Epochs, Iterates, sensitivity, standard_errors
+from torchdp.training import ONCE, Epochs, Iterates, choose, sensitivity, standard_errors
 
 
 def row(*c):

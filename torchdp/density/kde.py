@@ -18,8 +18,8 @@ from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Layout, Limits, Tally, Users
-from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
 from torchdp.protocol.records import alike, beside, combined
+from torchdp.protocol.rounded_sum import RoundedSum, in_blocks, released_guarantee
 from torchdp.secure.shared_sum import SharedSum, Shown
 from torchdp.shuffle import CentralGaussianSum
 from torchdp.shuffle.laws import MessageLaw

@@ -19,8 +19,8 @@ from torchdp.memory import rows_at_once
 from torchdp.privacy import Guarantee, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED
 from torchdp.protocol import Crowd, CuratorProtocol, Estimate, Layout, Limits, Objective, Protocol, Tally, Users
-from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, in_blocks, released_guarantee
 from torchdp.protocol.records import beside, combined
+from torchdp.protocol.rounded_sum import BLOCK, RoundedSum, in_blocks, released_guarantee
 from torchdp.randomness import keyed_generator
 
 EXACT = 2**53  # up to here float64 holds all integers

@@ -16,8 +16,8 @@ from torchdp.domains.shapes import Encoding, encoding
 from torchdp.draws import Draws
 from torchdp.mean.gaussian import GaussianRelease
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
-from torchdp.protocol.rounded_sum import RoundedSum
 from torchdp.protocol.records import beside, combined
+from torchdp.protocol.rounded_sum import RoundedSum
 from torchdp.simplex import onto_simplex
 
 MOST_ORDER, MOST_ENTRIES = 6, 2**27

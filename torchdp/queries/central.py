@@ -14,9 +14,8 @@ from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, Model, Neighbours, gaussian_sigma
 from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Tally, Users
-from torchdp.protocol.records import farthest, tensor_of, users_of
+from torchdp.protocol.records import alike, farthest, tensor_of, users_of
 from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
-from torchdp.protocol.records import alike, tensor_of, users_of
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries, squared_distances
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Sensitivity

@@ -15,8 +15,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization import Factorization
 from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
-from torchdp.protocol.interval import laplace_stretch
-from torchdp.protocol.interval import largest_variance
+from torchdp.protocol.interval import laplace_stretch, largest_variance
 from torchdp.protocol.records import alike, beside
 from torchdp.queries.likelihood import projections
 from torchdp.workloads import Workload

@@ -15,8 +15,7 @@ from torchdp import checks, wire
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Layout, Limits, MessageProtocol, Objective, Tally, Users
-from torchdp.protocol.records import farthest
-from torchdp.protocol.records import beside, combined
+from torchdp.protocol.records import beside, combined, farthest
 from torchdp.randomizers.alphabet.chances import at_least, exponential
 from torchdp.randomizers.base import ball_epsilon, exact_local, user_counts
 from torchdp.root import TOLERANCE, least
