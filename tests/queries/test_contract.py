@@ -59,8 +59,6 @@ class TestLocalFactorization(Queries, Unbiased, RelayContract):
     protocol = LocalFactorization.calibrated(GAMMA, epsilon=1.0)
 
 
-
-
 class TestOfApproximateFactors(Queries, RelayContract):  # with a bias
     stacked = False
     protocol = LocalFactorization.calibrated(FactoredQueries.of(W, approximate(W, 0.3)), epsilon=1.0)
