@@ -24,6 +24,7 @@ from torchdp.domains import (
     Box,
     Ellipsoid,
     FiniteSet,
+    KroneckerProduct,
     NoiseShape,
     Product,
     SchattenBall,
@@ -56,9 +57,7 @@ def line(name: str, p: float, shape: NoiseShape, seconds: float) -> dict[str, st
 
 def closed(p: float) -> list[tuple[str, Domain, float]]:
     """Domains with their norms in closed form."""
-    high, A = normal(20, seed=1).abs(), normal(12, 12, seed=2)
-    cube = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=torch.float64, device="cpu")] * 3)
-    axes = torch.eye(4, dtype=torch.float64, device="cpu")
+    high, A, B = normal(20, seed=1).abs(), normal(12, 12, seed=2), normal(6, 6, seed=3)
     box = Box(torch.zeros_like(high), high)
     order = 2.0 if p == math.inf else 2 * p / (p + 2)
     sizes = torch.stack([gamma_box(box.low, box.high, p), gamma_ellipsoid(A, p)])
@@ -71,9 +70,9 @@ def closed(p: float) -> list[tuple[str, Domain, float]]:
         ("trace-norm ball, 4 x 8", SchattenBall(4, 8, 1.0), 32 ** (1 / p)),
         ("box x ellipsoid", Product((box, Ellipsoid(A, normal(12, seed=4)))), float(sizes.norm(p=order))),
         (
-            "cube's corners (x) cross-polytope in R^12",
-            FiniteSet(torch.as_tensor(torch.kron(cube, torch.cat([axes, -axes])))),
-            3 ** (1 / 2 + 1 / p) * 4 ** (1 / p),
+            "ellipsoid (x) cube in R^24",
+            KroneckerProduct(Ellipsoid(B, torch.zeros(6)), lp_ball(4, math.inf)),
+            float(gamma_ellipsoid(B, p)) * 4 ** (1 / 2 + 1 / p),
         ),
     ]
 

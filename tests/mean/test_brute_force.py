@@ -10,8 +10,11 @@ from gaussians import furthest, neighbours, true_epsilon
 from torchdp.domains import (
     Box,
     FiniteSet,
+    KroneckerProduct,
     Polytope,
+    Product,
     difference_shape,
+    linear_image,
     lp_ball,
     noise_shape,
     round_shape,
@@ -175,3 +178,24 @@ def test_guarantee_no_private_channel_is_better_than_the_pure_bound_and_randomiz
         response = response / response.sum(1, keepdim=True)
         attained = pure_lower_bound(1.0, 1, epsilon) / least_error(response, torch.tensor([0.0, 1.0]).double(), 0)
         assert attained == pytest.approx(1, rel=1e-9)  # twice the bound would be above it
+
+
+@pytest.mark.parametrize("kind", ["product", "parts", "image"])
+def test_guarantee_supports_of_products_reach_points_that_no_search_finds(kind):
+    """x in [-1, 1]^2, y in [-3, 1] x [-2, 1]: the largest entry of x (x) y is at y = -3, behind a local maximum."""
+    left, low = lp_ball(2, math.inf), torch.tensor([-3.0, -2.0]).double()
+    right = Box(low, torch.ones(2).double())
+    domain = KroneckerProduct(left, right)
+    ends = [torch.cartesian_prod(*torch.stack([each.middle - r, each.middle + r], 1)) for each, r in (
+        (left, 1.0), (right, (1 - low) / 2))]  # fmt: skip
+    corners = torch.stack([torch.kron(x, y) for x in ends[0] for y in ends[1]])
+    if kind == "parts":
+        domain, corners = Product((domain, lp_ball(1, 2.0))), torch.cat([corners, corners[:, :1] / 3], 1)
+    if kind == "image":
+        mixed = torch.tensor([[1.0, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 2]]).double()
+        domain, corners = linear_image(mixed, domain), corners @ mixed.mT
+    g = torch.randn(40, domain.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    g = torch.cat([g, torch.eye(domain.dimension, dtype=torch.float64)])
+    farthest = (corners @ g.mT).amax(0)
+    bound = domain.supports(g, torch.zeros(domain.dimension, dtype=torch.float64))
+    assert bool((bound >= farthest - 1e-9 * farthest.abs()).all())

@@ -25,6 +25,7 @@ from torchdp.domains.balls import Box, Ellipsoid, LpBall, SchattenBall, Zonotope
 from torchdp.domains.composite import Product, linear_image, minkowski_sum
 from torchdp.domains.domain import Domain
 from torchdp.domains.finite import FiniteSet, Polytope
+from torchdp.domains.kronecker import KroneckerProduct
 from torchdp.domains.noise_shape import NoiseShape, noise_shape
 from torchdp.domains.shapes import difference_shape, least_error_shape, round_shape
 
@@ -33,6 +34,7 @@ __all__ = [
     "Domain",
     "Ellipsoid",
     "FiniteSet",
+    "KroneckerProduct",
     "LpBall",
     "NoiseShape",
     "Polytope",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.domains.ball_image import BallImage
 from torchdp.domains.balls import BallSum, Ellipsoid, Zonotope
-from torchdp.domains.domain import Domain, Maximum, Proposal, climb
+from torchdp.domains.domain import Domain, Maximum, Proposal, beside, climb
 from torchdp.domains.finite import FiniteSet, Polytope
 from torchdp.domains.noise_shape import NoiseShape, searched
 from torchdp.domains.relaxation import TINY, hadamard_signs, paired, split
@@ -19,7 +19,6 @@ from torchdp.factorization.certificates.certificate import conjugate
 from torchdp.randomness import keyed_generator
 
 MOST_CORNERS = 2048  # that are tried one by one
-STARTS = 64  # of a local search over products
 SWEEPS = 500
 MOST = 1 << 11  # points of a product distribution that are listed
 
@@ -178,7 +177,7 @@ class Product(Domain):
             return self._simpler.maximise(B, centre)
         pieces = zip(self.parts, B.split(self.sizes, dim=1), centre.split(self.sizes), strict=True)
         best = [part.maximise(block, c) for part, block, c in pieces]
-        start = torch.cat(_beside([found.points for found in best]), -1)
+        start = torch.cat(beside([found.points for found in best], b"torchdp.mean.composite.maximise"), -1)
         upper = couple(B, self.sizes, [found.upper for found in best])
         return Maximum.among(torch.cat([start, climb(self, start, B, centre)]), B, centre, upper)
 
@@ -349,16 +348,6 @@ def minkowski_sum(parts: Sequence[Domain]) -> Domain:
     if len(set(product.sizes)) > 1:
         raise ValueError(f"parts must share one dimension, not {product.sizes}")
     return linear_image(torch.eye(product.sizes[0], dtype=torch.float64).repeat(1, len(product.parts)), product)
-
-
-def _beside(several: Sequence[Tensor]) -> list[Tensor]:
-    """STARTS points of each of these lists: the first of all, then others drawn under a fixed key."""
-    generator, found = keyed_generator(b"torchdp.mean.composite.maximise", "cpu"), []
-    for points in several:
-        place = torch.randint(len(points), (STARTS,), device="cpu", generator=generator)
-        place[0] = 0
-        found.append(points[place.to(points.device)])
-    return found
 
 
 def _finite(domain: Domain) -> bool:

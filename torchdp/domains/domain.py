@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,10 +12,12 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.domains.nearest import nearest_by_corners
+from torchdp.randomness import keyed_generator
 
 TOLERANCE, NEAR = 1e-9, 1e-6  # membership, relative to the set's own reach: by formula, by search
 FLAT, EPS = 1e-12, torch.finfo(torch.float64).eps  # a direction shorter than that share of the longest is flat
 SMALLEST = 1e-150  # length of an axis whose square is a float
+STARTS = 64  # of a local search over products
 ROUNDED = 4  # times a dtype's eps of a coordinate: what computing the coordinate may cost
 
 
@@ -173,7 +176,7 @@ class Domain(Brief, ABC):
         return own.room(NEAR * math.sqrt(self.dimension)) * float(torch.linalg.matrix_norm(rows @ own.axes, 2))
 
     def project(self, x: Tensor) -> Tensor:
-        """The nearest point of K, for x of shape (..., d)."""
+        """The nearest point of K, for x of shape (..., d). Raises NotImplementedError where none is at hand."""
         x, centre = self._vectors(x), self.frame.centre
         return (centre + nearest_by_corners(x.double() - centre, lambda g: self.extreme(g) - centre)).to(x)
 
@@ -214,6 +217,16 @@ def slack(x: Tensor) -> float:
 def rounding(x: Tensor, coordinates: Tensor) -> Tensor:
     """What x's dtype may have rounded numbers of that size by, (d,)."""
     return ROUNDED * torch.finfo(x.dtype).eps * coordinates
+
+
+def beside(several: Sequence[Tensor], key: bytes) -> list[Tensor]:
+    """STARTS points of each of these lists: the first of all, then others drawn under a fixed key."""
+    generator, found = keyed_generator(key, "cpu"), []
+    for points in several:
+        place = torch.randint(len(points), (STARTS,), device="cpu", generator=generator)
+        place[0] = 0
+        found.append(points[place.to(points.device)])
+    return found
 
 
 def climb(domain: Domain, points: Tensor, B: Tensor, centre: Tensor, steps: int = 30) -> Tensor:
