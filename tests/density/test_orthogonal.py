@@ -98,10 +98,3 @@ def test_users_of_a_ball_that_is_wide_may_move_as_all_may():
     assert near.validate(x) is x and near.draw(2, generator=generator()).share(x).dtype == torch.float64
     with pytest.raises(ValueError, match="x must hold vectors of norm at most 1"):
         near.validate(1.1 * x)
-
-
-def test_movement_is_bounded_block_by_block_to_the_last_wave():
-    features = GaussianOrthogonal(3, 1.0, 0.1).draw(7, generator=generator(1))
-    squares = features.frequencies.norm(dim=0).square()
-    longest = sum(float(part.max()) for part in squares.split(3))
-    assert 0.95 * longest * 0.1**2 < features.movement <= longest * 0.1**2 * (1 + 1e-5)  # sin a is nearly a

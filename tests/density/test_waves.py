@@ -21,12 +21,11 @@ from torchdp.density import (
     choose,
     kernel_means,
 )
-from torchdp.density.choose import Question
 from torchdp.density.density import moved
 from torchdp.density.waves import ProductKernel
 from torchdp.privacy import gaussian_sigma
 from torchdp.protocol import Objective
-from torchdp.shuffle import BoundedSum, PoissonSum, Sensitivity
+from torchdp.shuffle import PoissonSum
 
 KERNELS = [Gaussian, Laplacian, ExponentialKernel]
 EACH = pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
@@ -166,16 +165,6 @@ def test_predicted_errors_are_those_of_simulated_releases(kernel, d, epsilon, mo
     numbers = ((1 + kde.features.share(x)) * kde.steps / 2).sum(1).max()
     added = kde.instances * kde.law.noise_mean / 3000
     assert float(numbers) + added <= kde.messages_per_user * (1 + 1e-9) and kde.messages_per_user <= most
-
-
-@pytest.mark.parametrize("law", [PoissonSum, BoundedSum])
-@pytest.mark.parametrize("gamma", [1.0, 8.0, 64.0])
-def test_noise_is_predicted_without_accounting(law, gamma):
-    for epsilon in (0.5, 2.0):
-        asked = Question(1000, epsilon, 1e-6, 0, math.inf)
-        found = law.calibrated(1000, epsilon, 1e-6, Sensitivity(128, change=gamma, largest=2.0))
-        said = float(asked.variance(law, torch.tensor(gamma, dtype=SPACE), 128))
-        assert said == pytest.approx(found.noise_variance, rel=0.12)
 
 
 def test_absent_users_cost_noise_and_other_objectives_more_waves():

@@ -45,17 +45,6 @@ def test_names_say_what_the_concepts_do():
     assert c.predict(torch.tensor([[0, 0], [1, 1], [0, 2]]), i).tolist() == [1, 1, -1]
 
 
-def test_what_is_learned_is_read_off_the_messages():
-    concepts = stumps([3, 4])
-    learner = PrivateLearner.calibrated(concepts, epsilon=1.0)
-    x, y = data(concepts, 40)
-    found = learner.best(learner.estimate(labelled(x, y), noise=SeededNoise(1)))
-    # the same draws
-    mean = learner.client.collect(y[:, None] * concepts.codes(x), noise=SeededNoise(1))["sum"] / 40
-    torch.testing.assert_close(found.losses.value, (1 - concepts.readers @ mean) / 2)
-    assert found.loss == float(found.losses.value.min()) and found.name == concepts.names[found.concept]
-
-
 def test_guarantee_learner_spends_epsilon_once_on_record_and_label():
     learner = PrivateLearner.calibrated(stumps([3, 4]), epsilon=0.8)
     assert learner.guarantee.epsilon == 0.8 and learner.guarantee.delta < 2**-128
