@@ -55,9 +55,6 @@ TYPES: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
     "optimized unary": OptimizedUnaryEncoding,
     "symmetric unary": SymmetricUnaryEncoding,
 }
-VECTORS: dict[str, Callable[[int, float], MessageProtocol[Any, Any]]] = {
-    "PrivUnit": PrivUnit,
-}
 
 
 @dataclass(frozen=True)
@@ -85,9 +82,8 @@ def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
     for name, kind in TYPES.items():
         for k in (2, 4, 64, 1024) if kind is RandomizedResponse else (64, 1024):
             yield f"{name} {k}", lambda e, kind=kind, k=k: kind(k, e)
-    for name, kind in VECTORS.items():
-        for dim in (32, 256):
-            yield f"{name} {dim}", lambda e, kind=kind, dim=dim: kind(dim, e)
+    for dim in (32, 256):
+        yield f"PrivUnit {dim}", lambda e, dim=dim: PrivUnit(dim, e)
     if tables:
         prefix = workloads.prefix(64).dense()
         drawn = lambda: torch.Generator().manual_seed(0)  # noqa: E731
@@ -135,9 +131,8 @@ def histograms(n: int, epsilon: float, k: int) -> Iterator[tuple[str, float, flo
 
 def vectors(n: int, epsilon: float, dim: int) -> Iterator[tuple[str, float, float, float]]:
     """(protocol, messages of a user, local epsilon, E |error|^2 of the mean of n unit vectors)."""
-    for name, kind in VECTORS.items():
-        crowd = Amplified.calibrated(lambda e, kind=kind: kind(dim, e), n, epsilon, DELTA)
-        yield name, 1.0, crowd.client.epsilon, crowd.client.squared_error(1.0) / n
+    crowd = Amplified.calibrated(lambda e: PrivUnit(dim, e), n, epsilon, DELTA)
+    yield "PrivUnit", 1.0, crowd.client.epsilon, crowd.client.squared_error(1.0) / n
     for sums in (PoissonSum, BoundedSum):
         law = sums.calibrated(n, epsilon, DELTA, Sensitivity(dim, change=16.0, largest=4.0))  # numbers from 0 to 4
         noise = 4 * dim * float(law.variance(torch.tensor([n / 2]))) / 16 / n**2

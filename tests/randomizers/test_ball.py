@@ -240,6 +240,9 @@ def test_moments_are_those_of_the_coin(epsilon):
         y = math.copysign(size, x) * torch.tensor([1.0, -1.0], dtype=torch.float64)
         assert float(p @ y) == pytest.approx(x, abs=1e-12 * size)
         z = y - x
-        assert float(p @ z**2) == pytest.approx(moments.variance + moments.outer * x**2, rel=1e-7)
+        variance = float(p @ z**2)
+        assert variance == pytest.approx(moments.variance + moments.outer * x**2, rel=1e-7)
+        crowd = Crowd(torch.tensor([[x]], dtype=torch.float64), torch.tensor([4]))
+        assert 4 * float(randomizer.predicted_mse(crowd)) == pytest.approx(variance, rel=1e-7)
     z = z / float(p @ z**2) ** 0.5  # at the end of the interval
     assert (moments.third, moments.fourth) == pytest.approx([float(p @ z**3), float(p @ z**4)], rel=1e-6)

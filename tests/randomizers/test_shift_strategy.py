@@ -123,17 +123,6 @@ def test_tuned_for_a_grid_is_nearer_the_bound_than_on_a_line():
     assert all(one.guarantee.epsilon <= 1.0 for one in found)
 
 
-def test_rows_start_a_better_matrix():
-    W = centred(workloads.prefix(24))
-    shifts = ShiftStrategy.tuned(W, 1.0, generator=generator(), steps=80, starts=3)
-    options = {"generator": generator(), "steps": 40, "exchanges": 2}
-    polished = StrategyMatrix.tuned(W, 1.0, start=shifts.rows, **options)
-    assert polished.epsilon <= 1.0
-    assert worst(polished, W) < min(worst(shifts, W), worst(StrategyMatrix.tuned(W, 1.0, **options), W))
-    with pytest.raises(ValueError, match="start must have at least"):
-        StrategyMatrix.tuned(W, 1.0, start=shifts.rows[:30], **options)
-
-
 def test_the_bound_by_singular_values_is_below_the_best_and_near_it_for_the_histogram():
     for k in (70, 90):
         W = torch.eye(k) - 1 / k

@@ -79,10 +79,6 @@ class LearnedStrategy(nn.Module):
         shift = _Shift.apply(self.logits, z, self._growth)
         return z[:, None] * (1 + self._growth * (self.logits + shift).sigmoid())
 
-    def extra_repr(self) -> str:
-        """What ``print`` shows of the module."""
-        return f"outputs={len(self.logits)}, types={self.logits.shape[1]}, epsilon={self.epsilon:g}"
-
 
 class _Shift(torch.autograd.Function):
     """shift (k,) with sum_y z_y (1 + growth sigmoid(logits_y + shift)) = 1, by Newton's method inside a bracket."""
@@ -198,7 +194,6 @@ class StrategyMatrix(StrategyOracle):
         outputs: int | None = None,
         steps: int | None = None,
         exchanges: int | None = None,
-        start: Tensor | None = None,
     ) -> "StrategyMatrix":
         """A strategy of small variance for W among all epsilon-LDP ones.
 
@@ -214,9 +209,9 @@ class StrategyMatrix(StrategyOracle):
             outputs: most rows allowed, at least 2k; None: 4k. More rows, less variance.
             steps: of descent; None: 500, beyond 64 types 300.
             exchanges: None: 50, beyond 64 types 10.
-            start: (rows, k), bool, at least 2k rows: which of their entries are large at the start; the first
-                ``outputs`` are used. None: two random starts, beyond 64 types the rows of ``ShiftStrategy.tuned`` and
-                above epsilon = 2.5 the better of both.
+
+        Two random starts, beyond 64 types the rows of ``ShiftStrategy.tuned`` and above epsilon = 2.5 the better of
+        both.
 
         Raises TypeError, ValueError.
         Guarantees: at most epsilon-LDP, ``epsilon`` measured on the matrix returned.
@@ -226,8 +221,8 @@ class StrategyMatrix(StrategyOracle):
         effort = Effort.of(W.shape[1], outputs, steps, exchanges)
         checks.instance("objective", objective, Objective)
         generator = checks.random_source(generator, W.device)
-        starts: list[Tensor | None] = [None if start is None else _first_rows(start, W)]
-        if start is None and W.shape[1] > SMALL:
+        starts: list[Tensor | None] = [None]
+        if W.shape[1] > SMALL:
             shifts = ShiftStrategy.tuned(W, epsilon, generator=generator)
             starts = [shifts.rows, None] if epsilon > SHARP else [shifts.rows]
         found = [cls(Q, law) for each in starts for Q, law in search(W, epsilon, prior, effort, generator, each)]
@@ -349,11 +344,3 @@ class StrategyMatrix(StrategyOracle):
     def totals(self, tally: Tally) -> Tensor:
         """Raises ValueError for rank below k."""
         return tally["reports"].double() @ self.decoder(self.identity).mT
-
-
-def _first_rows(start: Tensor, W: Tensor) -> Tensor:
-    k = W.shape[1]
-    start = checks.shaped("start", checks.typed("start", start, torch.bool), "rows", k)
-    if len(start) < 2 * k:
-        raise ValueError(f"start must have at least {2 * k} rows, not {len(start)}")
-    return start.to(W.device)
