@@ -78,21 +78,6 @@ def test_what_is_written_and_drawn_again(toy, tmp_path, capsys, monkeypatch):
     assert printed[0].read_bytes() == stored and printed[1].read_bytes() == written
 
 
-def test_draws_only_the_grid_that_was_asked_for(toy, tmp_path, capsys):
-    # one folder for the smoke run, the full run and another seed, as by default
-    run(toy, "--smoke", "--out", tmp_path)
-    run(toy, "--out", tmp_path, "--draw-only")
-    assert "2 of 3 configurations are not yet measured, nor drawn" in capsys.readouterr().err
-    run(toy, "--out", tmp_path)
-    run(toy, "--out", tmp_path, "--seed", 1)
-    run(toy, "--out", tmp_path, "--draw-only")
-    assert (tmp_path / "drawn.txt").read_text() == "2:0:100 4:0:100 8:0:100"
-    run(toy, "--out", tmp_path, "--draw-only", "--seed", 1)
-    assert (tmp_path / "drawn.txt").read_text() == "2:1:100 4:1:100 8:1:100"
-    run(toy, "--out", tmp_path, "--draw-only", "--smoke")
-    assert (tmp_path / "drawn.txt").read_text() == "1:0:100 2:0:100"
-
-
 @pytest.mark.parametrize(
     "text, words",
     [

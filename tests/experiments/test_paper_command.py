@@ -3,9 +3,6 @@
 import importlib.util
 import json
 import math
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,9 +36,6 @@ if given.value < 0:
 (given.out / "found.png").write_bytes(b"a picture")
 (given.out / "runs.jsonl").write_text(json.dumps({"device": given.device}) + "\\n")
 '''
-END = """with open(given.out / "runs.txt", "a") as file:
-    file.write(".")
-"""
 PAPER = """from papers_base import Finding, Paper, Part
 
 def judge(tables):
@@ -80,22 +74,6 @@ def test_a_table_is_written_once_and_goes_on_after_a_kill(folder, capsys):
     assert [(out / name / "runs.txt").read_text() for name in ("one", "two")] == ["x", "xx"]
     assert json.loads((out / "one/finished.json").read_text())["device"] == "cpu"
     capsys.readouterr()
-
-
-def test_a_killed_commands_script_is_waited_for(folder):
-    """The command alone is killed: its script goes on, and the next command begins when it has ended."""
-    script = folder / "experiments/one.py"
-    script.write_text(SCRIPT.replace("import sys", "import sys\nimport time") + "time.sleep(0.5)\n" + END)
-    out = folder / "results/papers/toy/one"
-    words = [sys.executable, PAPERS / "run.py", "toy", "--device", "cpu", "--experiments", "experiments"]
-    with subprocess.Popen(words, stderr=subprocess.DEVNULL) as first:
-        while not (out / "runs.txt").exists():
-            assert first.poll() is None
-            time.sleep(0.01)
-        first.kill()
-    assert not (out / "finished.json").exists()
-    assert paper() == 0
-    assert (out / "runs.txt").read_text() == "x.x."  # never "xx"
 
 
 def test_what_differs_and_what_fails_end_with_one_and_say_so(folder, capsys):

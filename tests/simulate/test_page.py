@@ -16,7 +16,6 @@ from torchdp import cli
 from torchdp.simulate import Moments, OnError, Row, error_curves, sweep, write_page
 from torchdp.simulate.page import Page, digest_of
 from torchdp.simulate.plots import write_csv
-from torchdp.simulate.store import Start, append, load
 
 
 @pytest.fixture
@@ -54,14 +53,6 @@ def test_a_page_has_everything_inside(store, tmp_path):
         xml.fromstring(picture)
     assert "slope" in written and "predicted" in written
     assert not re.search(r"^#.*\n\n##", text.read_text(), re.M)  # no heading over nothing
-
-
-def test_several_makers_are_flagged(store, tmp_path):
-    pytest.importorskip("matplotlib")
-    assert "several values" not in write_page(store, tmp_path / "one.html")[0].read_text()
-    start = next(iter(load(store).starts.values()))
-    append(store, Start("another", {**start.facts, "torch": "1.0"}))
-    assert "several values of torch" in write_page(store, tmp_path / "two.html")[0].read_text()
 
 
 def test_cells_cannot_break_out(tmp_path):
@@ -131,13 +122,6 @@ def test_figure_is_a_png_of_the_stated_size(tmp_path):
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
     assert (width, height) == (1050, 675)  # 7 x 4.5 inches at 150 dpi
     assert ("matplotlib.pyplot" in sys.modules) == before  # no global figure state
-
-
-def test_single_points_missing_predictions_and_one_sample_are_drawn():
-    rows = [row(10, str(i), 1.0) for i in range(9)]
-    rows.append(replace(rows[0], config={"n": 20, "name": "x"}, metrics={"value": Moments(1, 1.0, 0.0, 1.0, 1.0)}))
-    (axes,) = error_curves(rows, **LABELS).axes
-    assert len(axes.containers) == 10
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,10 @@
 
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -180,27 +178,6 @@ def test_workers_end_with_their_parent_and_the_next_call_resumes(tmp_path, expec
     assert said.count("Traceback") == (how == signal.SIGINT)  # the parent's own KeyboardInterrupt
     assert len(lines(store)) < 12
     assert results(sweep(trials.make_trial, GRID, store=store, **SETTINGS)) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
-def test_kills_at_random_moments_change_nothing(tmp_path, expected, seed):
-    draw, store = random.Random(seed), tmp_path / "store.jsonl"
-    for _ in range(3):
-        parent = script(tmp_path, store, 0.05, 1 + seed % 3, 12)  # ends, though a worker alone was killed
-        wait_until(lambda there=parent: any(tmp_path.glob("*.pid")) or there.poll() is not None)
-        time.sleep(draw.random() * 0.4)
-        workers = [int(path.stem) for path in tmp_path.glob("*.pid")]
-        for process in draw.choice([[parent.pid], workers[:1], [parent.pid, *workers]]):
-            if alive(process):
-                os.kill(process, signal.SIGKILL)
-        parent.communicate(timeout=PATIENCE)
-        wait_until(lambda there=workers: not any(map(alive, there)))
-        for path in tmp_path.glob("*.pid"):
-            path.unlink()
-    rows = sweep(trials.make_trial, GRID, store=store, devices=TWO, **SETTINGS)
-    assert results(rows) == expected
-    assert len(set(lines(store))) == len(lines(store)) == 12
 
 
 def test_a_device_of_an_executor_need_not_be_here():
