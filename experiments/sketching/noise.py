@@ -4,12 +4,10 @@ Paper: Corollaries 4.7 and 4.10 and Section 6.2 of arXiv 2412.00497 (ICML 2025),
 Command:  python experiments/sketching/noise.py
 Output: results/sketching/noise/*.csv.
 Prints: (1) variance of an entry of the release, exact and by Corollary 4.7, d = 10, m = 100, entries in [-1, 1], delta
-    = 1e-6; (2) variance over the least when t' clients are corrupt, who saw the sketch, s = 1; (3) the true epsilon of
-    the paper's noise; (4) the delta of drawn noise at epsilon = 1, calibrated to 1e-3, with a z-score, beside noise
-    that is 10 % too small.
-Expected: (1) ratios 13.6 / 12.4 / 10.1 at s = 1, 15542 at s = 10 and epsilon = .05; (2) with equally full rows
-    n/(n - m t'); (3) true epsilon .540 at nominal .5 for d = s = 1; (4) |z| < 4 for
-    each noise, and each planted one flagged.
+    = 1e-6; (2) the true epsilon of the paper's noise; (3) the delta of drawn noise at epsilon = 1, calibrated to 1e-3,
+    with a z-score, beside noise that is 10 % too small.
+Expected: (1) ratios 13.6 / 12.4 / 10.1 at s = 1, 15542 at s = 10 and epsilon = .05; (2) true epsilon .540 at nominal .5
+    for d = s = 1; (3) |z| < 4 for each noise, and each planted one flagged.
 Artifact: Burkhardt et al. (2025) | Corollaries 4.7, 4.10, section 6.2
 Status: agrees; Corollary 4.7 breaks its promise at d = s = 1
 Time: about 20 s on one core; --smoke in seconds.
@@ -38,7 +36,6 @@ from torchdp.sketching.noise import DivisibleNoise
 
 DELTA, HEIGHT, COLUMNS = 1e-6, 100, 10
 EPSILONS, COPIES = (0.05, 0.1, 0.5), (1, 2, 5, 10)
-CROWDS = ((10**5, 0), (10**5, 100), (10**5, 500), (10**6, 100), (10**6, 1000), (10**6, 5000))
 LOOSE, Z = 1e-3, 4.0  # delta of the Monte Carlo check; deviations that are flagged
 
 
@@ -65,34 +62,9 @@ def entries(users: int, report: Report, generator: torch.Generator) -> None:
             )
 
 
-def overhead(sketch: Sketch, coalition: AdaptiveCoalition) -> tuple[float | None, float | None]:
-    """Entry variance over the least, with one sigma and with one for each row; None where nothing suffices."""
-    least = entry_variance(1.0, epsilon=0.1, delta=DELTA)
-    try:
-        one = GaussianNoise.calibrated(sketch, 1.0, epsilon=0.1, delta=DELTA, coalition=coalition, rows=False)
-        each = GaussianNoise.calibrated(sketch, 1.0, epsilon=0.1, delta=DELTA, coalition=coalition)
-    except ValueError:
-        return None, None
-    return float(one.variance(sketch).mean()) / least, float(each.variance(sketch).mean()) / least
-
-
-def coalitions(crowds: tuple[tuple[int, int], ...], report: Report, generator: torch.Generator) -> None:
-    """Paper's count of honest clients beside the exact ones."""
-    report.say(
-        f"\n(2) variance over the least with t' corrupt clients who saw the sketch, s = 1, m = {HEIGHT}: one sigma, or "
-        "one for each row"
-    )
-    for users, corrupt in crowds:
-        coalition = AdaptiveCoalition(corrupt)
-        cells: dict[str, float | None] = {"paper": 2 * users / (users - 1 - corrupt)}
-        for name, make in (("uniform", count_sketch), ("balanced", balanced_count_sketch)):
-            cells[name], cells[f"{name}, rows"] = overhead(make(users, HEIGHT, generator=generator), coalition)
-        report.row("coalitions", n=users, corrupt=corrupt, **cells, least=users / (users - HEIGHT * corrupt))
-
-
 def true_epsilons(users: int, report: Report, generator: torch.Generator) -> None:
     """What the paper's noise promises in truth."""
-    report.say(f"\n(3) true epsilon at delta = {DELTA:g}, m = {HEIGHT}, n = {users}, entries in [-1, 1]")
+    report.say(f"\n(2) true epsilon at delta = {DELTA:g}, m = {HEIGHT}, n = {users}, entries in [-1, 1]")
     sketch = balanced_count_sketch(users, HEIGHT, generator=generator)
 
     def row(noise: str, d: int, nominal: float, true: float) -> None:
@@ -133,7 +105,7 @@ def drawn_delta(
 def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
     """The noise that the honest clients add together, against the delta that it was calibrated to."""
     report.say(
-        f"\n(4) delta of drawn noise at epsilon = 1, calibrated to {LOOSE:g}, {draws} draws; then noise 10 % smaller"
+        f"\n(3) delta of drawn noise at epsilon = 1, calibrated to {LOOSE:g}, {draws} draws; then noise 10 % smaller"
     )
     several, single = balanced_osnap(60, 12, 3, generator=generator), count_sketch(60, 3, generator=generator)
     gone = single.rows[0].eq(int(single.counts().argmin())).nonzero()[:10, 0]  # ten from the thinnest row
@@ -162,19 +134,17 @@ def monte_carlo(draws: int, report: Report, generator: torch.Generator) -> None:
 @dataclass(frozen=True)
 class Config:
     users: int = 100_000
-    crowds: int = len(CROWDS)  # rows of the second table
     paper_users: int = 1_000_000
     draws: int = 400_000
 
 
 FULL = Config()
-SMOKE = Config(20_000, 2, 20_000, 100_000)
+SMOKE = Config(20_000, 20_000, 100_000)
 
 
 def measure(config: Config, report: Report) -> None:
     generator = keyed_generator(b"noise of the linear-transformation model")
     entries(config.users, report, generator)
-    coalitions(CROWDS[: config.crowds], report, generator)
     true_epsilons(config.paper_users, report, generator)
     monte_carlo(config.draws, report, generator)
 

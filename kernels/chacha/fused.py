@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdp.kernels.dispatch.launches import launched
+from torchdp.kernels.dispatch import launched
 
 BLOCKS = 256  # of one program
 

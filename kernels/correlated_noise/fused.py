@@ -1,15 +1,14 @@
 """One step of correlated noise in Triton: normals live in registers, the state is read and written once."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from torchdp.kernels.chacha.fused import words64
-from torchdp.kernels.correlated_noise.reference import ANGLE, COARSE, FURTHER, MOST, RADIUS
-from torchdp.kernels.correlated_noise.step import Step
-from torchdp.kernels.dispatch.launches import launched
+from torchdp.kernels.correlated_noise.reference import ANGLE, COARSE, FURTHER, MOST, RADIUS, Step
+from torchdp.kernels.dispatch import launched
 from torchdp.kernels.normals.fused import circle
-from torchdp.kernels.normals.pieces import on
 
 NUMBERS = 1024  # of one program of 128 threads: half as many pairs, 64 blocks of either stream
 TICK = tl.constexpr(6.283185307179586 / 2**64)
@@ -96,7 +95,7 @@ def add(changed: tuple[Tensor, Tensor], total: Tensor, now: Step, key: Tensor, s
     if not len(total):
         return
     programs = triton.cdiv(first % 16 + len(total), NUMBERS)
-    with on(total.device):
+    with torch.cuda.device_of(total):
         add_kernel[(programs,)](
             out, state, total, now.gains, now.decays, now.numbers, now.lags, key, *now.slots, step, first,
             len(now.lags), len(total), len(state), state.stride(0), NUMBERS=NUMBERS, RUNNING=len(now.decays),

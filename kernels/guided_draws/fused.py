@@ -5,9 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdp.kernels.dispatch.launches import launched
+from torchdp.kernels.dispatch import launched
 from torchdp.kernels.guided_draws.reference import OPEN as UNDECIDED
-from torchdp.kernels.normals.pieces import on
 
 DRAWS = 2048  # of one program
 OPEN = tl.constexpr(UNDECIDED)
@@ -62,7 +61,7 @@ def fill(out: Tensor, parts: Tensor, cells: Tensor, times: int = 0) -> Tensor:
         return torch.empty(0, dtype=torch.int64, device=out.device)
     counts = torch.zeros(programs, dtype=torch.int32, device=out.device)
     sizes = {"SHIFT": 8 * parts.itemsize - (len(cells).bit_length() - 1), "MASK": len(cells) - 1, "DRAWS": DRAWS}
-    with on(out.device):
+    with torch.cuda.device_of(out):
         count_kernel[(programs,)](counts, parts, cells, len(parts), **sizes)
         ends = counts.cumsum(0)
         places = torch.full((int(ends[-1]),), -1, dtype=torch.int64, device=out.device)

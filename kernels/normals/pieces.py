@@ -1,7 +1,6 @@
 """How fused sums over users divide their work: pieces of consecutive users of one type."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -61,8 +60,3 @@ def portions(counts: Tensor, at_once: int) -> Iterator[tuple[int, int, Tensor]]:
 def power_of_two(number: int) -> int:
     """The least power of two >= number, 1 for 0."""
     return 1 << max(0, number - 1).bit_length()
-
-
-def on(device: torch.device) -> AbstractContextManager[object]:
-    """Launches go to this device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

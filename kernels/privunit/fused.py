@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdp.kernels.dispatch.launches import launched
+from torchdp.kernels.dispatch import launched
 from torchdp.kernels.normals.fused import four
-from torchdp.kernels.normals.pieces import on, pieces, power_of_two
+from torchdp.kernels.normals.pieces import pieces, power_of_two
 from torchdp.kernels.philox.fused import side_by_side
 from torchdp.kernels.privunit import reference
 
@@ -120,7 +120,7 @@ def sums(
     for part in pieces(counts, first, max(1, TILE // q), PIECE).split(width):
         noise = torch.empty((len(part.type), width), dtype=torch.float64, device=device)
         reach = noise.new_empty(len(noise))
-        with on(device):
+        with torch.cuda.device_of(points):
             sum_kernel[(len(noise),)](
                 *(noise, reach, axes, height, *draws, part.type, part.start, part.stop, key, first, width, tiny),
                 Q=q,

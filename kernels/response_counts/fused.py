@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdp.kernels.dispatch.launches import launched
+from torchdp.kernels.dispatch import launched
 from torchdp.kernels.philox.fused import word64, words
 
 PAIRS = 512  # of users in one step of a program

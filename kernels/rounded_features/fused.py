@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import pad
 
-from torchdp.kernels.dispatch.launches import launched
+from torchdp.kernels.dispatch import launched
 from torchdp.kernels.philox.fused import words
 
 LAST = tl.constexpr(1 - 2.0**-24)  # the float32 below 1
@@ -94,7 +94,7 @@ def tally(out, bits, label, number, inside, classes, width):
 
 
 @launched("key", "first", "features")
-def rounded_kernel(
+def count_kernel(
     out,
     x,
     frequencies,
@@ -111,10 +111,12 @@ def rounded_kernel(
     x_row,
     wave_row,
     label_step,
+    ROUNDED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_I: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    """Adds bits of rounded waves, or where not ROUNDED of waves above 0, of ``repeats`` = 1."""
     across = tl.cdiv(features, BLOCK_I)  # programs that share users follow one another
     block, top = tl.program_id(0) % across, (tl.program_id(0) // across).to(tl.int64) * BLOCK_N
     left, users, columns = (
@@ -129,51 +131,18 @@ def rounded_kernel(
     width = features.to(tl.int64) * waves
     for wave in range(0, waves):
         phase = tl.load(phases + wave * features + column, mask=column < features, other=0.0)
-        share = cosine(nearest(turns + phase[:, None]))
-        level = (tl.minimum(tl.maximum(share, -1.0), LAST) * 2147483648.0).to(tl.int32)
-        level = tl.where(share < 1.0, level, SURE)
-        for repeat in range(0, repeats):
-            random = uniform(key, first + user, block, repeat * waves + wave, BLOCK_I, BLOCK_N)
-            bits = (random < level) | (level == SURE)
-            start = out + repeat * classes * width
-            tally(start, bits, label, column * waves + wave, column < features, classes, width)
-
-
-@launched("features")
-def positive_kernel(
-    out,
-    x,
-    frequencies,
-    phases,
-    labels,
-    waves,
-    n,
-    d,
-    features: tl.int32,
-    classes,
-    x_row,
-    wave_row,
-    label_step,
-    BLOCK_N: tl.constexpr,
-    BLOCK_I: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    across = tl.cdiv(features, BLOCK_I)
-    block, top = tl.program_id(0) % across, (tl.program_id(0) // across).to(tl.int64) * BLOCK_N
-    left, users, columns = (
-        block.to(tl.int64) * BLOCK_I,
-        tl.minimum(n - top, BLOCK_N).to(tl.int32),
-        features - block * BLOCK_I,
-    )
-    x, frequencies = x + top * x_row, frequencies + left * wave_row
-    turns = projection(x, frequencies, users, columns, d, x_row, wave_row, BLOCK_N, BLOCK_I, BLOCK_D)
-    user, column = top + tl.arange(0, BLOCK_N), left + tl.arange(0, BLOCK_I)
-    label = tl.load(labels + user * label_step, mask=user < n, other=-1)
-    for wave in range(0, waves):
-        phase = tl.load(phases + wave * features + column, mask=column < features, other=0.0)
-        bits = tl.abs(nearest(turns + phase[:, None])) < 0.25
+        turned = nearest(turns + phase[:, None])
         number = column * waves + wave
-        tally(out, bits, label, number, column < features, classes, features.to(tl.int64) * waves)
+        if ROUNDED:
+            share = cosine(turned)
+            level = (tl.minimum(tl.maximum(share, -1.0), LAST) * 2147483648.0).to(tl.int32)
+            level = tl.where(share < 1.0, level, SURE)
+            for repeat in range(0, repeats):
+                random = uniform(key, first + user, block, repeat * waves + wave, BLOCK_I, BLOCK_N)
+                bits = (random < level) | (level == SURE)
+                tally(out + repeat * classes * width, bits, label, number, column < features, classes, width)
+        else:
+            tally(out, tl.abs(turned) < 0.25, label, number, column < features, classes, width)
 
 
 def rounded_counts(
@@ -187,34 +156,39 @@ def rounded_counts(
     repeats: int,
 ) -> Tensor:
     """As in reference.py."""
-    out = torch.zeros(repeats, classes, phases.numel(), dtype=torch.int64, device=x.device)
-    if out.numel() and len(x):
-        arguments = _arguments(x, frequencies, phases, labels, classes)
-        tensors, sizes = arguments[:4], arguments[4:]
-        _launch(rounded_kernel, x, frequencies, (out, *tensors, key, first, repeats, *sizes))
-    return out
+    return _counts(x, frequencies, phases, labels, classes, key, first, repeats, ROUNDED=True)
 
 
 def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
     """As in reference.py."""
-    out = torch.zeros(classes, phases.numel(), dtype=torch.int64, device=x.device)
-    if out.numel() and len(x):
-        _launch(positive_kernel, x, frequencies, (out, *_arguments(x, frequencies, phases, labels, classes)))
-    return out
+    return _counts(x, frequencies, phases, labels, classes, 0, 0, 1, ROUNDED=False)[0]
 
 
-def _arguments(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> tuple:
-    if x.shape[1] > LONGEST:
-        raise ValueError(f"x must have at most {LONGEST} columns, not {x.shape[1]}")
+def _counts(
+    x: Tensor,
+    frequencies: Tensor,
+    phases: Tensor,
+    labels: Tensor,
+    classes: int,
+    key: int,
+    first: int,
+    repeats: int,
+    **kind: bool,
+) -> Tensor:
+    (n, d), (waves, features) = x.shape, phases.shape
+    out = torch.zeros(repeats, classes, waves * features, dtype=torch.int64, device=x.device)
+    if not out.numel() or not n:
+        return out
+    if d > LONGEST:
+        raise ValueError(f"x must have at most {LONGEST} columns, not {d}")
     if x.stride(1) != 1 or x.stride(0) > LONGEST:
         x = x.contiguous()
-    rows = pad(frequencies.mT, (0, -len(frequencies) % BLOCK_D)).contiguous()  # in rows, as tf32 wants them
-    tensors, steps = (x, rows, phases.contiguous(), labels), (x.stride(0), rows.stride(0), *labels.stride())
-    return (*tensors, len(phases), *x.shape, phases.shape[1], classes, *steps)
-
-
-def _launch(kernel: triton.JITFunction, x: Tensor, frequencies: Tensor, arguments: tuple) -> None:
-    grid = (triton.cdiv(len(x), BLOCK_N) * triton.cdiv(frequencies.shape[1], BLOCK_I),)
+    rows = pad(frequencies.mT, (0, -d % BLOCK_D)).contiguous()  # in rows, as tf32 wants them
+    tensors, steps = (out, x, rows, phases.contiguous(), labels), (x.stride(0), rows.stride(0), *labels.stride())
+    grid = (triton.cdiv(n, BLOCK_N) * triton.cdiv(features, BLOCK_I),)
     blocks = {"BLOCK_N": BLOCK_N, "BLOCK_I": BLOCK_I, "BLOCK_D": BLOCK_D}
     with torch.cuda.device_of(x):
-        kernel[grid](*arguments, **blocks, **OPTIONS)
+        count_kernel[grid](
+            *tensors, key, first, repeats, waves, n, d, features, classes, *steps, **kind, **blocks, **OPTIONS
+        )
+    return out

@@ -10,7 +10,9 @@ uniform numbers included. Where a half lies within the bound, 192 further bits o
 
 import math
 
+import numpy as np
 import torch
+from scipy.sparse import csc_array
 from torch import Tensor
 
 from torchdp.kernels.chacha import keystream
@@ -23,6 +25,7 @@ VARIATION = 2.0**-200  # of one entry's noise from a rounded normal, for uniform
 MARGIN = 4  # of the error bound
 UNIT = 2.0**-53
 ROUNDINGS = 64  # |dG| <= ROUNDINGS UNIT r + rest/r, logarithm, sine, cosine to 4 units in the last place
+UNSIGNED = {torch.int32: np.uint32, torch.int64: np.uint64}  # in which C++ defines sums modulo 2^bits
 LOW, MIDDLE = 2**12 - 1, 2**52 - 1
 
 
@@ -107,3 +110,22 @@ def words(
     whole = rounded_normals(key, first * math.prod(shape[1:]), each).view(shape)
     whole += (values.double() * scale).long()[:, None]  # toward zero
     return whole.mul_(signs.mT[..., None]).to(dtype)
+
+
+def add_rows(table: Tensor, places: Tensor, words: Tensor) -> None:
+    """table[places[p]] += words[p] in place, modulo 2^bits: (m, d), (p,), (p, d).
+
+    On a CPU the sum of all of them, or a product with a sparse matrix of ones: the integers of ``index_add_`` in less
+    time.
+    """
+    count = len(places)
+    if len(table) == 1 and table.device.type == "cpu":
+        table += words.sum(0, dtype=table.dtype)
+        return
+    if table.device.type != "cpu" or table.dtype not in UNSIGNED or count < len(table):
+        table.index_add_(0, places, words)
+        return
+    unsigned = UNSIGNED[table.dtype]
+    columns = np.ones(count, unsigned), places.numpy(), np.arange(count + 1)
+    sums = csc_array(columns, shape=(len(table), count)) @ words.contiguous().numpy().view(unsigned)
+    table += torch.from_numpy(sums.view(words.numpy().dtype))

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from torchdp.kernels.dispatch.launches import launched
+from torchdp.kernels.dispatch import launched
 from torchdp.kernels.philox import fused as philox
 from torchdp.kernels.unary_counts.reference import LANES, ratio
 

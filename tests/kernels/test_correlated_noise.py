@@ -92,11 +92,6 @@ def test_what_is_written(slots, draws):
     assert torch.equal(step(state, slots=slots, draws=draws)[0], out)
 
 
-def test_without_a_past_noise_is_scaled_too():
-    out, _ = step(torch.empty(0, 4).double())
-    assert torch.allclose(out, torch.arange(4) + 1.7 / 0.8 * reference.normals(KEY, 3, 0, 4))
-
-
 @pytest.mark.parametrize("cut", [1, 16, 23])
 def test_parts_hold_the_numbers_of_the_whole(cut):
     past = torch.randn(2, 40, generator=torch.Generator().manual_seed(1)).double()

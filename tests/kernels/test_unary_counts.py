@@ -9,7 +9,6 @@ import torch
 from torchdp.kernels import philox, unary_counts
 from torchdp.kernels.unary_counts import reference
 
-ALPHA = 1e-6
 PROBABILITIES = [0.5, 0.25, 1 / (math.e + 1), 1 - 1 / (math.e + 1), 2.0**-70, math.exp(-40), 1 - 2.0**-53]
 
 

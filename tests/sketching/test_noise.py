@@ -69,13 +69,6 @@ def test_sums_follow_their_law(noise, sketch, law):
     assert stats.kstest(2.5 * drawn, law.cdf).pvalue < ALPHA
 
 
-def test_repetitions_are_independent_and_shaped_as_asked():
-    for noise in NOISES:
-        sums = noise.sample_sum(FEW, 3, generator=generator(), sample_shape=(2, 5))
-        assert sums.shape == (2, 5, 4, 3) and not torch.equal(sums[0], sums[1])
-        assert noise.sample_sum(FEW, 3, generator=generator(), sample_shape=(0,)).shape == (0, 4, 3)
-
-
 @pytest.mark.gpu
 def test_noise_on_a_gpu():
     sketch = balanced_count_sketch(20_000, 10, generator=generator(1, "cuda"))
