@@ -26,8 +26,7 @@ SMALLEST = 1e-20  # share of the largest below which a singular value is not res
 Attempt = tuple[Tensor, Tensor, Tensor, list[Tensor], int]
 # Exponent of the updates.
 EXPONENT = 0.6
-# Iterations between two searches for sets, how many sets one begins from and adds at most, and the weight that all
-# added ones get together.
+# Iterations between two searches for sets, how many sets one adds at most, and the weight that they get together.
 SEARCH = 14
 ADDED = 200
 SHARE = 0.02
@@ -245,7 +244,7 @@ def separated_bound(
             break
         sets = _moved(sets, X, _rows(sets.row_weights, squares, trace, p))
         if iteration % SEARCH == SEARCH - 1:
-            sets = _joined(sets, X, gap)
+            sets = _joined(sets, X, gap, times)
     return found, X_best
 
 
@@ -299,13 +298,13 @@ def _moved(sets: SeparatedDual, X: Tensor, rows: Tensor) -> SeparatedDual:
     return SeparatedDual(rows, sets.steps[kept], grown, weights[kept] / weights[kept].sum())
 
 
-def _joined(sets: SeparatedDual, X: Tensor, gap: int) -> SeparatedDual:
+def _joined(sets: SeparatedDual, X: Tensor, gap: int, times: int) -> SeparatedDual:
     """With the sets of largest sums of abs(X) that are not there yet, each with orthogonal directions.
 
-    They are the sets of most weight with one step exchanged for the best other one.
+    They are chains, and chains with one step exchanged for the best other one.
     """
-    heaviest = sets.weights.argsort(descending=True)[:ADDED]
-    steps, sums = _exchanged(X.abs(), sets.steps[heaviest], gap)
+    Z = X.abs()
+    steps, sums = _exchanged(Z, _chains(Z, gap, times), gap)
     known = {tuple(row) for row in sets.steps.tolist()}
     fresh = []
     for i in sums.argsort(descending=True).tolist():
@@ -321,12 +320,38 @@ def _joined(sets: SeparatedDual, X: Tensor, gap: int) -> SeparatedDual:
     return SeparatedDual(sets.row_weights, torch.cat([sets.steps, added]), directions, weights)
 
 
+def _chains(Z: Tensor, gap: int, times: int) -> Tensor:
+    """Sets of at most ``times`` steps, ``gap`` apart, with large sums of Z, (2 n, times) padded with n.
+
+    Step by step the best chain that ends in each step, its sums of Z carried along; forwards and backwards.
+    """
+    n = len(Z)
+    every = torch.arange(n)
+    near = every[:, None] > every - gap
+    found = []
+    for turned in (False, True):
+        z = Z.flip(0, 1) if turned else Z
+        own = z.diagonal()
+        total, carried, members = own, z, every[:, None]
+        for _ in range(1, times):
+            reach = total[:, None] + 2 * carried + own  # [i, j]: the chain that ends in i, then j
+            gain, before = reach.masked_fill(near, -math.inf).max(0)
+            better = gain > total  # a chain that cannot grow stays
+            total = torch.where(better, gain, total)
+            carried = torch.where(better[:, None], carried[before] + z, carried)
+            grown = torch.cat([members[before], every[:, None]], 1)
+            kept = torch.nn.functional.pad(members, (1, 0), value=-1)
+            members = torch.where(better[:, None], grown, kept)
+        found.append(torch.where(members < 0, n, n - 1 - members if turned else members))
+    return torch.cat(found).sort(1).values
+
+
 def _exchanged(Z: Tensor, steps: Tensor, gap: int) -> tuple[Tensor, Tensor]:
-    """The sets (N, times), padded with n, with each step in turn exchanged for the best other one; sums of Z."""
+    """The sets (N, times), padded with n, and those with one step exchanged for the best other one; sums of Z."""
     n = len(Z)
     every = torch.arange(n)
     padded = torch.nn.functional.pad(Z, (0, 1, 0, 1))
-    found, sums = [], []
+    found, sums = [steps], [padded[steps[:, :, None], steps[:, None, :]].sum((1, 2))]
     for q in range(steps.shape[1]):
         others = torch.cat([steps[:, :q], steps[:, q + 1 :]], 1)
         value = padded[others[:, :, None], others[:, None, :]].sum((1, 2))
