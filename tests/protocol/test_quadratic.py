@@ -144,3 +144,17 @@ def test_a_ratio_whose_denominator_may_be_0_is_left_to_fieller_and_joined_with_o
     )]  # fmt: skip
     for end, wide in zip(ratio.joined(normal_error).margins(Z), wider, strict=True):
         torch.testing.assert_close(end, wide)
+
+
+def test_along_the_path_the_truth_rises_and_the_deviate_falls_so_that_each_end_is_one_root():
+    for index in range(60):
+        r = 1 + index % 6
+        curved = normal(r, seed=index) * 10.0 ** torch.arange(r).double().neg().div(2)
+        error = error_of(curved, 10.0 ** (index % 4 - 1) * normal(r, seed=100 + index))
+        path = quadratic._Path.of(error)
+        y = torch.linspace(-12, 12, 400, dtype=torch.float64)
+        truth, deviate = path.truth(y), path.deviate(y)
+        size = float(path.scale)
+        assert (truth.diff() >= -1e-7 * size).all()
+        near = (deviate.abs() < 4)[1:] & (deviate.abs() < 4)[:-1]  # further out tails are rough
+        assert near.sum() > 20 and (deviate.diff()[near] <= 1e-3).all()

@@ -111,3 +111,16 @@ def test_thresholds_of_cut_geometric_numbers():
         assert table.first == 0 and len(every) == last
         for j, threshold in enumerate(every, 1):
             assert abs(sum(masses[j:]) / sum(masses) * 2**128 - threshold) <= Fraction(501, 1000)
+
+
+@pytest.mark.parametrize(("users", "absent"), [(1, 0), (2, 0), (2, 1)])
+def test_guarantee_the_profile_lies_above_every_pair(users, absent):
+    protocol = PureSum(users, 1.0, 0.3, 0.05)
+    (profile,) = protocol.profiles(absent)
+    epsilons = np.linspace(-2, 2, 81)
+    bound = profile(epsilons)
+    assert bound[epsilons > protocol.epsilon + math.log(users / (users - absent)) + 0.01].max() < 1e-12
+    for zero, one in views(protocol, users - absent):
+        for p, q in ((zero, one), (one, zero)):
+            curve = [np.maximum(0, p - math.exp(e) * q).sum() for e in epsilons]
+            assert (np.array(curve) <= bound + 1e-12).all()
