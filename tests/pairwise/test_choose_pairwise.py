@@ -1,6 +1,5 @@
 """Choosing a protocol by predicted error; one message by PrivUnit."""
 
-import math
 import sys
 
 import pytest
@@ -9,29 +8,14 @@ import torch
 from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.pairwise import (
-    Form,
     OneMessage,
     PairReports,
     Pairs,
-    PairwiseStatistic,
     TwoMessage,
     choose,
 )
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
-
-LINE = PairwiseStatistic(
-    "line",
-    torch.tensor([[1.0], [0.3], [-1.0]], dtype=torch.float64),
-    Form(torch.tensor([1.0], dtype=torch.float64)),
-    pairs=Pairs.ALL,
-)
-PLANE = PairwiseStatistic(
-    "plane",
-    torch.tensor([[1.0, 0.2], [0.3, 0.5], [-1.0, 0.1]], dtype=torch.float64),
-    Form(torch.tensor([1.0, -0.5], dtype=torch.float64)),
-    pairs=Pairs.ALL,
-)
 
 
 @pytest.fixture
@@ -39,27 +23,6 @@ def closed_forms_only(monkeypatch):
     """Without the candidates that are optimised."""
     for name in ("LARGEST_STRATEGY", "LARGEST_MERGED"):
         monkeypatch.setattr(sys.modules["torchdp.pairwise.choose"], name, 0)
-
-
-@pytest.mark.parametrize("counts", [[0, 2, 0], [2, 1, 2]])
-@pytest.mark.parametrize("statistic", [LINE, PLANE], ids=lambda each: each.name)
-def test_monte_carlo_one_message_by_privunit(statistic, counts):
-    protocol, counts = OneMessage(statistic, 6.0), torch.tensor(counts)
-    answer = protocol.sample_estimate(counts, generator=keyed_generator(b"sphere"), sample_shape=(100_000,))
-    error = answer.value - statistic.exact(counts)
-    squared, n = Moments.of(error.square()), int(counts.sum())
-    predicted = mse(protocol, counts, n)
-    assert abs(squared.z_score(predicted)) < 5 and squared.standard_error < 0.03 * predicted
-    assert abs(Moments.of(error).z_score(0.0)) < 5
-    along = (counts.double() @ statistic.points * statistic.form.weights).square().sum()
-    assert abs(squared.z_score(float(protocol._variance(along, float(n), statistic.form)))) > 5  # normal noise
-
-
-def test_guarantee_one_message_by_privunit():
-    protocol = OneMessage(pairwise.unequal(4), 1.5)
-    law = protocol.client.cap
-    assert math.log(law.high_density / law.low_density) == pytest.approx(protocol.guarantee.epsilon, rel=1e-12)
-    assert protocol.guarantee.epsilon == 1.5 and protocol.client.radius >= protocol.statistic.radius
 
 
 def test_guarantee_choice_is_the_least_of_its_table_and_prints_it(brief):
@@ -86,22 +49,6 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
     some = family[[0, 1, 2, 3, 3 + k // 2, 2 + k]]
     fitted = PairReports.tuned(statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100)
     assert max(mse(fitted, h, n) for h in near) > 4 * max(mse(fitted, h, n) for h in some)
-
-
-@pytest.mark.filterwarnings("ignore:the denominator")  # of the rarest class
-def test_choice_without_a_prior_is_the_mean_over_its_histograms(brief):
-    statistic = pairwise.auc(3)
-    choice, family = choose(statistic, 5000, 1.0), pairwise.histograms(statistic)
-    torch.testing.assert_close(family.sum(1), torch.ones(15, dtype=torch.float64))
-    assert choice.candidates[0].name == "optimised strategy" and "two messages" in [
-        c.name for c in choice.candidates
-    ]
-    assert pairwise.histograms(LINE).shape == (6, 3)
-    for candidate in choice.candidates:
-        each = [mse(candidate.protocol, h, 5000) for h in family]
-        assert (
-            candidate.error == pytest.approx((sum(each) / len(each)) ** 0.5) and candidate.error < max(each) ** 0.5
-        )
 
 
 def test_a_kernel_whose_diagonal_varies_is_answered_from_pairs(closed_forms_only):

@@ -13,6 +13,7 @@ from torchdp.pairwise import Form, Pairs, PairwiseStatistic
 from torchdp.protocol import Tally
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SymmetricUnaryEncoding
 from torchdp.randomizers.alphabet.strategy import StrategyMatrix
+from torchdp.randomness import keyed_generator
 
 STATISTIC = pairwise.absolute_difference(4)
 TYPES, N = torch.tensor([0, 1, 3, 3, 2, 0, 1, 1, 3]), 9
@@ -88,6 +89,13 @@ def test_what_no_analyst_answers_is_refused_before_anybody_is_asked(name, pairs)
         kind(**fields)
 
 
-def test_one_user_has_all_pairs():
-    statistic = PairwiseStatistic("all", STATISTIC.points, STATISTIC.form, pairs=Pairs.ALL)
-    assert float(statistic.exact(torch.tensor([0, 1, 0, 0]))) == pytest.approx(0)
+def test_errors_show_no_data():
+    secret, protocol = 987654, made("OneMessage")
+    for use in (
+        lambda: protocol.estimate(torch.tensor([1, secret])),
+        lambda: protocol.sample_estimate(torch.tensor([secret, -secret, 0, 0]), generator=keyed_generator(b"bad")),
+        lambda: protocol.predicted_mse(torch.tensor([secret, -1.0, 0, 0])),
+    ):
+        with pytest.raises(ValueError) as caught:
+            use()
+        assert str(secret) not in str(caught.value)

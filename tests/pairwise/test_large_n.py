@@ -14,17 +14,6 @@ def zipf(k, n):
     return (weights / weights.sum() * n).round().long()
 
 
-@pytest.mark.parametrize("flat", [False, True])
-def test_one_message_beats_two_on_a_large_domain(flat):
-    statistic = pairwise.absolute_difference(1024, spacing=1 / 1023)
-    histogram = torch.ones(1024, dtype=torch.float64) if flat else zipf(1024, 10**6).double()
-    two, one = (mse(kind(statistic, 1.0), histogram, 10**6) for kind in (TwoMessage, OneMessage))
-    assert 1.8 <= two / one < 4.1
-    # for few users the noise times noise counts: v(1/2)^2 against 2 v(1)^2, a factor near 8
-    two, one = (mse(kind(statistic, 1.0), histogram, 10**3) for kind in (TwoMessage, OneMessage))
-    assert two / one > 3
-
-
 @pytest.mark.parametrize("n", [10**9, 10**10, 10**12])
 @pytest.mark.parametrize("kind", [TwoMessage, OneMessage, responses])
 def test_a_billion_users_and_more(kind, n):
@@ -44,13 +33,3 @@ def test_a_billion_users_and_more(kind, n):
         torch.testing.assert_close(answer.standard_error, torch.full_like(answer.value, rmse), rtol=0.1, atol=0)
         error = (answer.value - statistic.exact(counts)) / rmse
         assert float(error.abs().max()) < 6 and 0.5 < float(error.square().mean()) < 2
-
-
-def test_error_falls_as_one_over_the_square_root():
-    statistic = pairwise.absolute_difference(16)
-    histogram = zipf(16, 10**6).double()
-    for kind in (TwoMessage, OneMessage, responses):
-        many, more = (mse(kind(statistic, 1.0), histogram, n) for n in (10**10, 10**12))
-        assert many / more == pytest.approx(100, rel=1e-3)
-        few, some = (mse(kind(statistic, 1.0), histogram, n) for n in (10, 20))
-        assert few / some > 3

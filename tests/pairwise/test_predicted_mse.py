@@ -26,7 +26,6 @@ STATISTICS = [pairwise.absolute_difference(5), pairwise.unequal(4), pairwise.ken
 VARIED = from_factors(  # its diagonal f(x, x) is 1, 4, -2
     torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, -3.0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
 )
-EVERY = PairwiseStatistic("every pair", VARIED.points, VARIED.form, pairs=Pairs.ALL)
 STEP = 100_000  # trials at once
 
 
@@ -65,37 +64,6 @@ def check(protocol, counts, trials):
 @pytest.mark.parametrize("kind", KINDS)
 def test_monte_carlo_finds_the_predicted_error(kind, statistic, epsilon, n, trials):
     check(kind(statistic, epsilon), counts_of(statistic, n), trials)
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 6])
-@pytest.mark.parametrize("statistic", [*STATISTICS, EVERY], ids=lambda each: each.name)
-def test_monte_carlo_one_message_for_very_few_users(statistic, n):
-    check(OneMessage(statistic, 6.0), counts_of(statistic, n), 50_000)
-
-
-def test_monte_carlo_sees_the_third_and_fourth_moments():
-    protocol, counts = OneMessage(EVERY, 6.0), torch.tensor([0, 2, 0])
-    squared, n = Moments.of(errors(protocol, counts, 200_000).square()), counts.sum()
-    assert agrees(squared, mse(protocol, counts, 2))
-    along = (counts.double() @ EVERY.points * EVERY.form.weights).square().sum()
-    normal = float(protocol._variance(along, float(n), EVERY.form))  # of a normal message
-    assert not agrees(squared, normal)
-
-
-def test_monte_carlo_pairs_with_a_diagonal_that_depends_on_the_type():
-    for n, trials in ((5, 100_000), (60, 30_000)):
-        check(responses(VARIED, 2.0), counts_of(VARIED, n), trials)
-    check(OneMessage(EVERY, 2.0), counts_of(EVERY, 5), 100_000)
-    check(TwoMessage(EVERY, 2.0), counts_of(EVERY, 5), 100_000)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_prediction_eight_per_cent_off_is_rejected(kind):
-    statistic = STATISTICS[0]
-    protocol, counts = kind(statistic, 1.0), counts_of(statistic, 90)
-    squared, predicted = Moments.of(errors(protocol, counts, 60_000).square()), mse(protocol, counts, 90)
-    assert agrees(squared, predicted)
-    assert not agrees(squared, predicted * 1.08) and not agrees(squared, predicted / 1.08)
 
 
 def central_moments_on_the_circle(cap, a):

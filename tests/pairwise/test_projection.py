@@ -35,16 +35,6 @@ def test_projection_agrees_with_a_reference_solver(types, r, symmetric):
         torch.testing.assert_close(found.point[each], reference(vertices, target[each]), atol=2e-4, rtol=0)
 
 
-def test_weights_are_probabilities_and_give_the_point():
-    vertices, target = normals("points", 7, 4), normals("targets", 2, 5, 4)
-    found = project(vertices, target)
-    assert found.point.shape == (2, 5, 4) and found.weights.shape == (2, 5, 7) and found.gap.shape == (2, 5)
-    assert bool((found.weights >= 0).all())
-    torch.testing.assert_close(found.weights.sum(-1), torch.ones(2, 5, dtype=torch.float64))
-    torch.testing.assert_close(found.weights @ vertices, found.point)
-    assert float(found.gap.max()) <= 1e-7 * float(vertices.norm(dim=1).max()) ** 2
-
-
 def test_guarantee_the_gap_bounds_the_squared_distance_to_the_projection():
     vertices, target = normals("points", 60, 10), normals("targets", 50, 10)
     best = project(vertices, target, tol=1e-12).point

@@ -41,35 +41,6 @@ def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so(brief):
     torch.testing.assert_close(rows[..., 1], torch.tensor([[0.1], [0.4]]).double().expand(2, 5))
 
 
-@pytest.mark.parametrize("kind", AGGREGATE)
-def test_class_sizes_come_from_the_messages(kind):
-    statistic, counts = pairwise.auc(4), auc_counts(4, 20_000)
-    protocol, n = kind(statistic, 4.0), int(counts.sum())
-    sums = protocol.sample_tally(counts, generator=keyed_generator(b"sizes"), sample_shape=(2_000,))
-    below = protocol.mean(sums, statistic.denominator)
-    if protocol.estimated_pairs is pairwise.Pairs.ALL:
-        below = (n * below - statistic.common_diagonal(statistic.denominator)) / (n - 1)
-    positives = int(counts[4:].sum())
-    truth = positives * (n - positives) / (n * (n - 1))
-    found = Moments.of(below)
-    assert abs(found.z_score(truth)) < 5 and 0 < found.variance < (0.3 * truth) ** 2
-    numerator = protocol.mean(sums, statistic.form)  # its diagonal is 0
-    slope = n / (n - 1) if protocol.estimated_pairs is pairwise.Pairs.ALL else 1
-    torch.testing.assert_close(protocol.analyse(sums).value, 0.5 + numerator * slope / below, rtol=1e-6, atol=0)
-
-
-def test_auc_of_each_user_batched_and_not():
-    statistic, counts = pairwise.auc(3), auc_counts(3, 400)
-    for kind in AGGREGATE:
-        protocol, n = kind(statistic, 4.0), int(counts.sum())
-        sums = protocol.sample_tally(counts, generator=keyed_generator(b"batch"), sample_shape=(2, 3))
-        whole = protocol.analyse(sums)
-        for i, j in ((0, 0), (1, 2)):
-            part = protocol.analyse(Tally(n, {name: each[i, j] for name, each in sums.parts.items()}))
-            torch.testing.assert_close(part.value, whole.value[i, j])
-            torch.testing.assert_close(part.standard_error, whole.standard_error[i, j])
-
-
 @pytest.mark.parametrize("label", [0, 1])
 def test_no_ratio_where_the_denominator_is_zero_but_for_rounding(label):
     # at this budget randomized response changes nothing: all reports name one class
@@ -116,13 +87,3 @@ def test_the_noise_in_the_squares_is_taken_off(kind):
     protocol = kind(statistic, 2.0)
     answer = protocol.sample_estimate(counts, generator=keyed_generator(b"noise"), sample_shape=(20_000,))
     assert float(answer.standard_error.square().mean()) == pytest.approx(mse(protocol, counts, 200), rel=0.05)
-
-
-@pytest.mark.parametrize("kind", AGGREGATE)
-def test_standard_errors_are_positive_where_noise_is_all_there_is(kind):
-    for statistic in (pairwise.absolute_difference(6), pairwise.unequal(6), pairwise.kendall(2, 3)):
-        counts = torch.tensor([2, 0, 1, 0, 0, 2])
-        answer = kind(statistic, 0.05).sample_estimate(
-            counts, generator=keyed_generator(b"all noise"), sample_shape=(2_000,)
-        )
-        assert bool((answer.standard_error > 0).all()) and bool(answer.standard_error.isfinite().all())

@@ -1,6 +1,5 @@
 """Reports about the type in quadratic forms: exact variances, one law of two paths, guarantees."""
 
-import importlib
 import math
 from itertools import product
 
@@ -15,7 +14,6 @@ from torchdp.pairwise import PairReports
 from torchdp.pairwise.variance import pairs_variance
 from torchdp.protocol import Tally
 from torchdp.randomizers import (
-    HadamardResponse,
     OptimizedUnaryEncoding,
     RandomizedResponse,
     StrategyMatrix,
@@ -60,21 +58,6 @@ def test_symmetric_variance_is_the_general_one(statistic, kind, epsilon):
     counts = torch.arange(k).double() + 1.5
     want = pairs_variance(statistic.points, covariances, counts, statistic.form.weights)
     torch.testing.assert_close(protocol.mean_variance(counts, statistic.form), want, rtol=1e-10, atol=0)
-
-
-def test_variances_of_a_batch_are_those_of_its_members(monkeypatch):
-    statistic, generator = VARIED, keyed_generator(b"batch")
-    counts = torch.rand(5, 3, dtype=torch.float64, generator=generator) * 20 + 1
-    weights = torch.randn(5, statistic.dim, dtype=torch.float64, generator=generator)
-    for protocol in (PairReports(statistic, 1.0), PairReports(statistic, 1.1, uneven(3, 1.0))):
-        for form in (statistic.form, pairwise.Form(weights)):
-            single = [
-                protocol.mean_variance(c, pairwise.Form(w))
-                for c, w in zip(counts, form.weights.expand(5, -1), strict=True)
-            ]
-            torch.testing.assert_close(protocol.mean_variance(counts, form), torch.stack(single))
-            monkeypatch.setattr("torchdp.pairwise.variance.NUMBERS_AT_ONCE", 20)
-            torch.testing.assert_close(protocol.mean_variance(counts, form), torch.stack(single))
 
 
 @pytest.mark.parametrize("counts", [[1, 1, 0], [0, 3, 0], [1, 1, 1]])
@@ -178,21 +161,6 @@ def test_an_optimised_strategy_beats_the_messages_on_abs_difference(brief):
     assert largest(worst) < largest(found)
 
 
-def test_hadamard_response_as_a_strategy_does_no_worse_than_its_own_decoder():
-    oracle = HadamardResponse(5, 1.0)
-    rows, columns = torch.arange(1, 6), torch.arange(8)
-    odd = torch.tensor([[bin(int(a) & int(b)).count("1") % 2 for a in rows] for b in columns])
-    matrix = torch.where(odd == 0, math.e, 1.0).double()
-    protocol = PairReports(pairwise.absolute_difference(5), 1.0, StrategyMatrix(matrix / matrix.sum(0)))
-    points = protocol.statistic.points
-    for x in range(5):
-        own = points.mT @ oracle.covariance(x) @ points
-        assert protocol.covariances[x].trace() <= own.trace() * 1.5
-    assert sum(protocol.covariances[x].trace() for x in range(5)) <= sum(
-        (points.mT @ oracle.covariance(x) @ points).trace() for x in range(5)
-    )
-
-
 def test_merged_bins_are_unbiased_but_for_the_bias_they_state(brief):
     """Eight types in three bins: what is missed on average is what merging does to the kernel, no more and no less."""
     statistic, h = pairwise.absolute_difference(8), torch.tensor([5.0, 1, 1, 3, 2, 0, 1, 7])
@@ -209,17 +177,6 @@ def test_merged_bins_are_unbiased_but_for_the_bias_they_state(brief):
     assert abs(found.bias(counts.double())) < float(answer.bias.mean()) < 0.7 * found.distortion
     decoded = found.decoded(found.tally(found.client.randomize(torch.arange(8))))
     assert int((decoded.diff().abs() > 1e-9).sum()) == 2  # evenly over the types of a bin
-
-
-@pytest.mark.slow
-def test_many_types_are_merged_by_choose(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("torchdp.pairwise.choose"), "BINS", (24,))
-    statistic = pairwise.absolute_difference(66, spacing=1 / 65)
-    prior = torch.exp(-((torch.linspace(0, 1, 66) - 0.3) / 0.1).square())
-    choice = pairwise.choose(statistic, 10_000, 1.0, prior=prior)
-    assert "bins" in choice.candidates[0].name
-    others = [each.error for each in choice.candidates if "bins" not in each.name]
-    assert choice.candidates[0].error < 0.6 * min(others)
 
 
 def test_the_auc_of_many_scores_on_bins(brief):

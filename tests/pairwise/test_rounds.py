@@ -6,30 +6,22 @@ from dataclasses import dataclass
 import pytest
 import torch
 from pairs import from_factors
-from scipy.stats import ks_2samp
 
 from pairwise.common import mse
 from torchdp import pairwise
 from torchdp.collection import Journal
-from torchdp.draws import Simulated
 from torchdp.noise import SeededNoise
 from torchdp.pairwise import OneMessage, Pairs, ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.rounds.interactive import extremes
 from torchdp.pairwise.rounds.round import (
     Question,
-    scalar_response,
     searched_variance,
     searched_worst_variance,
-    variance,
     worst_variance,
 )
 from torchdp.privacy import Model, compose
-from torchdp.protocol import Crowd, Tally
-from torchdp.randomizers import DuchiJordanWainwright, PrivUnit
+from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
-
-ALPHA = 1e-6
-CHANGES = 1.044  # epsilon from which PrivUnit of one number has less noise than a sign
 
 
 def signs(k):
@@ -131,23 +123,6 @@ def test_two_journals_carry_a_protocol_of_two_rounds(tmp_path):
         Journal(tmp_path / "round 1.db", other)
 
 
-@pytest.mark.parametrize("epsilon", [0.1, 1.0, 6.0])
-def test_guarantee_sign_response(epsilon):
-    response = DuchiJordanWainwright(1, epsilon)
-    values = torch.linspace(-1, 1, 9, dtype=torch.float64)
-    size, trials = 1 / math.tanh(epsilon / 2), 100_000
-    plus = (1 + values * math.tanh(epsilon / 2)) / 2
-    both = torch.stack([plus, 1 - plus])
-    worst = (both.amax(1) / both.amin(1)).log()
-    assert worst.tolist() == pytest.approx([epsilon] * 2, rel=1e-9)
-    assert float((both[0] * size - both[1] * size - values).abs().max()) < 1e-12  # unbiased
-    assert response.guarantee.epsilon == epsilon and response.guarantee.exact
-    drawn = response.randomize_unchecked(values.repeat(trials)[:, None], SeededNoise(1)).view(trials, -1)
-    torch.testing.assert_close(drawn.abs(), torch.full_like(drawn, size))
-    share = (drawn > 0).double().mean(0)
-    assert float(((share - plus) / (plus * (1 - plus) / trials).sqrt()).abs().max()) < 5
-
-
 def test_guarantee_answers_stay_in_range_whatever_is_published():
     # a hostile or noisy question cannot make a user feed more than [-1, 1]
     points = SIGNS.points
@@ -158,37 +133,6 @@ def test_guarantee_answers_stay_in_range_whatever_is_published():
         assert float(shown.abs().max()) <= 1
         plus = (1 + shown * math.tanh(0.5)) / 2
         assert float((plus.amax(1) / plus.amin(1)).log().max()) <= 1 + 1e-12
-
-
-@pytest.mark.parametrize("kind", [DuchiJordanWainwright, PrivUnit])
-def test_scalar_sums_have_the_law_of_the_messages(kind):
-    response, trials = kind(1, 1.0), 10_000
-
-    def sampled(values, counts, seed):
-        crowd = Crowd(values.expand(trials, -1)[..., None], counts.expand(trials, -1))
-        return response.sample_unchecked(crowd, Simulated(keyed_generator(seed)), ())["sum"][:, 0]
-
-    values = torch.tensor([-1.0, -0.2, 0.3, 1.0], dtype=torch.float64)
-    for counts in (COUNTS, torch.tensor([0, 0, 1, 0]), torch.tensor([2, 1, 0, 0])):
-        held = values[torch.arange(4).repeat_interleave(counts)]
-        users = response.randomize_unchecked(held.repeat(trials)[:, None], SeededNoise(1)).view(trials, -1).sum(1)
-        sums, other = sampled(values, counts, b"sums"), sampled(-values, counts, b"other")
-        # binary sums of few users tie, and rounding must not split the ties
-        users, sums, other = (each.round(decimals=9) for each in (users, sums, other))
-        assert ks_2samp(users.round(decimals=9), sums.round(decimals=9), method="asymp").pvalue > ALPHA
-        assert ks_2samp(users.round(decimals=9), other.round(decimals=9), method="asymp").pvalue < ALPHA
-        mean, spread = held.sum(), variance(response, held).sum()
-        assert abs(float(sums.mean() - mean)) < 5 * float(spread / trials) ** 0.5
-        assert float(sums.var() / spread) == pytest.approx(1, abs=0.12)
-
-
-def test_the_response_of_less_variance_is_taken():
-    assert isinstance(scalar_response(CHANGES - 0.01), DuchiJordanWainwright)
-    assert isinstance(scalar_response(CHANGES + 0.01), PrivUnit)
-    for epsilon in (0.3, CHANGES - 0.01, CHANGES + 0.01, 8.0):
-        zero = torch.zeros((), dtype=torch.float64)
-        values = [float(variance(kind(1, epsilon), zero)) for kind in (DuchiJordanWainwright, PrivUnit)]
-        assert worst_variance(epsilon) == min(values)
 
 
 # ---- both paths, bias, error
@@ -210,24 +154,6 @@ def test_prediction_and_no_bias_by_monte_carlo(index, n, epsilon):
     assert abs(float(square.mean()) - predicted) < allowed
     estimated = float(found.standard_error.square().mean()) / predicted
     assert 0.85 < estimated < (1.25 if n > 1000 else 8)
-
-
-def test_given_what_is_published_the_mean_and_the_variance_are_exact():
-    protocol, counts, n = TwoRound(SIGNS, 1.0, 0.4), torch.tensor([5, 0, 7, 100, 0, 1, 30, 3]), 146
-    first = protocol.round(()).sample_tally(counts, generator=keyed_generator(b"one b"))
-    means = protocol.means(protocol.joined((first, Tally(n, {"answer0": torch.zeros(())}))))
-    (question,), vector, trials = protocol.questions(means), first["vector0"], 40_000
-    shown = question.shown(SIGNS.points).expand(trials, -1)
-    crowd = Crowd(shown[..., None], counts.expand(trials, -1))
-    drawn = protocol.responses[0].sample_unchecked(crowd, Simulated(keyed_generator(b"answers")), ())
-    sums = drawn["sum"][:, 0]
-    values = question.mean(sums, n) + protocol.offset(means, n)
-    s, b, v = counts.double() @ SIGNS.points / n, vector / n, protocol.randomizers[0].moments.variance
-    J = SIGNS.form.weights
-    mean = 2 * (s * J * b).sum() - (b * J * b).sum() + v * J.sum() / n
-    spread = float(protocol.answer_variance((question,), counts))
-    assert abs(float(values.mean() - mean)) < 4.5 * (spread / trials) ** 0.5
-    assert float(values.var()) == pytest.approx(spread, rel=0.04)
 
 
 def test_clipping_bias_is_bounded_by_what_is_published():
@@ -261,14 +187,6 @@ def test_clipping_bias_is_bounded_by_what_is_published():
 # ---- weight, split, leading term
 
 
-def test_small_weight_is_the_one_message_protocol():
-    counts, n = torch.tensor([50, 0, 7, 100, 0, 1, 30, 3]), 191
-    almost = TwoRound(SIGNS, 1.0, 1 - 1e-5, 1e-9)
-    one = OneMessage(SIGNS, 1.0)
-    found = float(almost.published_variance(counts.double(), SIGNS.form))
-    assert found == pytest.approx(mse(one, counts, n), rel=1e-4)
-
-
 def test_chosen_split_is_the_best_of_a_grid_and_no_worse_than_one_message():
     for n in (300, 3000, 10**5):
         for histogram in (torch.ones(8), torch.eye(8)[0]):
@@ -300,24 +218,7 @@ def test_leading_error_is_free_of_gamma_2(epsilon):
         assert mse(OneMessage(statistic, epsilon), point, n) > 0.9 * radius**2 * limit
 
 
-def test_projection_wins_where_many_types_are_hardly_used():
-    statistic, n = signs(256), 10_000
-    point = torch.eye(256)[0]
-    projected = mse(ProjectedTwoRound.tuned(statistic, n, 1.0), point, n)
-    assert projected < 0.8 * mse(TwoRound.tuned(statistic, n, 1.0, prior=point), point, n)
-    statistic = signs(32)  # few types: the second vector costs more than the projection gains
-    point = torch.eye(32)[0]
-    projected = mse(ProjectedTwoRound.tuned(statistic, n, 1.0), point, n)
-    assert projected > mse(TwoRound.tuned(statistic, n, 1.0, prior=point), point, n)
-
-
 # ---- edges
-
-
-def test_two_users_and_distinct_pairs():
-    for protocol in protocols(DIFFERENCE, 2.0):
-        found = protocol.estimate(torch.tensor([0, 3]), noise=SeededNoise.of(keyed_generator(b"two")))
-        assert bool(torch.isfinite(found.value)) and float(found.standard_error) > 0
 
 
 @pytest.mark.parametrize("kind", [TwoRound, ThreeRound, ProjectedTwoRound])

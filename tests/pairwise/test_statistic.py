@@ -9,8 +9,6 @@ from sklearn.metrics import roc_auc_score
 from pairwise.common import counted, random_types, sign
 from torchdp import pairwise, workloads
 from torchdp.factorization import factorize, free_constant
-from torchdp.pairwise import Form, Pairs, PairwiseStatistic
-from torchdp.randomness import keyed_generator
 from torchdp.workloads import Workload
 
 KERNELS = [
@@ -46,33 +44,6 @@ def test_auc_numerator_and_denominator_are_kernels_of_the_pairs(k):
     torch.testing.assert_close(f.double() * 2, workloads.auc(k).dense(), rtol=0, atol=1e-12)
 
 
-def test_kernel_of_a_batch_of_weights():
-    statistic = pairwise.absolute_difference(4)
-    weights = torch.randn(2, 3, statistic.dim, dtype=torch.float64, generator=keyed_generator(b"batch"))
-    got = statistic.kernel(Form(weights))
-    assert got.shape == (2, 3, 4, 4)
-    torch.testing.assert_close(got[1, 2], statistic.kernel(Form(weights[1, 2])))
-
-
-@pytest.mark.parametrize("distinct", [True, False])
-def test_exact_mean_difference_by_counting(distinct):
-    types = random_types(5, 14, "gini")
-    statistic = PairwiseStatistic(
-        "gini",
-        (base := pairwise.absolute_difference(5, spacing=0.5)).points,
-        base.form,
-        pairs=Pairs.DISTINCT if distinct else Pairs.ALL,
-    )
-    want = by_pairs(types.tolist(), lambda x, y: 0.5 * abs(x - y), distinct=distinct)
-    assert float(statistic.exact(counted(types, 5))) == pytest.approx(want, rel=1e-12)
-
-
-def test_exact_diversity_by_counting():
-    types = random_types(4, 15, "diversity")
-    want = by_pairs(types.tolist(), lambda x, y: float(x != y))
-    assert float(pairwise.unequal(4).exact(counted(types, 4))) == pytest.approx(want, rel=1e-12)
-
-
 def test_exact_kendall_by_counting():
     types = random_types(12, 16, "kendall")
     want = by_pairs([divmod(x, 4) for x in types.tolist()], lambda x, y: sign(x[0] - y[0]) * sign(x[1] - y[1]))
@@ -84,14 +55,6 @@ def test_exact_auc_is_that_of_scikit_learn(k):
     types = random_types(2 * k, 60, f"auc {k}")
     want = roc_auc_score((types >= k).numpy(), (types % k).numpy())
     assert float(pairwise.auc(k).exact(counted(types, 2 * k))) == pytest.approx(want, abs=1e-10)
-
-
-def test_exact_of_a_batch_of_counts():
-    counts = torch.randint(1, 9, (2, 3, 6), generator=keyed_generator(b"counts"))
-    for statistic in (pairwise.auc(3), pairwise.absolute_difference(6), pairwise.kendall(2, 3)):
-        values = statistic.exact(counts)
-        assert values.shape == (2, 3)
-        torch.testing.assert_close(values[1, 2], statistic.exact(counts[1, 2]))
 
 
 def test_from_kernel_reconstructs_within_the_norm_it_promises():
@@ -124,33 +87,6 @@ def test_known_norms(k):
     simplex = pairwise.unequal(k)
     torch.testing.assert_close(simplex.points.square().sum(1), torch.full((k,), 1 - 1 / k, dtype=torch.float64))
     assert simplex.dim == k - 1
-
-
-@pytest.mark.parametrize("a, b", [(2, 3), (4, 4)])
-def test_kendall_norm_is_the_product(a, b):
-    one, two = (factorize(workloads.sign(k), tol=1e-5).certificate for k in (a, b))
-    square = pairwise.kendall(a, b).radius ** 2
-    assert float(one.lower * two.lower) * (1 - 1e-9) <= square <= float(one.upper * two.upper) * (1 + 1e-3)
-
-
-def test_label_coordinate_of_auc_costs_its_share():
-    base = pairwise.from_kernel(workloads.auc(4))
-    for weight in (0.1, 0.5):
-        statistic = pairwise.auc(4, label_weight=weight)
-        assert statistic.radius**2 == pytest.approx(base.radius**2 * (1 + weight), rel=1e-12)
-
-
-@pytest.mark.parametrize("make", [pairwise.absolute_difference, pairwise.unequal])
-def test_no_other_constant_is_better(make):
-    k = 8
-    statistic = make(k)
-    W, best = getattr(workloads, make.__name__)(k).dense(), statistic.form.constant
-    assert W.max() > best > 0
-    grid = sorted({*torch.linspace(0, float(W.max()), 9).tolist(), best - 0.01, best, best + 0.01})
-    lower = {c: float(factorize(W - c, tol=1e-5).certificate.lower) for c in grid}
-    assert lower[best] == pytest.approx(statistic.radius**2, rel=2e-5)
-    assert min(lower.values()) == pytest.approx(statistic.radius**2, rel=2e-5)
-    assert lower[0] > 1.1 * statistic.radius**2  # the constant is worth something
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, 1e9])

@@ -75,13 +75,6 @@ def test_columns_of_categories_are_product_types_the_first_column_the_slowest():
     ).n.shape == (2,)
 
 
-def test_what_is_made_is_its_own():
-    column, array = pd.Series([1.0, 2.0]), np.array([1.0, 2.0])
-    rows_of(column, ())[0] = 9.0
-    rows_of(array, ())[0] = 9.0
-    assert column[0] == array[0] == 1.0
-
-
 def test_a_domain_and_its_nearest_points_take_lists_arrays_and_tables():
     box, table = Box([0, 0.5], [1.0, 2]), pd.DataFrame({"a": [0.2, 4.0], "b": [1, 1]})
     assert box.low.dtype == torch.float64 and box.high.tolist() == [1.0, 2.0]

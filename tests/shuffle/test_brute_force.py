@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from laws import hockey_stick, shifted
 from scipy.signal import convolve2d
 
@@ -175,16 +174,3 @@ def test_guarantee_no_certified_delta_of_rounded_bits_is_below_the_enumerated_on
                 planted.append(truth / delta_of(twice(protocol), epsilon, Sensitivity(2, change), absent))
     assert len(found) > 2 and max(found) <= 1 + 1e-9
     assert max(planted) > 1.05
-
-
-def test_the_enumeration_knows_what_users_send():
-    """Means of the enumerated messages against those that the protocols predict."""
-    rng = np.random.default_rng(SEED)
-    for make in KINDS:
-        protocol, laws = make(rng)
-        counts = np.indices(laws[1].shape).sum(0)
-        if make is not response:
-            assert (laws[1] * counts).sum() == pytest.approx(protocol.messages_per_user, rel=1e-4)
-        else:
-            assert (laws[1] * counts).sum() == pytest.approx(1 - protocol.flip)
-        assert laws[0].sum() == pytest.approx(1, abs=1e-6) and torch.is_tensor(protocol.variance(torch.tensor(1)))

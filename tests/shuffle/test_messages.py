@@ -33,8 +33,3 @@ def test_the_shuffler_keeps_every_message():
     assert sorted(rows(odd.mixed())) == sorted(rows(odd))
     assert rows(messages([], []).mixed()) == []
     assert rows(messages([3], [-1]).mixed()) == [(3, -1)]
-
-
-def test_bags_add():
-    both = messages([1], [0]) + messages([], []) + messages([0, 2], [1, 1])
-    assert rows(both) == [(1, 0), (0, 1), (2, 1)] and both.n == 27

@@ -2,8 +2,8 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,9 +14,6 @@ from torchdp.pairwise.rounds.round import (
     Question,
     Round,
     check_clip,
-    round_layout,
-    round_limits,
-    scalar_response,
     variance,
 )
 from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
@@ -80,18 +77,34 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         """Estimate of that variance from the messages, or an upper bound of it."""
 
     @cached_property
+    def unasked(self) -> tuple[Round, ...]:
+        """The rounds, with nothing in the place of the questions that are still to be made."""
+        points = self.statistic.points
+        nothing = Question(points.new_zeros(self.statistic.dim), points.new_zeros(()), points.new_zeros(()))
+        rounds = []
+        first = asked = 0
+        for vectors, answers in self.schedule:
+            budgets = self.answer_budgets[asked : asked + answers]
+            rounds.append(
+                Round(points, self.vector_budgets[first : first + vectors], (nothing,) * answers, budgets)
+            )
+            first += vectors
+            asked += answers
+        return tuple(rounds)
+
+    @property
     def randomizers(self) -> tuple[PrivUnit, ...]:
         """What a user runs for each vector."""
-        return tuple(PrivUnit(self.statistic.dim, each, self.statistic.radius) for each in self.vector_budgets)
+        return tuple(one for each in self.unasked for one in each.randomizers)
 
-    @cached_property
+    @property
     def responses(self) -> tuple[BallRandomizer, ...]:
         """What a user runs for each answer."""
-        return tuple(scalar_response(each) for each in self.answer_budgets)
+        return tuple(one for each in self.unasked for one in each.responses)
 
     @cached_property
     def guarantee(self) -> Guarantee:
-        return compose([*(one.guarantee for one in self.randomizers), *(one.guarantee for one in self.responses)])
+        return compose([each.guarantee for each in self.unasked])
 
     estimated_pairs = Pairs.ALL
 
@@ -105,43 +118,29 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         return counts
 
     def round(self, heard: tuple[Tally, ...]) -> Round:
-        at, dim = len(checks.instance("heard", heard, tuple)), self.statistic.dim
+        at = len(checks.instance("heard", heard, tuple))
         if at >= self.rounds:
             raise ValueError(f"heard must hold at most {self.rounds - 1} tallies, of the rounds before, not {at}")
         means: list[Tensor] = []
-        for r, tally in enumerate(heard):
-            (first, asked), (vectors, answers) = self._before(r), self.schedule[r]
-            layout = round_layout(dim, vectors, answers)
-            own = (*self.randomizers[first : first + vectors], *self.responses[asked : asked + answers])
-            limits = partial(round_limits, layout, own)
-            checks.instance("heard", tally, Tally).checked(layout, limits)
-            means += [tally[f"vector{index}"] / tally.n for index in range(vectors)]
-        (first, asked), (vectors, answers) = self._before(at), self.schedule[at]
-        questions = self.questions(tuple(means))[asked : asked + answers] if answers else ()
-        return Round(
-            self.statistic.points,
-            self.vector_budgets[first : first + vectors],
-            questions,
-            self.answer_budgets[asked : asked + answers],
-        )
-
-    def _before(self, at: int) -> tuple[int, int]:
-        """Vectors and answers of the rounds before round ``at``."""
-        before = self.schedule[:at]
-        return sum(vectors for vectors, _ in before), sum(answers for _, answers in before)
+        asked = 0
+        for before, tally in zip(self.unasked, heard, strict=False):
+            checks.instance("heard", tally, Tally).checked(before.layout, before.limits)
+            means += [tally[name] / tally.n for name in before.layout if "vector" in name]
+            asked += len(before.answers)
+        following = self.unasked[at]
+        if not following.answers:
+            return following
+        questions = self.questions(tuple(means))[asked : asked + len(following.answers)]
+        return replace(following, questions=questions)
 
     @property
     def layout(self) -> Layout:
         """Name -> shape and dtype of each part of a tally of all rounds."""
-        named = {}
-        for at, (vectors, answers) in enumerate(self.schedule):
-            for name, kind in round_layout(self.statistic.dim, vectors, answers).items():
-                named[f"{at}.{name}"] = kind
-        return named
+        return {f"{at}.{name}": kind for at, each in enumerate(self.unasked) for name, kind in each.layout.items()}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        names = (*self._named("vector"), *self._named("answer"))
-        return round_limits(names, (*self.randomizers, *self.responses), n)
+        rounds = enumerate(self.unasked)
+        return {f"{at}.{name}": limit for at, each in rounds for name, limit in each.limits(n).items()}
 
     def _named(self, kind: str) -> list[str]:
         return [name for name in self.layout if kind in name]

@@ -4,7 +4,6 @@ An answer is one number of [-1, 1], sent by the better of two randomizers of the
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -156,10 +155,12 @@ class Round(MessageProtocol[Tensor, Tensor]):
 
     @property
     def layout(self) -> Layout:
-        return round_layout(self.points.shape[1], len(self.vectors), len(self.answers))
+        named = {f"vector{index}": (self.points.shape[1:], torch.float64) for index in range(len(self.vectors))}
+        return {**named, **{f"answer{index}": ((), torch.float64) for index in range(len(self.answers))}}
 
     def limits(self, n: Users) -> dict[str, Limits]:
-        return round_limits(self.layout, (*self.randomizers, *self.responses), n)
+        sent = (*self.randomizers, *self.responses)
+        return {name: one.limits(n)["sum"] for name, one in zip(self.layout, sent, strict=True)}
 
     @property
     def width(self) -> int:
@@ -275,14 +276,3 @@ class Round(MessageProtocol[Tensor, Tensor]):
 
     def decode(self, data: bytes) -> Tensor:
         return wire.unpack_vectors(data, self.width)
-
-
-def round_layout(dim: int, vectors: int, answers: int) -> Layout:
-    """vector0, vector1, ..., (r,), and answer0, answer1, ..., ()."""
-    named = {f"vector{index}": ((dim,), torch.float64) for index in range(vectors)}
-    return {**named, **{f"answer{index}": ((), torch.float64) for index in range(answers)}}
-
-
-def round_limits(names: Iterable[str], randomizers: tuple[BallRandomizer, ...], n: Users) -> dict[str, Limits]:
-    """What n users can make of parts of these names, by the randomizers of vectors, then of answers."""
-    return {name: one.limits(n)["sum"] for name, one in zip(names, randomizers, strict=True)}

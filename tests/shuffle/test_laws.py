@@ -1,1 +1,0 @@
-"""What the laws refuse, and that they say why."""
