@@ -33,10 +33,6 @@ def flat(net):
     return torch.cat([p.detach().flatten().clone() for p in net.parameters() if p.requires_grad])
 
 
-def squares(output, target):
-    return torch.nn.functional.mse_loss(output, target, reduction="none").mean(1)
-
-
 def holds(path, key):
     """Whether the bytes of a run's key are in a file, or in one of a folder's."""
     files = [one for one in path.rglob("*") if one.is_file()] if path.is_dir() else [path]
