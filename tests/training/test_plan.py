@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from frameworks import squares
 from torch import nn
+from trained import squares
 
 from torchdp.description import described
 from torchdp.factorization import BandedStrategy, BufferedStrategy, StreamStrategy
