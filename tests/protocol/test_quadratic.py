@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from laws import generator
+from laws import generator, normal
 from scipy.integrate import quad
 from scipy.special import ndtr
 
