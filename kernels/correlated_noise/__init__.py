@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from torchdp.kernels.correlated_noise import reference
-from torchdp.kernels.correlated_noise.reference import STEPS, Step, normals
+from torchdp.kernels.correlated_noise.reference import STEPS, normals
+from torchdp.kernels.correlated_noise.step import Step
 from torchdp.kernels.dispatch import Kernel, contiguous, examples
 
 __all__ = ["STEPS", "Step", "add", "normals"]

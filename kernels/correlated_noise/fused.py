@@ -6,7 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from torchdp.kernels.chacha.fused import words64
-from torchdp.kernels.correlated_noise.reference import ANGLE, COARSE, FURTHER, MOST, RADIUS, Step
+from torchdp.kernels.correlated_noise.reference import ANGLE, COARSE, FURTHER, MOST, RADIUS
+from torchdp.kernels.correlated_noise.step import Step
 from torchdp.kernels.dispatch import launched
 from torchdp.kernels.normals.fused import circle
 

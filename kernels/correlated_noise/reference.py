@@ -1,33 +1,17 @@
 """The specification of one step of correlated noise, in plain torch."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from torchdp.kernels.correlated_noise.step import Step
 from torchdp.kernels.secure_sketch.reference import integers
 
 RADIUS, ANGLE, FURTHER = 0, 1, 2  # streams: the last word of ChaCha20's nonce; the word before it is the step
 STEPS = 2**32  # of one key
 COARSE = 2**32  # an integer of 63 bits below this takes 63 further bits where its logarithm matters
 MOST = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step's numbers, whatever strategy they come from: u is drawn, w its noise, the state has ``memory`` rows.
-
-    gains: (memory,), what w takes of each row; decays: (running,), by which the first rows change; both in the state's
-    dtype. numbers: (scale, feeds_0, feeds_1, ...), float64. lags: (draws,) int32, how many steps ago each normal was
-    drawn first; lags_0 = 0. slots: the rows that w and u take after the step, beyond the running ones; -1: none.
-    """
-
-    gains: Tensor
-    decays: Tensor
-    numbers: Tensor
-    lags: Tensor
-    slots: tuple[int, int] = (-1, -1)
 
 
 def normals(key: Tensor, step: int, first: int, count: int) -> Tensor:

@@ -85,7 +85,7 @@ def rounded(device: torch.device, users: int = 150) -> Call:
 
 def correlated_noise(device: torch.device, size: int = 1040) -> Call:
     """Two running rows, w and u beside them; of the step's numbers one takes further bits."""
-    from torchdp.kernels.correlated_noise.reference import Step  # here: that package is built on this one
+    from torchdp.kernels.correlated_noise.step import Step  # here: that package is built on this one
 
     total = wave(device, size).float()
     state = (2 * wave(device, 4, size) - 1).float()
