@@ -94,7 +94,7 @@ def test_known_values_are_found_in_few_steps(monkeypatch):
     )
     found = [sampled_multiplier(2.0, 1e-5, 50 * g / 1500, -(-120 // g)) for g in (1, 4, 16)]
     assert found == pytest.approx([1.1155, 1.8282, 3.2964], rel=1e-3)
-    assert len(steps) <= 20  # 23 from a bracket that knows nothing of sampling
+    assert len(steps) <= 20  # 24 from a bracket that knows nothing of sampling
 
 
 def test_where_delta_allows_everything_the_search_ends(monkeypatch):
