@@ -283,7 +283,10 @@ class PairReports(PairwiseProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
         return torch.einsum("...x,xs,xt->...st", each, centred, centred)
 
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
-        """That of ``mean_errors`` but for its slack, a fraction 1/n: without decompositions."""
+        """That of ``mean_errors`` but for its slack, a fraction 1/n: without decompositions.
+
+        Where all types are alike at the decoded counts themselves: the variance is linear in them.
+        """
 
         def part(both: Tensor, weights: Tensor) -> Tensor:
             h, point = both.tensor_split([self.statistic.types], -1)
@@ -293,7 +296,8 @@ class PairReports(PairwiseProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
             return 4 * (linear - square).clamp_min(0) + 2 * square
 
         n, point = tally.users(1), self.mean_point(tally)
-        both = torch.cat([nearest(self, tally, NEAR) / n, point], -1)
+        counts = self.decoded(tally) if self._alike else nearest(self, tally, NEAR)
+        both = torch.cat([counts / n, point], -1)
         found = in_parts(part, both, form.weights, point.shape[-1] * max(self.statistic.points.shape))
         return found * (tally.users() / (tally.users() - 1)) ** 2
 
