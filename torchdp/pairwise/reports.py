@@ -285,19 +285,35 @@ class PairReports(PairwiseProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
     def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
         """That of ``mean_errors`` but for its slack, a fraction 1/n: without decompositions.
 
-        Where all types are alike at the decoded counts themselves: the variance is linear in them.
+        Where all types are alike at the decoded shares themselves: the variance is linear in them.
         """
+        points, n, point = self.statistic.points, tally.users(1), self.mean_point(tally)
+        centred = points - points.mean(0)
+
+        def of_alike(shares: Tensor, turned: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+            flat, own = self.spread
+            each = flat * shares.sum(-1, keepdim=True) + own * shares
+            kernel = (centred * weights[..., None, :]) @ centred.mT
+            linear = (each * (turned @ centred.mT).square()).sum(-1)
+            return linear, (each * (kernel.square() @ each[..., None])[..., 0]).sum(-1)
+
+        def of_each(shares: Tensor, turned: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+            noise = self.noise(shares, points)
+            linear = torch.einsum("...s,...st,...t->...", turned, noise, turned)
+            return linear, torch.einsum("...s,...st,...t->...", weights, noise.square(), weights)
 
         def part(both: Tensor, weights: Tensor) -> Tensor:
-            h, point = both.tensor_split([self.statistic.types], -1)
-            noise, turned = self.noise(h, self.statistic.points), weights * point
-            linear = torch.einsum("...s,...st,...t->...", turned, noise, turned)
-            square = torch.einsum("...s,...st,...t->...", weights, noise.square(), weights)
+            shares, point = both.tensor_split([self.statistic.types], -1)
+            parts = of_alike if self._alike else of_each
+            linear, square = parts(shares, weights * point, weights)
             return 4 * (linear - square).clamp_min(0) + 2 * square
 
-        n, point = tally.users(1), self.mean_point(tally)
-        counts = self.decoded(tally) if self._alike else nearest(self, tally, NEAR)
-        both = torch.cat([counts / n, point], -1)
+        if self._alike:
+            shares = self.decoded(tally) / n
+            shares = shares + (1 - shares.sum(-1, keepdim=True)) / self.statistic.types
+        else:
+            shares = nearest(self, tally, NEAR)
+        both = torch.cat([shares / n, point], -1)
         found = in_parts(part, both, form.weights, point.shape[-1] * max(self.statistic.points.shape))
         return found * (tally.users() / (tally.users() - 1)) ** 2
 
