@@ -127,7 +127,7 @@ def test_our_bounds_meet_those_certified_elsewhere(name, n, p, low, high):
 
 def test_guarantee_reference_does_not_take_the_solvers_word():
     """Scale and dtype are handled; the residual left by the solver is charged."""
-    W = workloads.prefix(6, dtype=torch.float32).dense()
+    W = workloads.prefix(6).dense().float()
     result = reference(W)
     assert result.left.dtype == torch.float32 and result.certificate.upper.dtype == torch.float64
     assert result.certificate.residual > 0 and result.iterations > 0
