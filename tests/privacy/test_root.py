@@ -73,3 +73,7 @@ def test_steps_outward_are_no_longer_than_is_said():
     assert max(b - a for a, b in pairwise(tried)) <= 1.0 + 1e-12 and max(tried) <= 21
     coarse = root(lambda x: 20.0 - x, 0.0, 0.1, tolerance=1e-3)
     assert 20.0 <= coarse <= 20.001
+
+
+def test_guarantee_a_good_guess_is_given_back_from_the_safe_side():
+    assert root(lambda x: 0.3 - x, 0.3 - TOLERANCE / 2, 0.3 + TOLERANCE / 4) == 0.3 + TOLERANCE / 4
