@@ -68,14 +68,13 @@ def privunit(device: torch.device, users: int = 618) -> Call:
 def positive(device: torch.device, users: int = 150) -> Call:
     """Products that add up without rounding; users at 0, whose bits may be sure, and infinitely far off."""
     features = 140
-    classes = 17
     x = (whole(device, 17, users, DIM) - 8) / 8
     x[0] = 0
     x[1] = torch.inf
     frequencies = (whole(device, 13, DIM, features) - 6) / 64
     phases = whole(device, 256, 2, features) / 256
     phases[0, :2] = 0
-    return (x, frequencies, phases, torch.arange(users, device=device) % classes, classes), {}
+    return (x, frequencies, phases), {}
 
 
 def rounded(device: torch.device, users: int = 150) -> Call:

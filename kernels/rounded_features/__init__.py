@@ -1,4 +1,4 @@
-"""How many users of each class round a random wave of their vector to a one: the features never reach memory."""
+"""How many users round a random wave of their vector to a one: the features never reach memory."""
 
 from torch import Tensor
 
@@ -16,8 +16,6 @@ def rounded_counts(
     x: Tensor,
     frequencies: Tensor,
     phases: Tensor,
-    labels: Tensor,
-    classes: int,
     *,
     key: int,
     first: int = 0,
@@ -26,13 +24,13 @@ def rounded_counts(
     """Ones among bits that are one with probability (1 + cos 2 pi t)/2, t = <w_i, x> + b_wi turns.
 
     x: (n, d) float32; frequencies w, in turns for each unit of length: (d, I); phases b, in turns: (waves, I), as
-    many waves of each frequency; labels: (n,) int64 in [0, classes). Returns (repeats, classes, I waves) int64, number
-    i waves + w in the last place. A bit is a function of (key, first + the user's row, its number, its repeat) and of
-    t, so that parts of the users add up. The chance of a one has error below 2^-32, given the float32 cosine.
+    many waves of each frequency. Returns (repeats, I waves) int64, number i waves + w in the last place. A bit is a
+    function of (key, first + the user's row, its number, its repeat) and of t, so that parts of the users add up. The
+    chance of a one has error below 2^-32, given the float32 cosine.
     """
-    return ROUNDED(x.device, x, frequencies, phases, labels, classes, key, first, repeats)
+    return ROUNDED(x.device, x, frequencies, phases, key, first, repeats)
 
 
-def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """How many users of each class have cos 2 pi t > 0: arguments as above -> (classes, I waves) int64."""
-    return POSITIVE(x.device, x, frequencies, phases, labels, classes)
+def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+    """How many users have cos 2 pi t > 0: arguments as above -> (I waves,) int64."""
+    return POSITIVE(x.device, x, frequencies, phases)

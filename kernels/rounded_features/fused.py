@@ -11,7 +11,6 @@ from torchdp.kernels.philox.fused import words
 
 LAST = tl.constexpr(1 - 2.0**-24)  # the float32 below 1
 SURE = tl.constexpr(2**31 - 1)  # stands for the level 2^31 of a sure bit, which is no int32; others are below
-KINDS = tl.constexpr(16)  # classes that one small matrix product counts at once
 # three products of the parts of float32 numbers; AMD's matrix units multiply float32 numbers themselves
 PRECISION = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
 LONGEST = 2**23  # steps between users, so that offsets within a tile fit 32 bits
@@ -80,17 +79,10 @@ def uniform(key, user, block, stream, COLUMNS: tl.constexpr, USERS: tl.constexpr
 
 
 @triton.jit
-def tally(out, bits, label, number, inside, classes, width):
-    """Adds the ones of each class: bits (columns, users), label (users,) -> out (classes, width)."""
-    ones = bits.to(tl.float16)
-    for start in range(0, classes, KINDS):
-        kind = start + tl.arange(0, KINDS)
-        member = (label[:, None] == kind[None, :]).to(tl.float16)
-        count = tl.dot(ones, member).to(tl.int64)  # exact: whole numbers below 2^24
-        place = kind[None, :].to(tl.int64) * width + number[:, None]
-        tl.atomic_add(
-            out + place, count, mask=inside[:, None] & (kind < classes)[None, :] & (count > 0), sem="relaxed"
-        )
+def tally(out, bits, inside):
+    """Adds the ones of each column: bits (columns, users) -> out, a place for each column."""
+    count = tl.sum(bits.to(tl.int32), 1).to(tl.int64)
+    tl.atomic_add(out, count, mask=inside & (count > 0), sem="relaxed")
 
 
 @launched("key", "first", "features")
@@ -99,7 +91,6 @@ def count_kernel(
     x,
     frequencies,
     phases,
-    labels,
     key,
     first,
     repeats,
@@ -107,10 +98,8 @@ def count_kernel(
     n,
     d,
     features: tl.int32,
-    classes,
     x_row,
     wave_row,
-    label_step,
     ROUNDED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_I: tl.constexpr,
@@ -127,10 +116,11 @@ def count_kernel(
     x, frequencies = x + top * x_row, frequencies + left * wave_row
     turns = projection(x, frequencies, users, columns, d, x_row, wave_row, BLOCK_N, BLOCK_I, BLOCK_D)
     user, column = top + tl.arange(0, BLOCK_N), left + tl.arange(0, BLOCK_I)
-    label = tl.load(labels + user * label_step, mask=user < n, other=-1)
+    present = (user < n)[None, :]
+    inside = column < features
     width = features.to(tl.int64) * waves
     for wave in range(0, waves):
-        phase = tl.load(phases + wave * features + column, mask=column < features, other=0.0)
+        phase = tl.load(phases + wave * features + column, mask=inside, other=0.0)
         turned = nearest(turns + phase[:, None])
         number = column * waves + wave
         if ROUNDED:
@@ -140,43 +130,32 @@ def count_kernel(
             for repeat in range(0, repeats):
                 random = uniform(key, first + user, block, repeat * waves + wave, BLOCK_I, BLOCK_N)
                 bits = (random < level) | (level == SURE)
-                tally(out + repeat * classes * width, bits, label, number, column < features, classes, width)
+                tally(out + repeat * width + number, bits & present, inside)
         else:
-            tally(out, tl.abs(turned) < 0.25, label, number, column < features, classes, width)
+            tally(out + number, (tl.abs(turned) < 0.25) & present, inside)
 
 
-def rounded_counts(
-    x: Tensor,
-    frequencies: Tensor,
-    phases: Tensor,
-    labels: Tensor,
-    classes: int,
-    key: int,
-    first: int,
-    repeats: int,
-) -> Tensor:
+def rounded_counts(x: Tensor, frequencies: Tensor, phases: Tensor, key: int, first: int, repeats: int) -> Tensor:
     """As in reference.py."""
-    return _counts(x, frequencies, phases, labels, classes, key, first, repeats, ROUNDED=True)
+    return _counts(x, frequencies, phases, key, first, repeats, ROUNDED=True)
 
 
-def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
+def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
     """As in reference.py."""
-    return _counts(x, frequencies, phases, labels, classes, 0, 0, 1, ROUNDED=False)[0]
+    return _counts(x, frequencies, phases, 0, 0, 1, ROUNDED=False)[0]
 
 
 def _counts(
     x: Tensor,
     frequencies: Tensor,
     phases: Tensor,
-    labels: Tensor,
-    classes: int,
     key: int,
     first: int,
     repeats: int,
     **kind: bool,
 ) -> Tensor:
     (n, d), (waves, features) = x.shape, phases.shape
-    out = torch.zeros(repeats, classes, waves * features, dtype=torch.int64, device=x.device)
+    out = torch.zeros(repeats, waves * features, dtype=torch.int64, device=x.device)
     if not out.numel() or not n:
         return out
     if d > LONGEST:
@@ -184,11 +163,11 @@ def _counts(
     if x.stride(1) != 1 or x.stride(0) > LONGEST:
         x = x.contiguous()
     rows = pad(frequencies.mT, (0, -d % BLOCK_D)).contiguous()  # in rows, as tf32 wants them
-    tensors, steps = (out, x, rows, phases.contiguous(), labels), (x.stride(0), rows.stride(0), *labels.stride())
+    tensors, steps = (out, x, rows, phases.contiguous()), (x.stride(0), rows.stride(0))
     grid = (triton.cdiv(n, BLOCK_N) * triton.cdiv(features, BLOCK_I),)
     blocks = {"BLOCK_N": BLOCK_N, "BLOCK_I": BLOCK_I, "BLOCK_D": BLOCK_D}
     with torch.cuda.device_of(x):
         count_kernel[grid](
-            *tensors, key, first, repeats, waves, n, d, features, classes, *steps, **kind, **blocks, **OPTIONS
+            *tensors, key, first, repeats, waves, n, d, features, *steps, **kind, **blocks, **OPTIONS
         )
     return out

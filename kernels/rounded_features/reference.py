@@ -51,36 +51,20 @@ def positive_bits(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
     return turns(x, frequencies, phases).abs() < 0.25
 
 
-def counted(bits: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(n, instances) bool, (n,) -> (classes, instances) int64."""
-    total = torch.zeros(classes, bits.shape[1], dtype=torch.int64, device=bits.device)
-    return total.index_add_(0, labels, bits.to(torch.int64))
-
-
-def rounded_counts(
-    x: Tensor,
-    frequencies: Tensor,
-    phases: Tensor,
-    labels: Tensor,
-    classes: int,
-    key: int,
-    first: int,
-    repeats: int,
-) -> Tensor:
-    """(repeats, classes, I waves)."""
-    total = torch.zeros(repeats, classes, phases.numel(), dtype=torch.int64, device=x.device)
+def rounded_counts(x: Tensor, frequencies: Tensor, phases: Tensor, key: int, first: int, repeats: int) -> Tensor:
+    """(repeats, I waves)."""
+    total = torch.zeros(repeats, phases.numel(), dtype=torch.int64, device=x.device)
     for part in _parts(len(x), phases.numel()):
         for repeat in range(repeats):
-            bits = rounded_bits(x[part], frequencies, phases, key, first + part.start, repeat)
-            total[repeat] += counted(bits, labels[part], classes)
+            total[repeat] += rounded_bits(x[part], frequencies, phases, key, first + part.start, repeat).sum(0)
     return total
 
 
-def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(classes, I waves)."""
-    total = torch.zeros(classes, phases.numel(), dtype=torch.int64, device=x.device)
+def positive_counts(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
+    """(I waves,)."""
+    total = torch.zeros(phases.numel(), dtype=torch.int64, device=x.device)
     for part in _parts(len(x), phases.numel()):
-        total += counted(positive_bits(x[part], frequencies, phases), labels[part], classes)
+        total += positive_bits(x[part], frequencies, phases).sum(0)
     return total
 
 

@@ -282,8 +282,8 @@ def test_an_operation_in_place_that_can_not_be_launched_has_written_nothing(devi
     ("module", "form", "specification", "example", "limit", "width"),
     [
         (privunit.reference, "sums", "messages", examples.privunit, "NUMBERS_AT_ONCE", examples.DIM),
-        (rounded_features.reference, "rounded_counts", "counted", examples.rounded, "BITS_AT_ONCE", 280),
-        (rounded_features.reference, "positive_counts", "counted", examples.positive, "BITS_AT_ONCE", 280),
+        (rounded_features.reference, "rounded_counts", "turns", examples.rounded, "BITS_AT_ONCE", 280),
+        (rounded_features.reference, "positive_counts", "turns", examples.positive, "BITS_AT_ONCE", 280),
     ],
 )
 def test_the_reference_of_a_large_crowd_takes_its_users_in_parts(

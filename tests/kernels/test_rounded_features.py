@@ -9,17 +9,19 @@ from torchdp.kernels import rounded_features
 from torchdp.kernels.rounded_features import reference
 
 
-def inputs(n, d=5, features=7, waves=1, classes=3, seed=0, scale=1.0):
-    """(x, frequencies, phases, labels)."""
-    generator = torch.Generator().manual_seed(seed)
+def inputs(n, waves=1, scale=1.0):
+    """(x, frequencies, phases)."""
+    generator = torch.Generator().manual_seed(0)
+    d = 5
+    features = 7
     x = scale * torch.randn(n, d, generator=generator)
     frequencies = torch.randn(d, features, generator=generator) / 4
     phases = torch.rand(waves, features, generator=generator)
-    return x, frequencies, phases, torch.randint(0, classes, (n,), generator=generator)
+    return x, frequencies, phases
 
 
 def test_turns_are_those_of_the_angle_even_where_it_is_large():
-    x, frequencies, phases, _ = inputs(200, waves=2, scale=50.0)
+    x, frequencies, phases = inputs(200, waves=2, scale=50.0)
     t = reference.turns(x, frequencies, phases)
     exact = (x.double() @ frequencies.double())[..., None] + phases.double().mT
     apart = t.double() - exact.flatten(1)
@@ -33,8 +35,7 @@ def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift
     n, features = 20_000, 6
     x, frequencies = torch.zeros(n, 1), torch.zeros(1, features)
     phases = torch.tensor([[shift], [shift + 0.05]]).repeat(1, features)
-    labels = torch.zeros(n, dtype=torch.int64)
-    counts = rounded_features.rounded_counts(x, frequencies, phases, labels, 1, key=5, repeats=2)[:, 0]
+    counts = rounded_features.rounded_counts(x, frequencies, phases, key=5, repeats=2)
     chance = (1 + torch.cos(2 * math.pi * phases.double())).mT.flatten() / 2
     scores = (counts - n * chance) / (n * chance * (1 - chance)).sqrt().clamp_min(1e-9)
     assert scores.abs().max() < 4.5
@@ -42,24 +43,21 @@ def test_bits_are_one_as_often_as_the_cosine_says_in_every_wave_and_repeat(shift
 
 
 def test_bits_belong_to_users_and_parts_add_up():
-    x, frequencies, phases, labels = inputs(101, waves=2)
-    whole = rounded_features.rounded_counts(x, frequencies, phases, labels, 3, key=9, repeats=2)
+    x, frequencies, phases = inputs(101, waves=2)
+    whole = rounded_features.rounded_counts(x, frequencies, phases, key=9, repeats=2)
     some = [
-        rounded_features.rounded_counts(
-            x[part], frequencies, phases, labels[part], 3, key=9, first=start, repeats=2
-        )
+        rounded_features.rounded_counts(x[part], frequencies, phases, key=9, first=start, repeats=2)
         for part, start in ((slice(0, 40), 0), (slice(40, 101), 40))
     ]
     assert torch.equal(whole, some[0] + some[1])
-    again = rounded_features.rounded_counts(x[40:], frequencies, phases, labels[40:], 3, key=9, first=0, repeats=2)
+    again = rounded_features.rounded_counts(x[40:], frequencies, phases, key=9, first=0, repeats=2)
     assert not torch.equal(again, some[1])
-    assert torch.equal(whole.sum(1)[0].sum(), reference.rounded_bits(x, frequencies, phases, 9, 0, 0).sum())
+    assert torch.equal(whole[0].sum(), reference.rounded_bits(x, frequencies, phases, 9, 0, 0).sum())
 
 
-def test_counts_are_those_of_the_classes():
-    x, frequencies, phases, labels = inputs(60)
+def test_counts_of_signs():
+    x, frequencies, phases = inputs(60)
     bits = reference.positive_bits(x, frequencies, phases)
     assert torch.equal(bits, torch.cos(2 * math.pi * (x @ frequencies + phases)) > 0)
-    counts = rounded_features.positive_counts(x, frequencies, phases, labels, 4)
-    assert torch.equal(counts, torch.stack([bits[labels == c].sum(0) for c in range(4)]))
-    assert not counts[3].any()
+    counts = rounded_features.positive_counts(x, frequencies, phases)
+    assert torch.equal(counts, bits.sum(0))

@@ -53,18 +53,13 @@ def fused_ones(x: Tensor, frequencies: Tensor, phases: Tensor, draws: Simulated,
     """Ones of rounded cosines: frequencies (d, I), phases (waves, I) -> (*shape, I waves) int64."""
     waves, starts = _turns(x, frequencies), _turns(x, phases)
     repeats = torch.Size(shape).numel()
-    counts = rounded_counts(x, waves, starts, _everybody(x), 1, key=draws.kernel_key(), repeats=repeats)
+    counts = rounded_counts(x, waves, starts, key=draws.kernel_key(), repeats=repeats)
     return counts.view(*shape, counts.shape[-1])
 
 
 def fused_positive(x: Tensor, frequencies: Tensor, phases: Tensor) -> Tensor:
     """Users with positive cosines: as above -> (I waves,) int64."""
-    return positive_counts(x, _turns(x, frequencies), _turns(x, phases), _everybody(x), 1)[0]
-
-
-def _everybody(x: Tensor) -> Tensor:
-    """One class of all users."""
-    return torch.zeros((), dtype=torch.int64, device=x.device).expand(len(x))
+    return positive_counts(x, _turns(x, frequencies), _turns(x, phases))
 
 
 def _turns(x: Tensor, radians: Tensor) -> Tensor:

@@ -81,10 +81,12 @@ class GaussianMoments(GaussianRelease):
         """Standard deviation of each entry's noise, (*batch, d, ..., d): scaled (permanent((A A^T)[i, i])/l!)^{1/2}."""
         G = self.shape.root @ self.shape.root.mT
         variances = torch.zeros((len(G),) * self.order).to(G)
-        for places in itertools.permutations(range(self.order)):
+        # all values of each index, along an axis of its own: a factor of an entry is one gather of d or d^2 numbers
+        indices = [torch.arange(len(G)).view(-1, *(1,) * behind) for behind in reversed(range(self.order))]
+        for places in itertools.permutations(indices):
             entry = torch.ones_like(variances)
-            for k, other in enumerate(places):
-                entry *= _along(G.diagonal() if k == other else G, (k, other), self.order)
+            for index, other in zip(indices, places, strict=True):
+                entry *= G[index, other]
             variances += entry
         scale = self.sums.sigma / beside(checks.people("n", n, 1), self.order)
         return scale * (variances / math.factorial(self.order)).clamp_min(0).sqrt()
@@ -141,14 +143,6 @@ def _power(u: Tensor, order: int) -> Tensor:
     for _ in range(order):
         result = (result[..., :, None] * u[..., None, :]).flatten(-2)
     return result
-
-
-def _along(values: Tensor, axes: tuple[int, int], order: int) -> Tensor:
-    """A matrix (or its diagonal, for equal axes) laid along two axes of a tensor of so many."""
-    shape = [1] * order
-    for axis in axes:
-        shape[axis] = len(values)
-    return (values.mT if values.ndim == 2 and axes[0] > axes[1] else values).reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,15 +222,14 @@ class GaussianCovariance(GaussianRelease):
 
     def release(self, summary: Crowd, draws: Draws, shape: tuple[int, ...]) -> Tally:
         r = self.root.shape[1]
-
-        def block(w: Tensor, counts: Tensor) -> Tensor:
-            return torch.cat([tensor_sum(w, 2, counts).flatten(-2), self.mean_weight * combined(counts, w)], -1)
-
-        encoded = ((u / (self.encoding.radius or 1.0), counts) for u, counts in self.encoded(summary))
-        whole = self.sums.blocks((block(*each) for each in encoded), summary.n)
-        noisy = self.sums.released(whole, draws, shape)
+        blocks = (self._joint(u / (self.encoding.radius or 1.0), c) for u, c in self.encoded(summary))
+        noisy = self.sums.released(self.sums.blocks(blocks, summary.n), draws, shape)
         second = symmetrised(noisy[..., : r * r].unflatten(-1, (r, r)), 2)
         return Tally(summary.n, {"second": second, "first": noisy[..., r * r :] / self.mean_weight})
+
+    def _joint(self, w: Tensor, counts: Tensor) -> Tensor:
+        """Of vectors w of the unit ball: the sum of (w w^T, t w), flat."""
+        return torch.cat([tensor_sum(w, 2, counts).flatten(-2), self.mean_weight * combined(counts, w)], -1)
 
     def analyse(self, tally: Tally) -> Covariance:
         n = self.check(tally).n

@@ -195,25 +195,28 @@ def _factored(
         direction = max(0.0, moments.variance + min(0.0, moments.outer))
         if float(total) * math.sqrt(direction / (n * m * k)) > min(one.error for one in others):
             return ()
-    return (*factors(W, tol), *_lossy(W, n, epsilon, tol)) if min(m, k) <= FACTORED else _given(W)
+    if min(m, k) > FACTORED:
+        return _given(W)
+    exact = factors(W, tol)
+    return (*exact, *_lossy(exact[0][1], n, epsilon, tol))
 
 
 def _given(W: Tensor) -> tuple[tuple[str, FactoredQueries], ...]:
     return (("identity", FactoredQueries.identity(W)), ("plain", FactoredQueries.plain(W)))
 
 
-def _lossy(W: Tensor, n: int, epsilon: float, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
+def _lossy(exact: FactoredQueries, n: int, epsilon: float, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
     """gamma_2 within the alpha of least worst error, where the exact error is large enough for an alpha to pay."""
+    W = exact.workload
     if sum(W.shape) > LARGEST_LOSSY:
         return ()
-    exact = factorize(W, math.inf, shift=True, tol=tol)
-    shift = W.new_zeros(W.shape[0]) if exact.shift is None else exact.shift
-    centred = W - shift[:, None]
+    centred = W - exact.shift[:, None]
+    norm = float(exact.left.norm(dim=1).max()) * exact.radius
     variance = PrivUnit(min(W.shape), epsilon).moments.variance / n
-    if math.sqrt(variance) * float(exact.certificate.upper) < LOSSY * float(centred.abs().max()):
+    if math.sqrt(variance) * norm < LOSSY * float(centred.abs().max()):
         return ()
     found = least_error(centred, variance, tol=max(tol, 1e-3))
-    return (("gamma_2 within alpha", FactoredQueries.of(W, found, shift)),)
+    return (("gamma_2 within alpha", FactoredQueries.of(W, found, exact.shift)),)
 
 
 def _strategies(

@@ -57,25 +57,20 @@ def choose_regression(
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: the errors are measured, the height is of ``predicted_phi_of_sketch``.
     """
-    n, d = single(checked(moments).n), moments.columns - 1
-    within(moments, d, bound, label_bound)
-    gram = GramRelease(n, d, bound, epsilon, delta, label_bound=label_bound)
-    local = _local(d, bound, epsilon, delta, label_bound)
-    longest = math.hypot(bound, label_bound)
-    V = entry_variance(longest, epsilon=epsilon, delta=delta)
 
-    def sketched(height: int) -> float:
+    def sketched(height: int, V: float) -> float:
         return float(predicted_phi_of_sketch(moments, ridge, height, V))
 
-    shown = _sketch(sketched, d + 2, V, gram, longest, generator)
-    height = shown.protocol.sketch.height
-    drawn: list[tuple[Candidate[Release], NoisyMoments]] = [
-        (Candidate("gram", gram, 0.0, _gram_note(gram)), _released(gram, moments, generator)),
-        (shown, _normal_sketch(moments, height, V, generator)),
-    ]
-    if local is not None:
-        alone = Candidate("local", local, 0.0, _local_note(local, n))
-        drawn.append((alone, _released(local, moments, generator)))
+    least = checked(moments).columns + 1
+    label_bound = checks.squarable("label_bound", label_bound)
+    routes, V = _routes(moments, sketched, least, bound, label_bound, epsilon, delta, generator)
+    drawn: list[tuple[Candidate[Release], NoisyMoments]] = []
+    for one in routes:
+        if isinstance(one.protocol, SecureSketch):
+            noisy = _normal_sketch(moments, one.protocol.sketch.height, V, generator)
+        else:
+            noisy = _released(one.protocol, moments, generator)
+        drawn.append((one, noisy))
     candidates = []
     for one, noisy in drawn:
         for solve in (adaptive_ridge, cautious_ridge):
@@ -121,57 +116,64 @@ def choose_low_rank(
     Guarantees: each route's own, at (epsilon, delta); nothing is read but the arguments.
     Source: first-order errors (predicted_psi, predicted_psi_of_sketch).
     """
-    n, d = single(checked(moments).n), moments.columns
-    within(moments, d, bound, None)
-    gram = GramRelease(n, d, bound, epsilon, delta)
-    local = _local(d, bound, epsilon, delta, None)
-    V = entry_variance(bound, epsilon=epsilon, delta=delta)
-    trace = float(moments.matrix.trace()) / d
+    rank = checks.integer("rank", rank, 1, checked(moments).columns)
 
-    def sketched(height: int) -> float:
+    def sketched(height: int, V: float) -> float:
         return float(predicted_psi_of_sketch(moments, rank, height, V))
 
-    whole = Candidate("gram", gram, float(predicted_psi(moments, rank, gram.gram_sigma)), _gram_note(gram))
-    candidates: list[Candidate[Release]] = [whole, _sketch(sketched, rank + 1, V, gram, bound, generator)]
-    if local is not None:
-        level = math.sqrt(2 * n * local.sigma**4 + 4 * local.sigma**2 * trace)
-        alone = Candidate("local", local, float(predicted_psi(moments, rank, level)), _local_note(local, n))
-        candidates.append(alone)
+    routes, _ = _routes(moments, sketched, rank + 1, bound, None, epsilon, delta, generator)
+    trace = float(moments.matrix.trace()) / moments.columns
+    candidates = []
+    for one in routes:
+        if isinstance(one.protocol, GramRelease):
+            one = replace(one, error=float(predicted_psi(moments, rank, one.protocol.gram_sigma)))
+        elif isinstance(one.protocol, LocalRows):
+            sigma = one.protocol.sigma
+            level = math.sqrt(2 * single(moments.n) * sigma**4 + 4 * sigma**2 * trace)
+            one = replace(one, error=float(predicted_psi(moments, rank, level)))
+        candidates.append(one)
     return Choice(tuple(candidates))
 
 
-def _local(d: int, bound: float, epsilon: float, delta: float, label_bound: float | None) -> LocalRows | None:
-    """None where its randomizer takes no such epsilon or delta; the other routes have checked all arguments."""
-    try:
-        return LocalRows(d, bound, epsilon, delta, label_bound)
-    except ValueError:
-        return None
-
-
-def _sketch(
-    error: Callable[[int], float],
+def _routes(
+    moments: SecondMoments,
+    sketched: Callable[[int, float], float],
     least: int,
-    V: float,
-    gram: GramRelease,
     bound: float,
+    label_bound: float | None,
+    epsilon: float,
+    delta: float,
     generator: torch.Generator,
-) -> Candidate[SecureSketch]:
-    """Of least predicted error over heights least, 2 least, 4 least, ... up to n."""
+) -> tuple[list[Candidate[Release]], float]:
+    """Gram route, sketch, local rows, of which the sketch has its error; and the variance of a sketch's entry.
+
+    sketched: the error of a sketch by its height, and this variance; the height is the best of least, 2 least, 4
+    least, ... up to n. Local rows are left out where their randomizer takes no such epsilon or delta.
+    """
+    n = single(moments.n)
+    d = moments.columns - (label_bound is not None)
+    within(moments, d, bound, label_bound)
+    gram = GramRelease(n, d, bound, epsilon, delta, label_bound=label_bound)
+    longest = math.hypot(bound, label_bound or 0.0)
+    V = entry_variance(longest, epsilon=epsilon, delta=delta)
     heights = [least]
-    while heights[-1] * 2 <= gram.clients:
+    while heights[-1] * 2 <= n:
         heights.append(heights[-1] * 2)
-    best, height = min((error(height), height) for height in heights)
-    sketch = balanced_count_sketch(gram.clients, height, generator=generator)
-    protocol = SecureSketch(sketch, gram.columns + gram.labelled, bound, gram.epsilon, gram.delta)
-    level, off = math.sqrt(height) * V, gram.gram_sigma / math.sqrt(2)
-    note = f"{protocol.columns} words; noise of an entry of A^T A: at least {level:.3g}, {level / off:.3g} times gram's"
-    return Candidate(f"sketch, {height} rows", protocol, best, note)
-
-
-def _gram_note(gram: GramRelease) -> str:
-    return f"{gram.words} words; noise of an entry of A^T A: {gram.gram_sigma / math.sqrt(2):.3g}"
-
-
-def _local_note(local: LocalRows, clients: int) -> str:
-    level = math.sqrt(clients) * local.sigma**2
-    return f"{local.size} words; noise of an entry of A^T A: at least {level:.3g}; no servers to trust"
+    error, height = min((sketched(height, V), height) for height in heights)
+    sketch = balanced_count_sketch(n, height, generator=generator)
+    secure = SecureSketch(sketch, moments.columns, longest, epsilon, delta)
+    off = gram.gram_sigma / math.sqrt(2)
+    level = math.sqrt(height) * V
+    entry = "words; noise of an entry of A^T A:"
+    note = f"{secure.columns} {entry} at least {level:.3g}, {level / off:.3g} times gram's"
+    routes: list[Candidate[Release]] = [
+        Candidate("gram", gram, 0.0, f"{gram.words} {entry} {off:.3g}"),
+        Candidate(f"sketch, {height} rows", secure, error, note),
+    ]
+    try:
+        local = LocalRows(d, bound, epsilon, delta, label_bound)
+    except ValueError:  # the other routes have checked all arguments
+        return routes, V
+    note = f"{local.size} {entry} at least {math.sqrt(n) * local.sigma**2:.3g}; no servers to trust"
+    routes.append(Candidate("local", local, 0.0, note))
+    return routes, V

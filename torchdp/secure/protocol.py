@@ -188,19 +188,11 @@ class SecureSketch(SecureSums):
         units = self._together(counts.to(draws.device))
         if units is None:
             return super().gathered(clients, parts, draws)
-        tally = self.added(self._exact_words(parts), draws.device)
+        tally = self.added(self.exact_words(parts), draws.device)
         noise = secure_sketch.rounded_normals(one_key(draws), 0, units.repeat_interleave(self.columns))
         sums = tally["words"]
         sums += noise.view_as(sums).to(sums.dtype)
         return tally
-
-    def _exact_words(self, parts: Iterable[Tensor]) -> Iterator[Words]:
-        """Signed integers of clients 0, 1, ..., without noise."""
-        first = 0
-        for rows in parts:
-            signs = self.sketch.signs[:, first : first + len(rows), None].to(rows.device)
-            yield Words(first, self.ring.to_words(rows) * signs)
-            first += len(rows)
 
     def noise_of(self, words: Tensor, shape: tuple[int, ...], draws: Draws) -> Tensor:
         """As one number, however many words. Raises ValueError where the grid is too coarse for that."""

@@ -274,10 +274,16 @@ class SecureSums(MessageProtocol[Tensor, Words]):
         return x
 
     def summary(self, x: Tensor) -> Tensor:
-        sums = torch.zeros(self.sketch.height, self.columns, dtype=torch.int64, device=self.sketch.device)
-        for part in self.sketch.parts(self.columns):
-            sums += self.sketch.part(part).sums(self.ring.to_words(x[part]).long())
-        return sums
+        words = self.exact_words(x.split(self.at_once))
+        return self.added(words, self.sketch.device)["words"].long()
+
+    def exact_words(self, parts: Iterable[Tensor]) -> Iterator[Words]:
+        """Signed integers of clients 0, 1, ..., without noise."""
+        first = 0
+        for rows in parts:
+            signs = self.sketch.signs[:, first : first + len(rows), None].to(rows.device)
+            yield Words(first, self.ring.to_words(rows) * signs)
+            first += len(rows)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
         """``summary``, whole numbers (m, d) that rows within the bounds add up to. Raises TypeError, ValueError."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +11,21 @@ from torch import Tensor, nn
 from torchdp import checks
 from torchdp.description import described, made
 from torchdp.noise import Noise, source
-from torchdp.training.clipping import ROUTES
 from torchdp.training.mechanism import AdaptiveBound, Mechanism
 from torchdp.training.run import Run
 
 FORMAT = "torchdp plan"  # of files that save writes, with a version that a change of their content raises
 VERSION = 1
 ROOMS = ("torchdp.training", "torchdp.factorization", "torchdp.privacy")  # whose classes a file may make
+
+
+class Clipping(TypedDict, total=False):
+    """How a run clips, as :func:`clip_and_sum` does; at_once None for its own number."""
+
+    at_once: int | None
+    routes: Sequence[str]
+    unused: Sequence[str]
+    groups: Mapping[str, float] | None
 
 
 @dataclass(frozen=True)
@@ -37,21 +45,16 @@ class Plan(Mechanism):
         *,
         noise: Noise | None = None,
         ledger: str | Path | None = None,
-        at_once: int | None = None,
-        routes: Sequence[str] = ROUTES,
-        unused: Sequence[str] = (),
-        groups: Mapping[str, float] | None = None,
+        **clipping: Unpack[Clipping],
     ) -> Run:
         """A run of this plan, spent once.
 
         noise: 256 bits of which sampling and noise are a function come from here, for None from the system. ledger: a
         file that does not exist yet; it records each step before its gradient is released. module: in a group of
-        processes a copy in each. at_once: examples whose gradients are in
-        memory together, None for :func:`clip_and_sum`'s own number. routes, unused, groups: as there. Raises
+        processes a copy in each. clipping: at_once, routes, unused and groups of :func:`clip_and_sum`. Raises
         TypeError, ValueError.
         """
-        given: dict[str, Any] = {"at_once": at_once, "routes": routes, "unused": unused, "groups": groups}
-        return Run(self, module, loss, source(noise), ledger=ledger, **given)
+        return Run(self, module, loss, source(noise), step=0, ledger=ledger, **clipping)
 
     def resume(
         self,
@@ -61,10 +64,7 @@ class Plan(Mechanism):
         *,
         step: int | Mapping[str, Any] | None = None,
         ledger: str | Path | None = None,
-        at_once: int | None = None,
-        routes: Sequence[str] = ROUTES,
-        unused: Sequence[str] = (),
-        groups: Mapping[str, float] | None = None,
+        **clipping: Unpack[Clipping],
     ) -> Run:
         """The run of which ``secret`` is :meth:`Run.secret_state`, from the first step on that may not have been seen.
 
@@ -83,8 +83,7 @@ class Plan(Mechanism):
                 "sum: pass step= of a state_dict() that was kept at each step, or the run's ledger="
             )
         step = 0 if step is None else step
-        given: dict[str, Any] = {"at_once": at_once, "routes": routes, "unused": unused, "groups": groups}
-        return Run(self, module, loss, secret, step=step, ledger=ledger, **given)
+        return Run(self, module, loss, secret, step=step, ledger=ledger, **clipping)
 
     def adapted(self, bound: AdaptiveBound) -> "Plan":
         """This plan, its guarantee too, with a clipping bound that follows gradients' norms. Raises TypeError."""
