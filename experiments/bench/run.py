@@ -40,7 +40,7 @@ from torchdp.simulate import Experiment, Report
 from torchdp.simulate.report import read_table, write_table
 
 HERE = Path(__file__).resolve().parent
-BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "rooms")
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure")
 FALLEN = 1 / 0.8  # times as long beside the same floor or peer
 GATE = "calls"  # the bench of --quick
 SLOWER = 1.5  # of the gate
