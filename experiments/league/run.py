@@ -19,7 +19,7 @@ Expected: experiments/bench/league_cpu.md. Ours is the fastest side of 13 of the
     the error, for a guarantee without delta. Two promises do not hold to the last digit: autodp's calibrated noise is
     3.5e-9 too small, one of opacus's clipped gradients is 4e-8 longer than its bound. Where another side does better
     than ours, the page says so. The kept table has no ml-projunit and no opake, which wants Python 3.13.
-Output: results/league/run/turns.csv, league.csv, league.md and league.png (--keep: experiments/bench/league_cpu.*).
+Output: results/league/run/turns.csv, league.csv and league.md (--keep: experiments/bench/league_cpu.*).
 Artifact: peers | the same work side by side
 Status: 18 rows, 13 peers, on a CPU
 Time: six minutes of one core after the installs, which take some minutes and 7 GB (opake wants Python 3.13); --smoke in
@@ -43,7 +43,7 @@ from pathlib import Path
 
 from rows import ABSENT, PEERS, ROWS, SIDES, Row
 
-from torchdp.simulate import Experiment, Report, subplots
+from torchdp.simulate import Experiment, Report
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ("error", "mended", "seconds", "MiB", "seen")  # of a turn
@@ -186,7 +186,6 @@ def measure(config: Config, report: Report) -> None:
         kept_as = ROOT / "experiments" / "bench" / "league_cpu"
         for kind in ("md", "csv"):
             shutil.copy(report.folder / f"league.{kind}", kept_as.with_suffix(f".{kind}"))
-        draw({"league": table})["league.png"].savefig(kept_as.with_suffix(".png"), dpi=110)
 
 
 def summary(row: Row, turns: list[dict]) -> Iterator[dict]:
@@ -289,41 +288,7 @@ def processor() -> str:
     return platform.machine()
 
 
-def draw(tables: dict) -> dict:
-    """Times of every side over ours, and errors, a line for each row."""
-    rows = tables["league"]
-    names = list(dict.fromkeys(line["row"] for line in rows))
-    ours = {line["row"]: line for line in rows if line["side"] == OURS}
-    marks = "os"  # of ten colours each
-    figure, axes = subplots(2, size=(6, 1.5 + 0.35 * len(names)))
-    for place, (key, label) in enumerate((("seconds", "processor time over ours"), ("error", "error over ours"))):
-        for peer in dict.fromkeys(line["side"] for line in rows if line["side"] != OURS):
-            mine = [line for line in rows if line["side"] == peer and line["row"] in ours]
-            both = [(line[key], ours[line["row"]][key], len(names) - names.index(line["row"])) for line in mine]
-            if key == "error":  # some rows' errors are excesses near 0, which have no ratio
-                both = [(a, b, at) for (a, b, at) in both if a and b and b > FEW["error"]]
-            if points := [(a / b, at) for a, b, at in both if a is not None and b and a / b > 0]:
-                axes[place].plot(
-                    *zip(*points, strict=True),
-                    linestyle="",
-                    label=peer,
-                    color=f"C{list(PEERS).index(peer)}",
-                    marker=marks[list(PEERS).index(peer) // 10],
-                )
-        axes[place].axvline(1, color="black", linewidth=0.8)
-        axes[place].set(
-            xscale="log", xlabel=label + " (left of the line: better than ours)", ylim=(0, len(names) + 1)
-        )
-        axes[place].set_yticks(
-            range(len(names), 0, -1), names if place == 0 else [""] * len(names), fontsize="small"
-        )
-        axes[place].grid(True, linewidth=0.3)
-    if (shown := axes[0].get_legend_handles_labels())[0]:
-        figure.legend(*shown, fontsize="x-small", loc="outside right center")
-    return {"league.png": figure}
-
-
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()
