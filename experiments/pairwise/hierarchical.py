@@ -19,22 +19,18 @@ class HierarchicalAUC:
     """AUC of scores 0, ..., k-1, k = 2^levels, of users whose *labels are public*; ties count one half.
 
     Each user takes a level l = 1, ..., levels at random and sends the node of its score there, among 2^l, by optimised
-    unary encoding. The analyst adds, from the root, h-(left child) h+(right child) of the estimated fractions, and goes
-    on into a child unless one of its two fractions is below ``prune`` standard errors; there, and at the leaves, it
-    adds h- h+ /2. prune = 0 goes on into every node and is unbiased; a positive one trades noise for bias.
-    epsilon in (0, 700]; levels >= 1; prune >= 0. Raises ValueError.
+    unary encoding. The analyst adds, for every node, h-(left child) h+(right child) of the estimated fractions, and at
+    the leaves h- h+ /2, which is unbiased. epsilon in (0, 700]; levels >= 1. Raises ValueError.
 
     Guarantees: epsilon-LDP for each user's score; labels are not protected.
-    Source: Bell, Bellet, Gascon, Kulkarni (2020), the AUC protocol, with the threshold a parameter.
+    Source: Bell, Bellet, Gascon, Kulkarni (2020), the AUC protocol, without pruning.
     """
 
     levels: int
     epsilon: float
-    prune: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "levels", checks.integer("levels", self.levels, 1))
-        object.__setattr__(self, "prune", checks.non_negative("prune", self.prune))
         object.__setattr__(self, "epsilon", self._oracle(1).epsilon)
 
     def sample_tally(
@@ -56,28 +52,18 @@ class HierarchicalAUC:
 
     def analyse(self, negatives: tuple[Tensor, ...], positives: tuple[Tensor, ...]) -> Tensor:
         """AUC from each class's tallies; NaN where a level has no users of one class."""
-        total, active = torch.zeros(()), torch.ones((), dtype=torch.bool)
+        total = torch.zeros((), dtype=torch.float64)
         for level, both in enumerate(zip(negatives, positives, strict=True), 1):
             oracle = self._oracle(level)
-            users = [tally[..., -1:].double() for tally in both]
             minus, plus = (
-                oracle.totals(Tally(tally[..., -1], {"reports": tally[..., :-1]})) / n
-                for tally, n in zip(both, users, strict=True)
+                oracle.totals(Tally(tally[..., -1], {"reports": tally[..., :-1]})) / tally[..., -1:].double()
+                for tally in both
             )
-            if level == 1:
-                active = torch.ones_like(minus[..., :1], dtype=torch.bool)
-                total = torch.zeros_like(minus[..., 0])
-            across = minus[..., 0::2] * plus[..., 1::2]
-            total = total + torch.where(active, across, 0.0).sum(-1)
-            noise = [self.prune / math.sinh(self.epsilon / 2) / n.sqrt() for n in users]
-            reached = active.repeat_interleave(2, -1)
-            active = reached & (minus >= noise[0]) & (plus >= noise[1]) if self.prune > 0 else reached
-            ends = reached if level == self.levels else reached & ~active
-            total = total + torch.where(ends, minus * plus, 0.0).sum(-1) / 2
-        return total
+            total = total + (minus[..., 0::2] * plus[..., 1::2]).sum(-1)
+        return total + (minus * plus).sum(-1) / 2
 
     def predicted_mse(self, negatives: Tensor, positives: Tensor) -> float:
-        """Approximate mean squared error without pruning, for counts (k,) of each class.
+        """Approximate mean squared error, for counts (k,) of each class.
 
         The numbers of users at each level count as n/levels and the draws of the levels as independent.
         """

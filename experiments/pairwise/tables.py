@@ -58,7 +58,7 @@ def errors(protocol: PairwiseProtocol, counts: Tensor, trials: int, generator: t
 
 
 def hierarchical(k: int, counts: Tensor, epsilon: float, trials: int, generator: torch.Generator) -> Tensor:
-    """Estimated AUC less the true one, without pruning."""
+    """Estimated AUC less the true one."""
     negatives, positives = counts[:k], counts[k:]
     below = negatives.double().cumsum(0) - negatives / 2
     truth = float(below @ positives.double() / negatives.sum() / positives.sum())

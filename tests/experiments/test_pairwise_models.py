@@ -55,5 +55,3 @@ def test_the_hierarchical_auc_measures_what_is_predicted(epsilon):
             protocol.predicted_mse(NEGATIVES, POSITIVES), rel=0.06
         )
         assert abs(Moments.of(error).z_score(0.0)) < 5
-        pruned = hierarchical.HierarchicalAUC(3, epsilon, 2.0)
-        assert float((pruned.analyse(*both) - truth).square().mean()) < 1.5 * float(error.square().mean())
