@@ -9,8 +9,8 @@ What: peers are installed by pip into environments of their own (results/league/
     (--repositories) is taken. Every side runs in its own process on one thread; in each turn every side does
     all of its rows once. Errors and guarantees are computed from the answers by code that is the same for all
     (rows.py). mended: the error of shares clipped at 0 and normalised, as multi-freq-ldpy returns them; others' shares
-    are treated so too. seen: what the guarantee is checked by. A killed run goes on where it was; a changed script is
-    measured anew. A new row is an entry of rows.py and a function in each of sides/by_<peer>.py.
+    are treated so too. seen: what the guarantee is checked by. A new row is an entry of rows.py and a function in each
+    of sides/by_<peer>.py.
 Expected: experiments/bench/league_cpu.md. Ours is the fastest side of 13 of the 17 rows that have another one. Slower:
     ridge (diffprivlib and scikit-learn, a fifth and less of the time), 1e9 users (numpy by hand, 0.1 ms for 1.4), one
     clipped step (opacus by ghost clipping, a third of the time: one call, which pays for the checks of the first
@@ -28,7 +28,6 @@ Time: six minutes of one core after the installs, which take some minutes and 7 
 
 import contextlib
 import datetime
-import hashlib
 import json
 import math
 import os
@@ -122,13 +121,6 @@ def answers(name: str, python: Path, rows: list[Row], config: Config) -> Iterato
         yield row, found.get(row.name, {"failed": last[:200]})
 
 
-def digest(name: str, row: Row, config: Config) -> str:
-    """Of all that a kept turn depends on."""
-    texts = [path.read_bytes() for path in (script(name), SIDES / "side.py", SIDES.with_name("rows.py"))]
-    texts += [repr(settings(row, config)).encode(), version().encode()]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
-
-
 def version() -> str:
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "torchdp", "kernels"]
     return subprocess.run(git, capture_output=True, text=True).stdout.strip()
@@ -147,39 +139,32 @@ def measure(config: Config, report: Report) -> None:
                 pythons[peer] = installed(peer, config.environments)
             except OSError as error:
                 failed[peer, ""] = f"not installed: {error}"
-    kept: list[dict] = []
-    path = report.folder / "turns.jsonl"
-    if path.exists():
-        kept = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    marks = {
-        (name, row.name): digest(name, row, config) for row in chosen for name in row.sides if name in pythons
-    }
+    turns: list[dict] = []
     for turn in range(config.turns):
         for name, python in pythons.items():
-            known = {
-                (each["row"], each["digest"]) for each in kept if (each["side"], each["turn"]) == (name, turn)
-            }
             rows = [row for row in chosen if name in row.sides and (name, row.name) not in failed]
-            rows = [row for row in rows if (row.name, marks[name, row.name]) not in known]
             for row, said in answers(name, python, rows, config) if rows else ():
                 if "failed" in said:
                     failed[name, row.name] = said["failed"]
                     continue
                 verdict = row.judge(said["answer"], said["check"], **settings(row, config))
-                each = {"row": row.name, "side": name, "turn": turn, "digest": marks[name, row.name],
-                        "version": said["version"] or version(), "seconds": said["seconds"], "MiB": said["MiB"],
-                        **verdict, "load": os.getloadavg()[0]}  # fmt: skip
-                kept.append(each)
-                with open(path, "a") as file:
-                    file.write(json.dumps(each) + "\n")
-    used = [each for each in kept if marks.get((each["side"], each["row"])) == each["digest"]]
-    used = [each for each in used if each["turn"] < config.turns]
-    table = [line for row in chosen for line in summary(row, [each for each in used if each["row"] == row.name])]
-    report.write("turns", used)
+                each = {
+                    "row": row.name,
+                    "side": name,
+                    "turn": turn,
+                    "version": said["version"] or version(),
+                    "seconds": said["seconds"],
+                    "MiB": said["MiB"],
+                    **verdict,
+                    "load": os.getloadavg()[0],
+                }
+                turns.append(each)
+    table = [line for row in chosen for line in summary(row, [each for each in turns if each["row"] == row.name])]
+    report.write("turns", turns)
     report.write("league", table)
     missing = [f"{name}{f', {row}' if row else ''}: {why}" for (name, row), why in failed.items()]
     (report.folder / "league.md").write_text(
-        page(table, missing, max(each["load"] for each in used)), encoding="utf-8"
+        page(table, missing, max(each["load"] for each in turns)), encoding="utf-8"
     )
     report.say((report.folder / "league.md").read_text())
     if config.keep:
