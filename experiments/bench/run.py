@@ -1,13 +1,12 @@
 """All benches, one command, one table for each kind of machine; fails where a ratio fell by more than 20 %.
 
-Command:  python experiments/bench/run.py [--quick] [--short] [--only oracles vectors] [--before CHECKOUT] [--keep]
+Command:  python experiments/bench/run.py [--quick] [--short] [--only oracles vectors] [--keep]
     On a machine that does nothing else, each week and before a release: python3 run.py bench
     The gate of each commit, on any machine, in half a minute: python3 run.py bench --quick
 What: every case of every bench beside its floors (a copy, a matrix product, the random numbers alone) and its peers
     (numpy, published packages; named as absent where they are not installed), each bench in a fresh process, in turns,
     processor time of one thread (on a GPU the wall's, synchronised). times: how many times as long as the other takes.
-    MiB: growth of memory during one call, at its highest. --before: each bench also with the package of another
-    checkout, just before this one's, in the columns before_ns and before_times.
+    MiB: growth of memory during one call, at its highest.
 Expected: no row above 1.25 times its ratio in experiments/bench/tables/<machine>.csv, where there is a table of the
     same processor; a row above it is measured twice more, and the least of the three counts. Else the command names the
     rows and ends with 1. --keep makes this run's rows that table's. Compare ratios, not seconds: machines are noisy.
@@ -40,7 +39,7 @@ from torchdp.simulate import Experiment, Report
 from torchdp.simulate.report import read_table, write_table
 
 HERE = Path(__file__).resolve().parent
-BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "rooms")
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure")
 FALLEN = 1 / 0.8  # times as long beside the same floor or peer
 GATE = "calls"  # the bench of --quick
 SLOWER = 1.5  # of the gate
@@ -49,8 +48,7 @@ SLOWER_ELSEWHERE = (
 )
 GATE_REPEATS = 5  # of a row of the gate above that, on a machine that may be busy
 COLUMNS = (
-    "bench", "case", "ns", "MiB", "kind", "against", "times", "before_ns", "before_times",
-    "machine", "versions", "commit", "date",
+    "bench", "case", "ns", "MiB", "kind", "against", "times", "machine", "versions", "commit", "date",
 )  # fmt: skip
 
 
@@ -59,7 +57,6 @@ class Config:
     only: tuple[str, ...] = BENCHES
     quick: bool = False  # the gate
     short: bool = False
-    before: Path | None = None  # a checkout whose package is measured beside this one's
     keep: bool = False
     small: bool = False
 
@@ -68,10 +65,10 @@ FULL = Config()
 SMOKE = Config(short=True, small=True)
 
 
-def measured(bench: str, config: Config, package: Path, cases: Sequence[str] = ()) -> list[Row]:
-    """A bench's rows from a fresh process that imports the package in this folder."""
+def measured(bench: str, config: Config, cases: Sequence[str] = ()) -> list[Row]:
+    """A bench's rows from a fresh process."""
     options = ["--rounds", "3" if config.short and not config.quick else str(ROUNDS), *["--small"] * config.small]
-    env = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
     if config.quick:
         options += ["--times-only", "--least"]
         env["CUDA_VISIBLE_DEVICES"] = ""  # on a GPU time is the wall's, to which busy processes add
@@ -156,11 +153,8 @@ def measure(config: Config, report: Report) -> None:
     if config.quick:
         path = HERE / "tables" / f"{GATE}.csv"
     for bench in (GATE,) if config.quick else config.only:
-        old = measured(bench, config, config.before) if config.before else []
-        was = {key(row): row for row in old}
-        for row in measured(bench, config, HERE.parents[1]):
-            before = was.get(key(row), {})
-            row |= {"before_ns": before.get("ns"), "before_times": before.get("times"), **stamp}
+        for row in measured(bench, config):
+            row |= stamp
             rows.append(row)
             report.row("table", **{name: row.get(name) for name in COLUMNS})
     committed = read_table(path) if path.exists() and not config.small else []
@@ -174,9 +168,7 @@ def measure(config: Config, report: Report) -> None:
                 f"{path.name} is of another processor or of other versions: a call may take {most} times its row"
             )
     repeats = GATE_REPEATS if config.quick else 2
-    lost = fallen(
-        rows, committed, lambda bench, cases: measured(bench, config, HERE.parents[1], cases), most, repeats
-    )
+    lost = fallen(rows, committed, lambda bench, cases: measured(bench, config, cases), most, repeats)
     report.write("table", [{name: row.get(name) for name in COLUMNS} for row in rows])
     if config.keep:
         path.parent.mkdir(exist_ok=True)

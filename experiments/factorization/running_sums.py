@@ -6,8 +6,7 @@ Command:  OMP_NUM_THREADS=1 python experiments/factorization/running_sums.py
 Expected: brackets that overlap with those of the dense matrix; gamma_2 of a million prefix sums within [5.1269, 5.1271]
     in less than a minute of one core, gamma_F within [5.1251, 5.1257]. Four buffers at 10,000 steps: 0.14 % (mean) and
     0.6 % (largest) above the bound that holds for every strategy.
-    Passes: the same users come back in one order, where bands must not reach into the next pass; a bound for every
-    strategy in O(steps passes^2). Apart: users whose steps only keep apart.
+    Apart: users whose steps only keep apart.
 Output: results/factorization/running_sums/*.csv.
 Artifact: Dvijotham et al. (2024) | buffered strategies
 Status: agrees
@@ -18,15 +17,11 @@ import math
 import time
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from torchdp.factorization import BandedStrategy, factorize, factorize_buffered
-from torchdp.factorization.certificates.returning_certificate import passes_lower
-from torchdp.factorization.solvers.banded_solver import banded_toeplitz
-from torchdp.factorization.streams.search import buffered_passes, passes_dual
+from torchdp.factorization import factorize, factorize_buffered
 from torchdp.simulate import Experiment, Report
-from torchdp.training import Epochs, Iterates, Separated, sensitivity, standard_errors
+from torchdp.training import Separated, sensitivity
 from torchdp.workloads import RunningSums
 
 NORMS = {"gamma_2": math.inf, "gamma_F": 2.0}
@@ -38,19 +33,11 @@ class Config:
     dense: int = 2048  # the largest whose matrix is factored, too
     tol: float = 2e-5
     strategies: tuple[str, ...] = ("1024,4", "10000,4", "1000000,5")  # steps, buffers
-    passes: tuple[str, ...] = (  # steps, steps of a pass, buffers
-        "128,32,4",
-        "500,50,4",
-        "512,64,4",
-        "10000,1000,4",
-        "100000,10000,4",
-    )
     apart: tuple[str, ...] = ("128,32,4", "512,64,8", "2000,60,34", "10000,1000,10")  # steps, gap, times
 
 
 FULL = Config()
-SMOKE = Config((256, 1024), 256, 1e-4, ("128,2",), ("60,20,2",), ())
-BANDS = 64
+SMOKE = Config((256, 1024), 256, 1e-4, ("128,2",), ())
 
 
 def row(report: Report, table: str, n: int, norm: str, solve, **more: object) -> None:
@@ -91,21 +78,6 @@ def measure(config: Config, report: Report) -> None:
                 W = RunningSums(n)
                 solve = lambda W=W, b=buffers, p=p: factorize_buffered(W, b, p, tol=2e-4)  # noqa: E731
                 row(report, "strategies", n, norm, solve, buffers=buffers)
-    for each in config.passes if config.strategies != ("none",) else ():
-        n, period, buffers = map(int, each.split(","))
-        start = time.process_time()
-        few, norms = buffered_passes(RunningSums(n), period, buffers, 2.0)
-        cell = {"steps": n, "period": period, "cpu_s": time.process_time() - start}
-        found = {f"{buffers} buffers": (few, norms)}
-        bands = BandedStrategy(torch.from_numpy(banded_toeplitz(np.ones(n), min(BANDS, period), 2.0))[None], n)
-        found[f"{bands.bands} bands"] = bands, standard_errors(Iterates(n), bands)
-        for name, (C, errors) in found.items():
-            error = float(errors.square().mean().sqrt()) * sensitivity(C, Epochs(period)).value
-            report.row("passes", **cell, strategy=name, error=error)
-        start = time.process_time()
-        lower, rounding = passes_lower(RunningSums(n), period, *passes_dual(RunningSums(n), period, 2.0), 2.0)
-        cell["cpu_s"] = time.process_time() - start
-        report.row("passes", **cell, strategy="at least", error=float(lower - rounding) / math.sqrt(n))
     for each in config.apart if config.strategies != ("none",) else ():
         n, gap, times = map(int, each.split(","))
         start = time.process_time()

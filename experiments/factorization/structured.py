@@ -21,7 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cyclic import group_algebra
+import torch
+from torch import Tensor
 
 from torchdp import workloads
 from torchdp.factorization import (
@@ -33,6 +34,7 @@ from torchdp.factorization import (
     square_root,
 )
 from torchdp.factorization.constructive import (
+    at_uniform_weights,
     best_decoder,
     binary_tree,
     normalised_square_root,
@@ -41,6 +43,46 @@ from torchdp.simulate import Experiment, Report
 
 DENSE_UP_TO = 32  # side of the grids that are also factored as dense matrices; --dense: all
 TOLERANCE = 1e-4  # certified gap of the optimum
+
+
+def skew_circulant(first: Tensor, p: float = math.inf) -> Factorization:
+    """The optimal factorization of the skew-circulant matrix c_{i-j} for i >= j, -c_{n+i-j} above, into two such.
+
+    left has the eigenvalues abs(v)^{1/2} and right v abs(v)^{-1/2}, v = fft(c t), t_j = e^{-i pi j / n}. Shifting rows
+    and columns together, with a change of sign, leaves the matrix as it is, so uniform weights are optimal.
+    first: (n,), c. All ones: +1 on and below the diagonal, -1 above; (0, 1, ..., 1): sgn(i - j).
+
+    Guarantees: optimal for every p: both bounds equal n^{1/p - 1} sum_k abs(v_k), up to rounding.
+    Source: Lee, Shraibman, Spalek (2008) for gamma_2 under a group; the power of n from the row weights n^{-(p-2)/p}.
+    """
+    first = first.double()
+    angle = torch.arange(len(first), dtype=torch.float64, device=first.device) * (-math.pi / len(first))
+    twist = torch.polar(torch.ones_like(angle), angle)
+    values = torch.fft.fft(first * twist)
+    root = values.abs().sqrt()
+    phase = torch.where(root > 0, values / torch.where(root > 0, root, 1.0), 0.0)
+    left, right = (_spread((torch.fft.ifft(v) * twist.conj()).real) for v in (root, phase))
+    return at_uniform_weights(_spread(first), left, right, p)
+
+
+def _spread(first: Tensor) -> Tensor:
+    n = len(first)
+    place = torch.arange(n, device=first.device)
+    matrix = first[(place[:, None] - place) % n]
+    return torch.where(place[:, None] < place, -matrix, matrix)
+
+
+def group_algebra(k: int, p: float = math.inf) -> Factorization:
+    """Prefix sums as (S + 1 1^T) / 2, S with +1 on and below the diagonal and -1 above: S is skew-circulant.
+
+    gamma_2's upper bound is (gamma_2(S) + 1) / 2, ln k / pi + 0.981 as k grows.
+    Source: Mathias (1993) for the bound; Henzinger, Upadhyay (2025) for the factorization.
+    """
+    W = workloads.prefix(k).dense()
+    S = skew_circulant(torch.ones(k, dtype=torch.float64, device=W.device))
+    one = torch.ones(k, 1, dtype=torch.float64, device=W.device)
+    left, right = torch.cat([S.left, one], 1), torch.cat([S.right, one.mT])
+    return at_uniform_weights(W, left / math.sqrt(2), right / math.sqrt(2), p)
 
 
 def least_squares_tree(k: int, p: float = math.inf) -> Factorization:

@@ -11,13 +11,12 @@ Expected: 51 cells: a workload or statistic, its types, users, epsilon and data.
     ``consistent``; a lower bound on what is unbiased. Measured errors are within 2 standard errors of those predicted.
     Nothing is better by more than 2, no published method, left as it is or mended, and in one cell another candidate of
     ours: a histogram of 98 % of one type, where an optimised strategy has .86 times the error of the chosen one.
-Output: results/league/local_accuracy/cells.csv, methods.csv, local_accuracy.md and .png (kept: experiments/league/).
+Output: results/league/local_accuracy/cells.csv, methods.csv, local_accuracy.md (kept: experiments/league/).
 Artifact: own | least error of local protocols
 Status: agrees
 Time: eight minutes of one core; --smoke in 10 to 20 CPU-seconds.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ import query_methods
 import torch
 from contest import Cell, contest
 
-from torchdp.simulate import Experiment, Report, subplots
+from torchdp.simulate import Experiment, Report
 from torchdp.simulate.report import read_table
 
 QUERIES = (
@@ -186,32 +185,7 @@ def page(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(tables: dict) -> dict:
-    """Errors of the others over that of the chosen one, and of the lower bound."""
-    rows = tables["cells"]
-    figure, (axes,) = subplots(size=(10, 1.2 + 0.19 * len(rows)))
-    place = range(len(rows), 0, -1)
-    shown = (
-        ("best published", "outside_rmse", "rmse", "o"),
-        ("best published, mended, over the chosen one's, mended", "outside_mended_rmse", "mended", "x"),
-        ("best other of ours", "own_rmse", "rmse", "."),
-        ("lower bound", "least", "rmse", "|"),
-    )
-    for name, above, below, mark in shown:
-        ratios = [math.nan if row[above] is None else row[above] / row[below] for row in rows]
-        axes.plot(ratios, place, mark, label=name)
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set(
-        xscale="log", xlabel="root mean squared error over that of the chosen mechanism", ylim=(0, len(rows) + 1)
-    )
-    axes.set_xticks([0.5, 1, 2, 5], ["0.5", "1", "2", "5"])
-    axes.set_yticks(list(place), [label(row) for row in rows], fontsize="xx-small")
-    axes.grid(True, linewidth=0.3, which="both")
-    axes.legend(fontsize="x-small")
-    return {"local_accuracy.png": figure}
-
-
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

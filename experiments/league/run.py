@@ -9,8 +9,8 @@ What: peers are installed by pip into environments of their own (results/league/
     (--repositories) is taken. Every side runs in its own process on one thread; in each turn every side does
     all of its rows once. Errors and guarantees are computed from the answers by code that is the same for all
     (rows.py). mended: the error of shares clipped at 0 and normalised, as multi-freq-ldpy returns them; others' shares
-    are treated so too. seen: what the guarantee is checked by. A killed run goes on where it was; a changed script is
-    measured anew. A new row is an entry of rows.py and a function in each of sides/by_<peer>.py.
+    are treated so too. seen: what the guarantee is checked by. A new row is an entry of rows.py and a function in each
+    of sides/by_<peer>.py.
 Expected: experiments/bench/league_cpu.md. Ours is the fastest side of 13 of the 17 rows that have another one. Slower:
     ridge (diffprivlib and scikit-learn, a fifth and less of the time), 1e9 users (numpy by hand, 0.1 ms for 1.4), one
     clipped step (opacus by ghost clipping, a third of the time: one call, which pays for the checks of the first
@@ -19,7 +19,7 @@ Expected: experiments/bench/league_cpu.md. Ours is the fastest side of 13 of the
     the error, for a guarantee without delta. Two promises do not hold to the last digit: autodp's calibrated noise is
     3.5e-9 too small, one of opacus's clipped gradients is 4e-8 longer than its bound. Where another side does better
     than ours, the page says so. The kept table has no ml-projunit and no opake, which wants Python 3.13.
-Output: results/league/run/turns.csv, league.csv, league.md and league.png (--keep: experiments/bench/league_cpu.*).
+Output: results/league/run/turns.csv, league.csv and league.md (--keep: experiments/bench/league_cpu.*).
 Artifact: peers | the same work side by side
 Status: 18 rows, 13 peers, on a CPU
 Time: six minutes of one core after the installs, which take some minutes and 7 GB (opake wants Python 3.13); --smoke in
@@ -28,7 +28,6 @@ Time: six minutes of one core after the installs, which take some minutes and 7 
 
 import contextlib
 import datetime
-import hashlib
 import json
 import math
 import os
@@ -43,7 +42,7 @@ from pathlib import Path
 
 from rows import ABSENT, PEERS, ROWS, SIDES, Row
 
-from torchdp.simulate import Experiment, Report, subplots
+from torchdp.simulate import Experiment, Report
 
 ROOT = Path(__file__).resolve().parents[2]
 NUMBERS = ("error", "mended", "seconds", "MiB", "seen")  # of a turn
@@ -122,13 +121,6 @@ def answers(name: str, python: Path, rows: list[Row], config: Config) -> Iterato
         yield row, found.get(row.name, {"failed": last[:200]})
 
 
-def digest(name: str, row: Row, config: Config) -> str:
-    """Of all that a kept turn depends on."""
-    texts = [path.read_bytes() for path in (script(name), SIDES / "side.py", SIDES.with_name("rows.py"))]
-    texts += [repr(settings(row, config)).encode(), version().encode()]
-    return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
-
-
 def version() -> str:
     git = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "torchdp", "kernels"]
     return subprocess.run(git, capture_output=True, text=True).stdout.strip()
@@ -147,46 +139,38 @@ def measure(config: Config, report: Report) -> None:
                 pythons[peer] = installed(peer, config.environments)
             except OSError as error:
                 failed[peer, ""] = f"not installed: {error}"
-    kept: list[dict] = []
-    path = report.folder / "turns.jsonl"
-    if path.exists():
-        kept = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    marks = {
-        (name, row.name): digest(name, row, config) for row in chosen for name in row.sides if name in pythons
-    }
+    turns: list[dict] = []
     for turn in range(config.turns):
         for name, python in pythons.items():
-            known = {
-                (each["row"], each["digest"]) for each in kept if (each["side"], each["turn"]) == (name, turn)
-            }
             rows = [row for row in chosen if name in row.sides and (name, row.name) not in failed]
-            rows = [row for row in rows if (row.name, marks[name, row.name]) not in known]
             for row, said in answers(name, python, rows, config) if rows else ():
                 if "failed" in said:
                     failed[name, row.name] = said["failed"]
                     continue
                 verdict = row.judge(said["answer"], said["check"], **settings(row, config))
-                each = {"row": row.name, "side": name, "turn": turn, "digest": marks[name, row.name],
-                        "version": said["version"] or version(), "seconds": said["seconds"], "MiB": said["MiB"],
-                        **verdict, "load": os.getloadavg()[0]}  # fmt: skip
-                kept.append(each)
-                with open(path, "a") as file:
-                    file.write(json.dumps(each) + "\n")
-    used = [each for each in kept if marks.get((each["side"], each["row"])) == each["digest"]]
-    used = [each for each in used if each["turn"] < config.turns]
-    table = [line for row in chosen for line in summary(row, [each for each in used if each["row"] == row.name])]
-    report.write("turns", used)
+                each = {
+                    "row": row.name,
+                    "side": name,
+                    "turn": turn,
+                    "version": said["version"] or version(),
+                    "seconds": said["seconds"],
+                    "MiB": said["MiB"],
+                    **verdict,
+                    "load": os.getloadavg()[0],
+                }
+                turns.append(each)
+    table = [line for row in chosen for line in summary(row, [each for each in turns if each["row"] == row.name])]
+    report.write("turns", turns)
     report.write("league", table)
     missing = [f"{name}{f', {row}' if row else ''}: {why}" for (name, row), why in failed.items()]
     (report.folder / "league.md").write_text(
-        page(table, missing, max(each["load"] for each in used)), encoding="utf-8"
+        page(table, missing, max(each["load"] for each in turns)), encoding="utf-8"
     )
     report.say((report.folder / "league.md").read_text())
     if config.keep:
         kept_as = ROOT / "experiments" / "bench" / "league_cpu"
         for kind in ("md", "csv"):
             shutil.copy(report.folder / f"league.{kind}", kept_as.with_suffix(f".{kind}"))
-        draw({"league": table})["league.png"].savefig(kept_as.with_suffix(".png"), dpi=110)
 
 
 def summary(row: Row, turns: list[dict]) -> Iterator[dict]:
@@ -289,41 +273,7 @@ def processor() -> str:
     return platform.machine()
 
 
-def draw(tables: dict) -> dict:
-    """Times of every side over ours, and errors, a line for each row."""
-    rows = tables["league"]
-    names = list(dict.fromkeys(line["row"] for line in rows))
-    ours = {line["row"]: line for line in rows if line["side"] == OURS}
-    marks = "os"  # of ten colours each
-    figure, axes = subplots(2, size=(6, 1.5 + 0.35 * len(names)))
-    for place, (key, label) in enumerate((("seconds", "processor time over ours"), ("error", "error over ours"))):
-        for peer in dict.fromkeys(line["side"] for line in rows if line["side"] != OURS):
-            mine = [line for line in rows if line["side"] == peer and line["row"] in ours]
-            both = [(line[key], ours[line["row"]][key], len(names) - names.index(line["row"])) for line in mine]
-            if key == "error":  # some rows' errors are excesses near 0, which have no ratio
-                both = [(a, b, at) for (a, b, at) in both if a and b and b > FEW["error"]]
-            if points := [(a / b, at) for a, b, at in both if a is not None and b and a / b > 0]:
-                axes[place].plot(
-                    *zip(*points, strict=True),
-                    linestyle="",
-                    label=peer,
-                    color=f"C{list(PEERS).index(peer)}",
-                    marker=marks[list(PEERS).index(peer) // 10],
-                )
-        axes[place].axvline(1, color="black", linewidth=0.8)
-        axes[place].set(
-            xscale="log", xlabel=label + " (left of the line: better than ours)", ylim=(0, len(names) + 1)
-        )
-        axes[place].set_yticks(
-            range(len(names), 0, -1), names if place == 0 else [""] * len(names), fontsize="small"
-        )
-        axes[place].grid(True, linewidth=0.3)
-    if (shown := axes[0].get_legend_handles_labels())[0]:
-        figure.legend(*shown, fontsize="x-small", loc="outside right center")
-    return {"league.png": figure}
-
-
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -8,7 +8,7 @@ Expected: root mean square error of the 64 prefix sums, times 1e4, geometric mea
     best of the six there, known only afterwards: 1.18, 1.09, 1.09; 1.20, 1.22, 0.99. Above the consistent answers of
     the unbiased choice's reports in 3 of 60 cells ("above"), all at epsilon 3: 98 % of one type 1.20, eight spikes 1.05
     of 1,000 users and 1.02 of 1e4, of 48 trials each.
-Output: results/queries/fitted/: shapes.csv (a row for each shape), fitted.csv (geometric means), fitted.png.
+Output: results/queries/fitted/: shapes.csv (a row for each shape), fitted.csv (geometric means).
 Artifact: own | fitted histograms
 Status: beaten
 Time: ten minutes of one core; --smoke in seconds.
@@ -27,7 +27,7 @@ from torchdp.queries import LocalOracle, choose, fitted
 from torchdp.queries.likelihood import most_likely, smoothed, smoothers
 from torchdp.randomizers import ShiftStrategy
 from torchdp.randomness import keyed_generator
-from torchdp.simulate import Experiment, Report, subplots
+from torchdp.simulate import Experiment, Report
 
 
 def shapes(k: int) -> dict[str, Tensor]:
@@ -142,26 +142,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("fitted", epsilon=epsilon, n=n, **facts, **means)
 
 
-def draw(tables: dict) -> dict:
-    rows = tables["fitted"]
-    figure, (axes,) = subplots(1, size=(8.0, 4.2), wide=1)
-    methods = [name for name in rows[0] if name not in ("epsilon", "n", "client", "worst", "above")]
-    for place, method in enumerate(methods):
-        at = [each + (place - len(methods) / 2) * 0.1 for each in range(len(rows))]
-        axes.plot(
-            at,
-            [row[method] for row in rows],
-            "D" if "fitted" in method else "o",
-            label=method,
-        )
-    axes.set_xticks(range(len(rows)), [f"epsilon {row['epsilon']:g}\nn = {row['n']:,.0f}" for row in rows])
-    axes.set(yscale="log", ylabel="error of prefix sums, times 1e4")
-    axes.grid(True, linewidth=0.3, which="both", axis="y")
-    figure.legend(*axes.get_legend_handles_labels(), fontsize="small", loc="outside right center")
-    return {"fitted.png": figure}
-
-
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -8,8 +8,7 @@ Expected: at n = 1e6 and epsilon = .03, .1, .5 the Gram route has phi below 1.02
     mechanism run by a curator and not above SSP and AdaSSP. The sketch with exact noise is near phi(0) at epsilon =
     .03 and .1, 1.95 at .5; at n = 1.6e7, debiased and with the predicted best m, 1.04. Noise of variance
     2 ln(1.25/delta)/(epsilon^2 n), which gives numbers of the paper's kind, spends the true_epsilon of its row.
-Output: results/regression/ridge/phi.csv (a row for each epsilon and method), large.csv, against_n.csv, ridge.png,
-    ridge_lambda.png.
+Output: results/regression/ridge/phi.csv (a row for each epsilon and method), large.csv, against_n.csv, ridge.png.
 Artifact: Burkhardt et al. (2025) | Figures 3, 4
 Status: the paper's noise spends more than it promises; the sketch needs n above 1e7
 Time: 80 seconds on one core; --smoke in seconds.
@@ -216,17 +215,12 @@ def measure(config: Config, report: Report) -> None:
 
 def draw(tables: dict) -> dict:
     rows = tables["against_n"]
-    return {"ridge.png": curves(rows, (RIDGE,)), "ridge_lambda.png": curves(rows, RIDGES)}
-
-
-def curves(rows: list, ridges: tuple[float, ...]):
     epsilons = sorted({row["epsilon"] for row in rows})
-    panels = [(epsilon, ridge) for epsilon in epsilons for ridge in ridges]
-    figure, all_axes = subplots(len(panels), size=(5.2, 3.6), wide=len(ridges) if len(ridges) > 1 else 2)
-    for axes, (epsilon, ridge) in zip(all_axes, panels, strict=True):
+    figure, panels = subplots(len(epsilons), size=(5.2, 3.6), wide=2)
+    for axes, epsilon in zip(panels, epsilons, strict=True):
         for name in NAMES:
             x, y, deviations, true = columns(
-                rows, "n", "phi", "deviation", "true_epsilon", epsilon=epsilon, method=name, **{"lambda": ridge}
+                rows, "n", "phi", "deviation", "true_epsilon", epsilon=epsilon, method=name, **{"lambda": RIDGE}
             )
             if not x or name == "central":
                 continue
@@ -234,11 +228,11 @@ def curves(rows: list, ridges: tuple[float, ...]):
             if name == "paper exp.":
                 label += f" (true epsilon {true[-1]:.2g})"
             draw_line(axes, x, y, deviations, label=label, colour=COLOURS[name])
-        draw_panel(axes, f"epsilon = {epsilon:g}, lambda = {ridge:g}", "phi")
+        draw_panel(axes, f"epsilon = {epsilon:g}, lambda = {RIDGE:g}", "phi")
         axes.set_ylim(0.9, 10)
     figure.axes[0].legend(fontsize=7, ncols=2)
     figure.suptitle("Ridge regression, d = 10, m = 100;\nbars: one standard deviation of 20 runs", fontsize=9)
-    return figure
+    return {"ridge.png": figure}
 
 
 EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)

@@ -10,7 +10,7 @@ Expected, at delta = 1e-6 (to 1 %): randomized response of 64 types at epsilon_0
     bounded sums of bits in 128 messages, 35.1 of a curator, all by ``queries.choose_trusted``; squared error of a mean
     of 32 dimensions .00070 by one message (PrivUnit), .000224 by sums of numbers rounded to 4 levels, .000023 of a
     curator.
-Output: results/shuffle/amplification/{epsilons,choice}.csv, epsilons.png; printed: ``experiments/bench/
+Output: results/shuffle/amplification/{epsilons,choice}.csv; printed: ``experiments/bench/
     amplification_cpu.txt``. Columns of epsilons are by n; "clones" is
     what epsilon_0 alone says, "closed" their closed form (epsilon_0 where it says nothing); "seconds": CPU, longest.
     choice: a histogram of types held evenly, variance of one count in users squared; the mean of unit vectors,
@@ -44,7 +44,7 @@ from torchdp.randomizers import (
 )
 from torchdp.shuffle import Amplified, BoundedSum, PoissonSum, Sensitivity
 from torchdp.shuffle.amplified import blanket_delta, least_epsilon
-from torchdp.simulate import Experiment, Report, columns, subplots
+from torchdp.simulate import Experiment, Report
 
 DELTA = 1e-6
 Kind = Callable[[float], MessageProtocol[Any, Any]]
@@ -150,25 +150,7 @@ def measure(config: Config, report: Report) -> None:
                 report.row("choice", n=n, epsilon=epsilon, question=question, size=size, protocol=name, **facts)
 
 
-def draw(tables: dict) -> dict:
-    rows = tables["epsilons"]
-    users = [name for name in rows[0] if name.isdigit()]
-    figure, panels = subplots(2, size=(6, 4))
-    shown = ("closed", "clones", "randomized response 64", "Hadamard 64", "optimized unary 64", "PrivUnit 32")
-    colours = ("#999999", "#000000", "#0072B2", "#009E73", "#D55E00", "#CC79A7")
-    locals_ = sorted({row["local"] for row in rows})
-    for axes, local in zip(panels, (locals_[len(locals_) // 2], locals_[-1]), strict=True):
-        for name, colour in zip(shown, colours, strict=True):
-            values = [columns(rows, n, local=local, randomizer=name)[0][0] for n in users]
-            axes.plot([int(n) for n in users], values, "o-", color=colour, markersize=4, label=name)
-        axes.set(xscale="log", yscale="log", xlabel="users", ylabel="epsilon at delta = 1e-6")
-        axes.set_title(f"epsilon_0 = {local:g}")
-        axes.grid(True, which="major", linewidth=0.3)
-        axes.legend(fontsize="small")
-    return {"epsilons.png": figure}
-
-
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

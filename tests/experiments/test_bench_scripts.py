@@ -11,7 +11,7 @@ ROOMS = (
     "privacy protocol collection factorization domains randomizers queries pairwise mean shuffle density sketching "
     "secure regression training simulate kernels"
 ).split()
-BENCHES = ("oracles", "vectors", "features", "samplers", "secure", "rooms")
+BENCHES = ("oracles", "vectors", "features", "samplers", "secure")
 QUICK = ("samplers",)  # the others take seconds
 
 
