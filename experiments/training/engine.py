@@ -1,0 +1,59 @@
+"""Opacus's own engine, one training at a time, on the models of lanes.py and from the same weights."""
+
+import warnings
+
+import torch
+from lanes import FORWARD, Lanes, shapes
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Single(nn.Module):
+    """One seed's model: the layers are ``nn.Linear``, and the model's function the one that trains lanes."""
+
+    def __init__(self, model: str, lanes: Lanes, seed: int) -> None:
+        super().__init__()
+        self.model, self.whole, self.layers = model, lanes.whole, nn.ModuleDict()
+        for name, W in lanes.whole.items():
+            bias = lanes.biased[name]
+            self.layers[name] = layer = nn.Linear(W.shape[-1] - bias, W.shape[-2], bias)
+            layer.weight.data = W[0, seed, :, : layer.in_features].clone()
+            if bias:
+                layer.bias.data = W[0, seed, :, -1].clone()
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return self.layers[name](x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(n, ...) -> (n, classes); examples come first, as Opacus wants them, then one lane."""
+        return FORWARD[self.model](self, x[:, None])[:, 0]
+
+
+def trained(
+    model: str, x: Tensor, y: Tensor, update: type[torch.optim.Optimizer], given: dict[str, float], seed: int,
+    *, classes: int, batch: int, steps: int, noise: float
+) -> Single:  # fmt: skip
+    """After so many steps of PrivacyEngine's loader and optimizer, clipped to 1; noise: its multiplier."""
+    from opacus import PrivacyEngine
+
+    single = Single(model, Lanes(shapes(model, x.shape[-1], classes), 1, seed + 1), seed)
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
+        net, optimizer, loader = PrivacyEngine().make_private(
+            module=single,
+            optimizer=update(single.parameters(), **given),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=batch),
+            noise_multiplier=noise,
+            max_grad_norm=1.0,
+        )
+        rows = (each for _ in range(steps) for each in loader)  # epoch after epoch
+        for _, (inputs, targets) in zip(range(steps), rows, strict=False):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(inputs), targets).backward()
+            optimizer.step()
+    return single
+
+
+if __name__ == "__main__":
+    raise SystemExit("Opacus beside the others: run python experiments/training/optimizers.py")
