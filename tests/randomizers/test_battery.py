@@ -140,6 +140,11 @@ class TestPrivUnit(BallContract):
     protocol = PrivUnit(3, 6.0, 2.0)
     loss = staticmethod(two_densities)
 
+    def test_a_message_of_no_user_is_refused(self):
+        tally = self.protocol.collect(self.x[:1], noise=SeededNoise(1))
+        with pytest.raises(ValueError, match="sum must"):
+            self.protocol.add(Tally(0, tally.parts))
+
 
 class TestDuchiJordanWainwright(BallContract):
     stacked = False
