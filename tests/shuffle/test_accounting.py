@@ -34,6 +34,30 @@ def names(protocol):
     return type(protocol).__name__
 
 
+def response_view(bits, flip):
+    law = np.ones(1)
+    for bit in bits:
+        law = np.convolve(law, [flip, 1 - flip] if bit else [1 - flip, flip])
+    return law
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 2.0])
+def test_guarantee_two_instances_of_response_cover_all_databases(epsilon):
+    users, flip = 4, 0.25
+    pairs = []
+    for others in itertools.product((0, 1), repeat=users - 1):
+        one, zero = response_view((1, *others), flip), response_view((0, *others), flip)
+        pairs += [(one, zero), (zero, one)]
+    worst = 0.0
+    for (p, q), (s, t) in itertools.product(
+        pairs, repeat=2
+    ):  # others' bits and directions differ in the instances
+        worst = max(worst, float(np.maximum(0, np.outer(p, s) - math.exp(epsilon) * np.outer(q, t)).sum()))
+    found = delta_of(RandomizedResponseSum(users, flip), epsilon, 2)
+    assert worst <= found <= 1.3 * worst + 1e-6  # the largest curve of few users is nobody's own
+    assert delta_of(RandomizedResponseSum(users, 0.32), epsilon, 2) < worst  # more noise than there is: caught
+
+
 @pytest.mark.parametrize("epsilon", [0.2, 1.0])
 def test_guarantee_three_instances_of_poisson_cover_all_directions(epsilon):
     law = stats.poisson(4.0).pmf(np.arange(40))
@@ -89,6 +113,12 @@ def test_guarantee_without_delta():
     with pytest.raises(ValueError, match="no epsilon"):
         promise(PoissonSum(5, 1.0), 0, 1)
     assert epsilon_of(CentralGaussianSum(5, 1.0), 0, 1) == math.inf
+
+
+def test_small_instances_compose_better_than_basic_composition():
+    pure = PureSum(1000, 0.02, 0.2, 0.01)
+    assert epsilon_of(pure, 1e-6, 768) < 0.3 * epsilon_of(pure, 0, 768)
+    assert epsilon_of(pure, 1e-6, 1) <= 0.02
 
 
 def test_too_much_and_too_little_noise_are_named():

@@ -22,6 +22,7 @@ from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import Relay
 from torchdp.randomizers import (
     DuchiJordanWainwright,
+    GaussianVector,
     HadamardResponse,
     OptimizedUnaryEncoding,
     PrivUnit,
@@ -357,3 +358,25 @@ def test_guarantee_two_types_in_any_crowd(local):
     users = (2**20 - 1, 2**20, 2**20 + 1, 2**21, 10**7, 10**9, 10**12)
     found = [Amplified(RandomizedResponse(2, local), n, 1e-9).guarantee.epsilon for n in users]
     assert all(more <= fewer * (1 + 1e-6) for fewer, more in itertools.pairwise(found)) and found[-1] < 1e-4
+
+
+def test_guarantee_sets_that_share_less_and_ratios_that_are_rounded_up_hide_less():
+    """Lemmas (b) and (c) of ``privacy.blanket``: what is not known exactly is taken for the worse."""
+    shared = [blanket_delta(Blanket.two_level(2.0, 0.3, both), 0.3, 200) for both in (0.0, 0.03, 0.09, 0.2)]
+    assert (np.diff(shared) < 0).all()
+    ratios = [blanket_delta(Blanket.two_level(e, 0.3, 0.09), 0.3, 200) for e in (1.0, 1.5, 2.0, 4.0)]
+    assert (np.diff(ratios) > 0).all()
+
+
+def test_a_crowd_of_noise_with_a_delta_is_refused():
+    with pytest.raises(ValueError, match="client must be private by each message alone"):
+        Amplified(GaussianVector(4, 1.0, delta=1e-6), 100, 1e-6)
+
+
+@pytest.mark.parametrize("share", [0.6, 0.9])
+@pytest.mark.parametrize("n", [2, 8])
+def test_guarantee_large_sets_are_bounded_by_all_counts(share, n):
+    """The same measure of sets, all ways to fall on them counted; two sets above a half share something."""
+    blanket = Blanket.two_level(0.5, share)
+    for epsilon in (0.0, 0.1, 0.4):
+        assert 1 <= blanket_delta(blanket, epsilon, n) / by_counts(blanket, epsilon, n) < 1.05

@@ -133,6 +133,15 @@ def test_guarantee_no_amplified_delta_is_below_the_enumerated_one(made, k, epsil
     assert (certified <= enumerated * LOOSEST.get(made, 3.0)).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("made", "k"), KINDS, ids=lambda each: getattr(each, "__name__", each))
+def test_guarantee_no_amplified_delta_of_up_to_six_users_is_below_the_enumerated_one(made, k):
+    for epsilon in (0.25, 0.5, 1.0, 2.0, 4.0):
+        few = 7 if len(made(k, epsilon)[1][0]) <= 4 else 5
+        certified, enumerated = compared(made, k, epsilon, range(1, few))
+        assert (certified >= enumerated * (1 - 1e-9)).all()
+
+
 @pytest.mark.parametrize("made", [response, subsets, symmetric])
 def test_a_wrong_constant_is_below_the_enumerated_truth(made):
     client, laws = made(3 if made is not symmetric else 2, 1.0)

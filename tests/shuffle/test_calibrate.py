@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from torchdp.privacy import gaussian_sigma
 from torchdp.shuffle import (
     BoundedSum,
     CentralGaussianSum,
@@ -58,6 +59,28 @@ def test_guarantee_calibrated_protocols_are_private_and_need_their_noise(kind, s
     assert type(protocol) is kind and protocol.users == users
     assert delta_of(protocol, epsilon, instances, absent) <= delta * (1 + 1e-9)
     assert delta_of(less_noise(protocol, 0.01), epsilon, instances, absent) > delta
+
+
+@pytest.mark.parametrize(
+    ("users", "instances", "epsilon"),
+    [
+        (1000, 768, 7.0),
+        pytest.param(10**9, 768, 7.0, marks=pytest.mark.slow),
+        pytest.param(10**5, 768, 1.0, marks=pytest.mark.slow),
+        pytest.param(10**9, 6144, 4.5, marks=pytest.mark.slow),
+    ],
+)
+def test_one_message_comes_close_to_a_trusted_curator(users, instances, epsilon):
+    central = gaussian_sigma(epsilon, 1e-6, math.sqrt(instances))
+    one = RandomizedResponseSum.calibrated(users, epsilon, 1e-6, instances)
+    assert one.messages_per_user == 1 and central < one.rmse <= 1.03 * central
+    assert delta_of(one, epsilon, instances) <= 1e-6
+
+
+def test_guarantee_a_flood_that_is_too_small_fails():
+    protocol = calibrated(CorrelatedSum, MANY)
+    smaller = CorrelatedSum(1000, protocol.ratio, 0.8 * protocol.flood_shape, protocol.flood_ratio)
+    assert delta_of(smaller, 2.0, 16) > 1e-5 >= delta_of(protocol, 2.0, 16)
 
 
 def test_guarantee_arguments_of_their_own():

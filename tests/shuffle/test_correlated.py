@@ -1,13 +1,16 @@
 """Correlated noise: the two counts of a few users written out from what each of them sends."""
 
 import functools
+import math
 
 import numpy as np
 import pytest
+import torch
 from laws import hockey_sticks
 from scipy import stats
 from scipy.signal import convolve2d
 
+from torchdp.noise import SeededNoise
 from torchdp.shuffle import CorrelatedSum
 
 EPSILONS = np.linspace(-2, 2, 41)
@@ -58,3 +61,66 @@ def test_guarantee_absent_users_are_covered(setting):
         assert (bounds[0] >= truth[0] - 1e-9).all() and (bounds[1] >= truth[1] - 1e-9).all()
         full = [profile(EPSILONS) for profile in protocol.profiles()]  # does not cover them
         assert any((curve < true - 1e-3).any() for curve, true in zip(full, truth, strict=True))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_guarantee_from_one_to_zero_the_protocol_is_pure(setting):
+    protocol = CorrelatedSum(2, *setting)
+    zero, one = view(protocol, (0, 1)), view(protocol, (1, 1))
+    held = one > 1e-300
+    epsilon = -math.log(protocol.ratio)
+    assert (np.log(one[held]) - np.log(zero[held])).max() <= epsilon + 1e-6
+    assert (one[zero > 1e-3] == 0).any()  # the other way it is not: some views become impossible
+
+
+def test_a_larger_flood_approaches_binary_randomized_response():
+    ratio = 0.5
+    response = np.maximum(np.maximum(0, (1 - np.exp(EPSILONS) * ratio) / (1 + ratio)), 1 - np.exp(EPSILONS))
+    gaps = []
+    for shape in (1.0, 100.0, 10_000.0):
+        curves = [profile(EPSILONS) for profile in CorrelatedSum(5, ratio, shape, 0.9).profiles()]
+        gaps.append(max(np.abs(curve - response).max() for curve in curves))
+        assert all((curve >= response - 1e-12).all() for curve in curves)
+    assert gaps[0] > 3 * gaps[1] > 9 * gaps[2] and gaps[2] < 0.01
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_error_is_discrete_laplace_exactly(setting):
+    protocol = CorrelatedSum(2, *setting)
+    law = view(protocol, (1, 1))
+    w = protocol.ratio
+    for k in range(-4, 5):
+        assert np.trace(law, -(2 + k)) == pytest.approx((1 - w) / (1 + w) * w ** abs(k), abs=1e-8)
+    counts = np.arange(SIZE)
+    differences = counts[:, None] - counts
+    assert (law * (differences - 2) ** 2).sum() == pytest.approx(
+        float(protocol.variance(torch.tensor(2))), rel=1e-4
+    )
+    sent = (law * (counts[:, None] + counts)).sum() / 2
+    assert sent == pytest.approx(protocol.messages_per_user, rel=1e-4)
+
+
+def pvalue(law, plus, minus):
+    """Chi-square of observed pairs of counts."""
+    seen = np.zeros((2000, 2000))
+    np.add.at(seen, (plus, minus), 1)
+    common = law * len(plus) > 10
+    expected, found = law[common] * len(plus), seen[:SIZE, :SIZE][common]
+    expected, found = np.append(expected, len(plus) - expected.sum()), np.append(found, len(plus) - found.sum())
+    return stats.chi2.sf(((found - expected) ** 2 / expected).sum(), len(found) - 1)
+
+
+@pytest.mark.parametrize("setting", SETTINGS[:2])
+@pytest.mark.parametrize("bits", [(1,), (0, 1)])
+def test_messages_have_the_law_that_is_written_out(setting, bits):
+    protocol, instances = CorrelatedSum(2, *setting), 40_000
+    rows = torch.tensor(bits, dtype=torch.bool)[:, None].expand(-1, instances)
+    sent = protocol.randomize_unchecked(rows, SeededNoise(0))
+    plus, minus = (
+        torch.bincount(sent.instance[sent.content == sign].long(), minlength=instances).numpy() for sign in (1, -1)
+    )
+    law = view(protocol, bits)
+    assert pvalue(law, plus, minus) > 1e-6
+    assert pvalue(law.T, plus, minus) < 1e-6  # who sends which matters
+    wrong = CorrelatedSum(2, protocol.ratio, 1.15 * protocol.flood_shape, protocol.flood_ratio)
+    assert pvalue(view(wrong, bits), plus, minus) < 1e-6

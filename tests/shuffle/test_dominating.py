@@ -1,11 +1,13 @@
 """Dominating pairs against what users send, written out for every database, and against 50 digits."""
 
+import itertools
 import math
 
 import mpmath
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.signal import fftconvolve
 
 from torchdp.privacy.composition import gaussian_profile, pure_profile
 from torchdp.shuffle.count_laws import (
@@ -24,6 +26,108 @@ EPSILONS = np.array([-2.0, -0.5, -0.01, 0.0, 0.001, 0.01, 0.1, 0.3, 1.0, 2.0, 3.
 
 def hockey_stick(p, q, epsilons=EPSILONS):
     return np.array([np.maximum(0, p - math.exp(e) * q).sum() for e in epsilons])
+
+
+def view(user_laws, bits):
+    """Law of the number of ones, or of messages, that users with these bits send together."""
+    law = np.ones(1)
+    for bit in bits:
+        law = np.convolve(law, user_laws[bit])
+    return law
+
+
+def worst_over_databases(user_laws, users, old, new):
+    """max over the other users' bits of H(old bit || new bit)."""
+    curves = []
+    for others in itertools.product((0, 1), repeat=users - 1):
+        laws = [view(user_laws, (bit, *others)) for bit in (old, new)]
+        size = max(map(len, laws))
+        curves.append(hockey_stick(*(np.append(law, np.zeros(size - len(law))) for law in laws)))
+    return np.max(curves, axis=0), np.min(curves, axis=0)
+
+
+def shares(law):
+    """What a user with bit 0, and with bit 1, sends if its noise has this law."""
+    return {0: np.append(law, 0.0), 1: np.append(0.0, law)}
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 4])
+@pytest.mark.parametrize("flip", [0.02, 0.2, 0.45])
+def test_guarantee_response_is_the_worst_of_all_databases(users, flip):
+    laws = {0: np.array([1 - flip, flip]), 1: np.array([flip, 1 - flip])}
+    truth = np.maximum(*(worst_over_databases(laws, users, old, 1 - old)[0] for old in (0, 1)))
+    np.testing.assert_allclose(response_profile(users, flip)(EPSILONS), truth, atol=2e-10)
+    assert (response_profile(users, flip)(EPSILONS) >= truth - 1e-15).all()
+    smaller = response_profile(users, 0.9 * flip + 0.05)(EPSILONS)  # more noise than there is: caught
+    assert (smaller < truth - 1e-3).any()
+
+
+@pytest.mark.parametrize("users", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["poisson", "negative binomial", "geometric"])
+def test_guarantee_one_type_profiles_are_exact_for_every_database(users, kind):
+    counts = np.arange(80)
+    shape, ratio = (2.5, 0.4) if kind == "negative binomial" else (0.7, 0.6)
+    if kind == "poisson":
+        law, profiles, more = (
+            stats.poisson(3.0 / users),
+            one_type_profiles(poisson_law(3.0)),
+            one_type_profiles(poisson_law(3.6)),
+        )
+    else:
+        law = stats.nbinom(shape / users, 1 - ratio)
+        profiles = one_type_profiles(negative_binomial_law(shape, ratio))
+        more = one_type_profiles(negative_binomial_law(1.2 * shape, ratio))
+    user_laws = shares(law.pmf(counts))
+    for (old, new), profile, noisier in zip([(1, 0), (0, 1)], profiles, more, strict=True):
+        worst, best = worst_over_databases(user_laws, users, old, new)
+        np.testing.assert_allclose(worst, best, atol=1e-12)  # the others' bits do not matter
+        np.testing.assert_allclose(profile(EPSILONS), worst, atol=1e-9)
+        assert (profile(EPSILONS) >= worst - 1e-15).all()
+        assert (noisier(EPSILONS) < worst - 1e-3).any()
+
+
+def correlated_view(bit, shape, ratio, flood_shape, flood_ratio, size=110):
+    counts = np.arange(size)
+    noise = stats.nbinom(shape, 1 - ratio).pmf(counts)
+    law, flood = np.zeros((size, size)), np.diag(stats.nbinom(flood_shape, 1 - flood_ratio).pmf(counts))
+    law[bit:] = np.outer(noise[: size - bit], noise)
+    return np.maximum(fftconvolve(law, flood)[:size, :size], 0.0)
+
+
+FLOODS = [(2.0, 0.5), (6.0, 0.3), (0.7, 0.6)]
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+@pytest.mark.parametrize("ratio", [0.3, 0.6])
+def test_guarantee_correlated_profiles_are_exact(ratio, flood):
+    zero, one = (correlated_view(bit, 1.0, ratio, *flood) for bit in (0, 1))
+    for profile, pair in zip(correlated_profiles(ratio, *flood), ((one, zero), (zero, one)), strict=True):
+        truth = hockey_stick(*pair)
+        np.testing.assert_allclose(profile(EPSILONS), truth, atol=1e-9)
+        assert (profile(EPSILONS) >= truth - 1e-12).all()
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+@pytest.mark.parametrize("shape", [0.3, 0.9])
+def test_guarantee_correlated_profiles_cover_less_than_all_the_noise(shape, flood):
+    zero, one = (correlated_view(bit, shape, 0.5, *flood) for bit in (0, 1))
+    for profile, pair in zip(
+        correlated_profiles(0.5, *flood, shape=shape), ((one, zero), (zero, one)), strict=True
+    ):
+        truth = hockey_stick(*pair)
+        assert (profile(EPSILONS) >= truth - 1e-12).all()
+        assert (profile(EPSILONS) <= truth + 0.15).all()
+    nearly = correlated_profiles(0.5, *flood, shape=1 - 1e-9)  # the flood without the minimum: not much worse
+    for bound, exact in zip(nearly, correlated_profiles(0.5, *flood), strict=True):
+        assert (bound(EPSILONS) >= exact(EPSILONS) - 1e-8).all()
+
+
+def test_a_flood_that_is_too_small_is_caught():
+    zero, one = (correlated_view(bit, 1.0, 0.5, 1.0, 0.3) for bit in (0, 1))
+    truth = hockey_stick(zero, one)
+    promised = correlated_profiles(0.5, 2.0, 0.3)[1](EPSILONS)
+    unlimited = unlimited_flood_profiles(0.5)[1](EPSILONS)
+    assert (promised < truth - 1e-3).any() and (unlimited < truth - 0.05).any()
 
 
 @pytest.mark.filterwarnings("error")
@@ -63,6 +167,14 @@ def test_guarantee_response_covers_every_number_of_ones(users, flip):
     else:  # the given messages cost at most the variance of one user in 512
         fewer = np.max([response_exact(users - 1 - users // 512, flip, k) for k in range(0, users - 3, 3)], axis=0)
         assert (curve <= 1.0001 * fewer + 1e-9).all()
+
+
+@pytest.mark.parametrize(("users", "flip"), [(120, 0.008), (60, 0.02)])
+def test_end_points_alone_are_not_enough(users, flip):
+    ends = np.maximum(response_exact(users, flip, 0), response_exact(users, flip, users - 1))
+    inner = response_exact(users, flip, users // 2)
+    assert (ends < inner - 0.02).any()  # a k in the middle is worse by that much
+    assert (response_profile(users, flip)(EPSILONS) >= inner - 1e-13).all()
 
 
 @pytest.mark.parametrize("p", [1e-5, 0.01, 0.2, 0.433, 0.4999])
@@ -130,6 +242,25 @@ def test_guarantee_gaussian_and_pure_profiles_are_exact():
     truth = hockey_stick(np.array([p, 1 - p]), np.array([1 - p, p]))
     np.testing.assert_allclose(pure_profile(0.8)(EPSILONS), truth, atol=1e-9)
     assert (pure_profile(0.7)(EPSILONS) < truth - 1e-3).any()
+
+
+def test_every_curve_falls_is_convex_and_reverses():
+    epsilons = np.linspace(-1.5, 1.5, 301)
+    curves = [
+        response_profile(50, 0.1),
+        *one_type_profiles(poisson_law(20.0)),
+        *correlated_profiles(0.7, 9.0, 0.5),
+    ]
+    for profile in curves:
+        curve = profile(epsilons)
+        assert (np.diff(curve) <= 0).all() and (curve >= -np.expm1(epsilons) - 1e-12).all()
+        slopes = np.diff(curve) / np.diff(np.exp(epsilons))
+        assert (np.diff(slopes) >= -1e-9).all()
+        assert (profile(np.array([[0.1], [0.2]])) == profile(np.array([0.1, 0.2]))[:, None]).all()
+    up, down = one_type_profiles(poisson_law(20.0))
+    np.testing.assert_allclose(
+        up(-epsilons), 1 - np.exp(-epsilons) + np.exp(-epsilons) * down(epsilons), atol=1e-9
+    )
 
 
 def test_a_pair_written_out():

@@ -10,8 +10,9 @@ import torch
 from dp_accounting.pld.privacy_loss_distribution import from_two_probability_mass_functions
 from scipy import stats
 
-from torchdp.privacy import gaussian_log_delta
+from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, Sensitivity
+from torchdp.shuffle.count_laws import poisson_law
 from torchdp.shuffle.inversion import Cut, Move, moved_delta
 
 KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": NegativeBinomialSum}
@@ -82,6 +83,29 @@ def test_guarantee_no_pair_of_vectors_in_two_coordinates_is_told_apart_better(na
     assert len(ratios) > 4 and max(ratios) <= 1 + 1e-9 and max(ratios) > 0.5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MASSES)
+def test_guarantee_no_pair_of_100_000_in_two_coordinates_is_told_apart_better(name):
+    """As above on a grid of eighths of a step, against the bound at the least movement of sixty that is no less."""
+    law, mass = MASSES[name]
+    pairs, violated = 0, 0
+    for levels, steps in ((1, 12), (2, 12), (3, 8)):
+        values = np.linspace(0, levels, levels * steps + 1)
+        laws = np.stack([shifted(mass, u) for u in values])
+        first, second = np.array(list(itertools.combinations_with_replacement(range(len(values)), 2))).T
+        marks = np.linspace(0, 2.0, 61)[1:]
+        bounds = np.array([moved_delta(law.noise_law(), 0.8, 2, levels**2 * mark, levels) for mark in marks])
+        Q = (laws[first][:, :, None] * laws[second][:, None]).reshape(len(first), -1)
+        for i in range(len(values)):
+            for j in range(i, len(values)):
+                P = np.multiply.outer(laws[i], laws[j]).ravel()
+                found = np.maximum(P - math.exp(0.8) * Q, 0).sum(1)
+                change = ((values[i] - values[first]) ** 2 + (values[j] - values[second]) ** 2) / levels**2
+                bound = bounds[np.searchsorted(marks, change - 1e-12)]
+                pairs, violated = pairs + len(found), violated + int((found > bound * (1 + 1e-9)).sum())
+    assert pairs > 100_000 and violated == 0
+
+
 def composed(P, Q, times, epsilon):
     """A lower bound on delta of so many independent pairs, either way, by the package's optimistic grid."""
     with np.errstate(divide="ignore"):
@@ -113,6 +137,13 @@ def test_guarantee_the_worst_pattern_found_is_below_and_near(name, epsilon, chan
     assert 0.75e-5 < worst(law) <= 1e-5 < worst(smaller)
 
 
+def test_more_noise_than_a_gaussian_and_nearly_none_more():
+    """Wide noise is Gaussian: 2,048 numbers that may all flip; told by blocks or one by one."""
+    found = moved_delta(poisson_law(20_000.0), 1.0, 2048, 1024.0)
+    curator = math.exp(gaussian_log_delta(math.sqrt(20_000.0 / 1024), 1.0))
+    assert curator <= found < 1.05 * curator
+
+
 def test_the_floor_of_poisson_noise():
     """delta >= about sqrt(I change) Pr[D = 0], attained at 64 numbers that move by 4 in all."""
     law = PoissonSum.calibrated(125, 4.5, 1e-5, Sensitivity(64, change=4.0))
@@ -120,14 +151,14 @@ def test_the_floor_of_poisson_noise():
     assert BoundedSum.calibrated(125, 4.5, 1e-5, Sensitivity(64, change=4.0)).noise_variance < law.mean / 3
 
 
-def test_far_more_noise_than_is_needed_takes_no_longer():
-    assert PoissonSum(1000, 400.0).moved_delta(8.0, Sensitivity(16, 1e-4)) == pytest.approx(1e-13, rel=1e-3)
-
-
-def test_noise_of_three_users_is_calibrated_without_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        BoundedSum.calibrated(3, 1.0, 1e-6, Sensitivity(8, change=4.0))
+@pytest.mark.parametrize("levels", [1, 2, 4])
+def test_more_movement_and_less_noise_cost_more(levels):
+    noise = PoissonSum(50, 30.0).noise_law()
+    moved = 4.0 * levels**2
+    delta = moved_delta(noise, 1.5, 64, moved, levels)
+    assert moved_delta(noise, 1.5, 64, 1.1 * moved, levels) > delta > moved_delta(noise, 1.7, 64, moved, levels)
+    assert moved_delta(PoissonSum(50, 27.0).noise_law(), 1.5, 64, moved, levels) > delta
+    assert moved_delta(noise, 1.5, 128, moved, levels) >= delta
 
 
 @pytest.mark.parametrize("levels", [1, 3])
@@ -150,3 +181,23 @@ def test_moduli_are_those_of_the_pairs(turned, up, levels):
             z = complex(a, step * j)
             M = (P[both].astype(complex) ** (1 + z) * Q[both].astype(complex) ** -z).sum() + 0.01
             assert found[j][i] == pytest.approx(abs(M), rel=1e-9)
+
+
+def test_far_more_noise_than_is_needed_takes_no_longer():
+    assert PoissonSum(1000, 400.0).moved_delta(8.0, Sensitivity(16, 1e-4)) == pytest.approx(1e-13, rel=1e-3)
+
+
+@pytest.mark.parametrize(("epsilon", "levels"), [(0.001, 1), (0.02, 8)])
+def test_wide_noise_is_told_from_gaussian_noise_by_little(epsilon, levels):
+    sigma = 1.02 * gaussian_sigma(epsilon, 1e-6, 2.0)
+    found = PoissonSum(100, (levels * sigma) ** 2).moved_delta(
+        epsilon, Sensitivity(8, 4.0 * levels**2, largest=levels)
+    )
+    least = math.exp(gaussian_log_delta(sigma, epsilon, 2.0))
+    assert least < found < 1.1 * least
+
+
+def test_noise_of_three_users_is_calibrated_without_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BoundedSum.calibrated(3, 1.0, 1e-6, Sensitivity(8, change=4.0))

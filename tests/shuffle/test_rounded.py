@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from laws import hockey_stick
 from scipy import stats
 
 from torchdp.privacy import Model, gaussian_sigma
@@ -73,6 +74,26 @@ def test_guarantee_rounded_vectors_are_private_by_exact_composition(instances, c
     assert worst_composition(0.85 * protocol.mean, change, 256 if epsilon > 2 else 4, epsilon) > delta
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_guarantee_rounded_delta_covers_unequal_changes_by_enumeration(seed):
+    """Two coordinates, every pair of outcomes."""
+    rng, mean, epsilon = np.random.default_rng(seed), 9.0, 0.7
+    q, other = rng.random((2, 2))
+    certified = delta_of(PoissonSum(50, mean), epsilon, Sensitivity(2, float(((q - other) ** 2).sum())))
+    P = np.multiply.outer(*(rounded(mean, x)[:80] for x in q))
+    Q = np.multiply.outer(*(rounded(mean, x)[:80] for x in other))
+    assert hockey_stick(P, Q, epsilon) <= certified
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 4.5])
+def test_noise_is_near_the_central_gaussian_and_below_that_of_flips(epsilon):
+    """The central mechanism's l_2 sensitivity is sqrt(change)."""
+    protocol = PoissonSum.calibrated(10_000, epsilon, 1e-6, Sensitivity(768, change=48))
+    central = gaussian_sigma(epsilon, 1e-6, math.sqrt(48))
+    assert 1 < protocol.rmse / central < 1.11
+    assert protocol.rmse < gaussian_sigma(epsilon, 1e-6, math.sqrt(768)) / 3.5
+
+
 @pytest.mark.parametrize("epsilon", [0.3, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_guarantee_is_what_was_calibrated(epsilon):
     protocol = PoissonSum.calibrated(100, epsilon, 1e-5, Sensitivity(64, change=8))
@@ -95,3 +116,13 @@ def test_negative_binomial_noise_and_a_curator_s_count_movement_too_and_others_c
         assert delta_of(law, 1.0, Sensitivity(4, change=2.0)) == delta_of(law, 1.0, 4)
     few = PoissonSum(500, 60.0)  # where only so many bits can flip, the better of both
     assert delta_of(few, 1.0, Sensitivity(32, flips=1, change=2.0)) <= delta_of(few, 1.0, 1)
+
+
+def test_absent_users_are_made_up_for():
+    full, fewer = (PoissonSum.calibrated(1000, 1.0, 1e-5, Sensitivity(64, 8.0), a) for a in (0, 100))
+    assert fewer.mean == pytest.approx(full.mean / 0.9)
+    assert delta_of(fewer, 1.0, Sensitivity(64, 8.0), 100) <= 1e-5 < delta_of(full, 1.0, Sensitivity(64, 8.0), 100)
+
+
+def test_too_little_noise_is_no_privacy():
+    assert delta_of(PoissonSum(5, 1e-3), 1.0, Sensitivity(8, change=8.0)) == 1.0
