@@ -357,3 +357,18 @@ def test_tiny_probabilities_of_another_value_are_not_rounded_away():
     expected = n * randomizer.q * repeats
     assert abs(float(reports[:, 1].sum()) - expected) < 5 * math.sqrt(expected)
     assert expected > 1000
+
+
+@pytest.mark.parametrize("kind", [OptimizedUnaryEncoding, SymmetricUnaryEncoding, SubsetSelection])
+@pytest.mark.parametrize("epsilon", [30.0, 40.0, 60.0, 80.0, 600.0])
+def test_guarantee_holds_at_large_epsilon_where_p_rounds_to_one(kind, epsilon):
+    """Exact ratios of the chances that are drawn; of p's own float64 they are wrong by 1e-4 or infinite."""
+    oracle = kind(8, epsilon)
+    lost, off = oracle.lost, oracle.off
+    if kind is SubsetSelection:
+        assert oracle.subset == 1
+        largest = math.log1p(-lost) - math.log(lost) + math.log(7)
+    else:
+        largest = math.log1p(-lost) - math.log(lost) + math.log1p(-off) - math.log(off)
+    assert largest == pytest.approx(epsilon, rel=1e-12)
+    assert kind is OptimizedUnaryEncoding or epsilon < 80 or oracle.on == 1

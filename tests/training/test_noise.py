@@ -248,3 +248,10 @@ def test_guarantee_noise_is_calibrated_to_the_bound_where_no_user_attains_it():
     noise = calibrated_noise(C, 2, bound=1.0, epsilon=1.0, delta=1e-6, participation=Epochs(1))
     assert noise.guarantee(1.0, 1e-6, Epochs(1)).epsilon <= 1.0
     assert noise.sigma == pytest.approx(gaussian_sigma(1.0, 1e-6, found.value), rel=1e-9)
+
+
+def test_guarantee_outputs_are_sums_plus_noise():
+    totals = torch.randn(STEPS, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    one, other = make(), make()
+    outputs = torch.stack([one(total) for total in totals])
+    torch.testing.assert_close(outputs - totals, run(other), rtol=0, atol=1e-12)
