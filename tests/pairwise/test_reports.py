@@ -208,3 +208,16 @@ def test_intervals_of_strategies_hold_their_level_for_few_users(brief):
     cut = protocol.decoded(tally).clamp_min(0)
     naive = protocol.mean_variance(cut * n / cut.sum(-1, keepdim=True), statistic.form).sqrt()
     assert float(((found.value - truth).abs() <= 1.96 * naive).double().mean()) < 0.92
+
+
+@pytest.mark.parametrize("types", [2, 5, 16])
+def test_standard_errors_of_the_reports_to_be_expected_are_the_predicted_ones(types):
+    """Of so many users that the second order is 1e-6 of the first: a constant 1 % off would be seen."""
+    protocol = pairwise.PairReports(pairwise.absolute_difference(types), 1.0, RandomizedResponse)
+    counts = 10**9 * torch.arange(1, types + 1)
+    n = int(counts.sum())
+    client = protocol.client
+    reports = (client.q * n + (client.p - client.q) * counts.double()).round().long()
+    reports[0] += n - reports.sum()
+    found = protocol.analyse(Tally(n, {"reports": reports}))
+    torch.testing.assert_close(found.standard_error.square(), protocol.predicted_mse(counts), rtol=1e-5, atol=0)

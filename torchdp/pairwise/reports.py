@@ -75,9 +75,8 @@ class PairReports(PairwiseProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
                 f"epsilon must be at least the client's {self.client.epsilon:.9g}, not {self.epsilon!r}"
             )
         if self.listed:
-            checks.validated(
-                self, "output_vectors"
-            )  # a strategy that can not tell types of different vectors apart
+            # Refuses a strategy that can not tell types of different vectors apart.
+            checks.validated(self, "output_vectors")
 
     estimated_pairs = Pairs.DISTINCT
 
