@@ -145,7 +145,7 @@ def test_a_symmetry_is_seen_where_it_is_exact(name, turned, mirrored):
 
 @pytest.mark.parametrize("name", ["prefix", "Toeplitz", "persymmetric, odd", "symmetric"])
 def test_the_certificate_of_a_mirrored_matrix_takes_eigenvalues(name, monkeypatch):
-    """A fifth of the singular values' time; the solver's weights are mirrored to the last bit."""
+    """The solver's weights are mirrored to the last bit, as those of the singular values are."""
     W = MATRICES[name]
     found = factorize(W, tol=1e-3)
     exact = torch.linalg.svdvals(found.row_weights.sqrt()[:, None] * W * found.column_weights.sqrt()).sum()
