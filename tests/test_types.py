@@ -29,7 +29,7 @@ for step in run.loader(TensorDataset(rows, rows), max_rows=4):
 PROGRAMS = {  # an expression of a user's: part of its type
     "pairwise.choose(pairwise.gini(4), 100, 1.0).best": "PairwiseProtocol",
     "pairwise.choose(pairwise.gini(4), 100, 1.0).best.estimate(x).interval()": "tuple[torch._tensor.Tensor",
-    "queries.choose(workloads.prefix(4), 100, 1.0).best": "QueryProtocol",
+    "queries.choose(workloads.prefix(4), 100, 1.0).best": "Channel",
     "queries.choose(workloads.prefix(4), 100, 1.0).best.estimate(x).value": "Tensor",
     "queries.choose_trusted(workloads.identity(4), 100, 1.0, 1e-6).best.estimate(x).interval()": "tuple[torch",
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, n=9, dimension=3).best": "ShuffledKDE",

@@ -30,6 +30,11 @@ def variance(rate: float) -> float:
     return 0.5 / math.sinh(rate / 2) ** 2
 
 
+def fourth_cumulant(ratio: float) -> float:
+    """2 a (1 + 4 a + a^2)/(1 - a)^4, a = e^-rate, of the whole: twice that of a geometric variable."""
+    return 2 * ratio * (1 + 4 * ratio + ratio**2) / (1 - ratio) ** 4
+
+
 def mean_clusters(share: float, rate: float) -> float:
     """Clusters of ``share`` of the whole, both signs, in the mean."""
     log = math.log1p(-math.exp(-rate)) if rate > 0.7 else math.log(-math.expm1(-rate))

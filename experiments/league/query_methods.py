@@ -14,7 +14,7 @@ from torchdp import workloads
 from torchdp.factorization.solvers.pivoting import nearest_histogram
 from torchdp.protocol import Choice, Objective, Tally
 from torchdp.queries import LocalOracle, choose, lower_bound
-from torchdp.queries.protocol import QueryProtocol
+from torchdp.queries.protocol import Channel
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix, strategy_lower_bound
 from torchdp.randomizers.alphabet.strategy_search import Effort, search, strategy_problem
 from torchdp.randomness import keyed_generator
@@ -80,7 +80,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
             found["consistent"] = consistent(W, answers)
         return {name: (each - truth).square().mean(-1) for name, each in found.items()}
 
-    def ours(name: str, side: str, protocol: QueryProtocol) -> Method:
+    def ours(name: str, side: str, protocol: Channel) -> Method:
         def draw(trials: int) -> Squares:
             tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
             return squares(protocol.analyse(tally).value, decoded(protocol, tally), side == "chosen")
@@ -94,7 +94,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
         return Method(name, "outside", draw)
 
-    def error(protocol: QueryProtocol) -> float:
+    def error(protocol: Channel) -> float:
         return math.sqrt(float(protocol.predicted_mse(counts).mean()))
 
     first, *rest = choice.candidates
@@ -115,13 +115,13 @@ def consistent(W: Tensor, answers: Tensor) -> Tensor:
     return h @ W.mT + middle
 
 
-def drawable(protocol: QueryProtocol) -> bool:
+def drawable(protocol: Channel) -> bool:
     """Not shifts of very many types: each output is drawn for each of these."""
     client = getattr(protocol, "client", None)
     return not isinstance(client, ShiftStrategy) or client.outputs * client.k < DRAWN
 
 
-def decoded(protocol: QueryProtocol, tally: Tally) -> Tensor | None:
+def decoded(protocol: Channel, tally: Tally) -> Tensor | None:
     """Shares of the types, unbiased where the reports tell all types apart, else the smallest that fit."""
     if not isinstance(protocol, LocalOracle):
         return None

@@ -171,7 +171,7 @@ class OfShares(Question):
         return self.read(estimate, level)
 
     def _fit(self, protocol: Asked, tally: Tally) -> queries.Fit:
-        return queries.fitted(cast(queries.QueryProtocol, protocol), tally, ordered=self.ordered)
+        return queries.fitted(cast(queries.Channel, protocol), tally, ordered=self.ordered)
 
     def error(self, protocol: Asked, n: float) -> float:
         worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)

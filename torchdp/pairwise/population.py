@@ -1,6 +1,6 @@
 """Inference from the users of a collection to the population they are sampled from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from scipy.special import ndtr
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from torchdp.collection import Collection, Journal
 from torchdp.collection.journal import held
-from torchdp.pairwise.protocol import PairwiseProtocol
-from torchdp.pairwise.statistic import Form, one_kernel
+from torchdp.pairwise.analyst import PairwiseAnalyst
+from torchdp.pairwise.forms import one_kernel
 from torchdp.protocol import Estimate
 from torchdp.protocol.interval import ErrorParts
 
@@ -33,14 +33,18 @@ def mann_whitney(collection: Collection | Journal) -> MannWhitney:
     """
     collection = held("collection", collection)
     protocol, tally, n = collection.protocol, collection.tally, collection.n
-    if not isinstance(protocol, PairwiseProtocol) or protocol.statistic.name != "auc":
-        raise ValueError("collection must be of a pairwise protocol whose statistic is auc")
-    statistic, auc = one_kernel(protocol.statistic), collection.estimate()
+    analyst = getattr(protocol, "analyst", None)
+    if not isinstance(analyst, PairwiseAnalyst) or analyst.statistic.name != "auc":
+        raise ValueError("collection must be of a protocol whose question is the statistic auc")
+    statistic = one_kernel(analyst.statistic)
+    auc = collection.estimate()
     form, below = statistic.forms
-    wins = Form(form.weights + below.weights / 2, form.constant + below.constant / 2)  # u over n (n - 1)
-    scale, mean = n * (n - 1), protocol.pairs_mean(tally, wins)
-    error = protocol.plug_in_variance(tally, wins).sqrt() * scale * protocol.slope(n)
-    sizes = (scale * protocol.pairs_mean(tally, below)).clamp(n - 1, n * n / 4)  # n+ n-
+    # u over n (n - 1)
+    wins = replace(form.plus(0.5, below), constant=form.constant + below.constant / 2)
+    scale = n * (n - 1)
+    mean = analyst.pairs_mean(tally, wins)
+    error = analyst.plug_in_variance(tally, wins).sqrt() * scale * analyst.slope(n)
+    sizes = (scale * analyst.pairs_mean(tally, below)).clamp(n - 1, n * n / 4)  # n+ n-
     parts = auc.parts.joined(ErrorParts.normal((n + 1) / (12 * sizes)))
     z = parts.distance(auc.value - 0.5)
     p_value = torch.as_tensor(2 * ndtr(-z.cpu().numpy()), dtype=torch.float64, device=auc.value.device)

@@ -10,8 +10,9 @@ from scipy.special import betainc
 from torch import Tensor
 
 from torchdp import checks, workloads
-from torchdp.factorization import free_constant, signature_form
-from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
+from torchdp.factorization import signature_form
+from torchdp.pairwise.forms import Form, Pairs, factorized, one_kernel
+from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.workloads import Workload
 
 FINEST = 1e-6  # tol
@@ -47,12 +48,13 @@ def from_kernel(
             weights = torch.block_diag(*(one.form.weights for one in each)).unflatten(0, kernel.shape[:-2])
             form = Form(weights, kernel.new_tensor([one.form.constant for one in each]).view(kernel.shape[:-2]))
             return PairwiseStatistic(name, torch.cat([one.points for one in each], 1), form, pairs=pairs)
-    constant = 0.0
-    if not isinstance(kernel, Workload):
-        constant = free_constant(kernel, tol=tol).constant
-        kernel = kernel + constant
-    factors = signature_form(kernel, tol)
-    return PairwiseStatistic(name, factors.right.mT.contiguous(), Form(factors.signature, -constant), pairs=pairs)
+    if isinstance(kernel, Workload):
+        factors = signature_form(kernel, tol)
+        points = factors.right.mT.contiguous()
+        form = Form(factors.signature)
+    else:
+        points, form = factorized(kernel, tol)
+    return PairwiseStatistic(name, points, form, pairs=pairs)
 
 
 def absolute_difference(k: int, *, spacing: float = 1.0) -> PairwiseStatistic:

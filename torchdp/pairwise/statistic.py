@@ -1,56 +1,31 @@
-"""Pairwise statistics as quadratic forms in one vector for each type."""
+"""Pairwise statistics as questions: what a channel is asked for them, and by what data channels are judged."""
 
-from dataclasses import dataclass, fields, replace
-from enum import Enum
-from functools import cached_property, partial
-from types import NoneType
-from typing import Any, TypeVar
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.brief import Brief
-from torchdp.protocol import Crowd
-from torchdp.protocol.records import beside
+from torchdp.pairwise.analyst import ChannelPairs
+from torchdp.pairwise.forms import Form, Pairs, PairwiseForms, factorized, one_kernel
+from torchdp.queries import LocalOracle
+from torchdp.queries.channel import Channel, Question, histograms_of
+from torchdp.randomizers import strategy_lower_bound
 
-
-class Pairs(Enum):
-    """Which pairs of users the statistic averages over."""
-
-    DISTINCT = "i != j"  # U-statistic: sum over i != j of f(x_i, x_j), over n (n - 1)
-    ALL = "all i, j"  # V-statistic, the quadratic form h^T W h of the normalised histogram h
-
-
-M = TypeVar("M", "Form", "PairwiseStatistic")
-_finite = partial(checks.within, low=-1e300, high=1e300)
-
-
-@dataclass(frozen=True)
-class Form(Brief):
-    """f(x, y) = constant + sum_t weights_t u_xt u_yt for vectors u; weights of shape (r,).
-
-    Many forms of the same vectors: weights (*answer, r), and a constant for all or (*answer) of them.
-    """
-
-    weights: Tensor
-    constant: Any = 0.0
-
-    def __post_init__(self) -> None:
-        checks.own(self)
-        checks.floating("form weights", self.weights)
-        if not isinstance(self.constant, Tensor):
-            object.__setattr__(self, "constant", _finite("form constant", self.constant))
-        elif checks.floating("form constant", self.constant).shape != self.weights.shape[:-1]:
-            raise ValueError(f"form constant must be a number or have shape {tuple(self.weights.shape[:-1])}")
-
-    def to(self, device: torch.device | str) -> "Form":
-        """The same form with its weights on ``device``."""
-        return _moved(self, device)
+MOST_SINGLE = 64  # histograms of a single type that a choice is judged by
+LEAST = 1e-6  # an epsilon whose bound holds for less too
+MOST = 700.0  # an epsilon beyond which the bound is put at 0
+UNKNOWN = 0.2  # of the range of a ratio: how little it is known when the strategy is made
+ROUGH = 1 / 8  # the mean deviation of a kernel from its means over bins, at most, as a share of its own
+LARGEST_MERGED = 1024  # types up to which neighbours are merged
+BINS = (16, 32, 64)
 
 
 @dataclass(frozen=True)
-class PairwiseStatistic(Brief):
+class PairwiseStatistic(PairwiseForms, Question):
     """mean f over pairs of users, or offset + (mean f) / (mean g) where ``denominator`` g is given.
 
     points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a user needs.
@@ -63,200 +38,181 @@ class PairwiseStatistic(Brief):
     likely: (j, k), public histograms, or None: used by choices where no prior is given.
     """
 
-    name: str
-    points: Tensor
-    form: Form
-    denominator: Form | None = None
-    offset: float = 0.0
-    pairs: Pairs = Pairs.DISTINCT
-    approximates: "PairwiseStatistic | None" = None
-    limits: tuple[float, float] | None = None
-    likely: Tensor | None = None
+    def queries(self, distinct: bool) -> Tensor:
+        """The points' coordinates, those of ``wide`` where the channel averages over the other pairs."""
+        return self._read(distinct).points.mT.contiguous()
 
-    def __post_init__(self) -> None:
-        checks.own(self)
-        if checks.matrix("points", self.points).ndim != 2:
-            raise ValueError(f"points must have shape (types, r), not {tuple(self.points.shape)}")
-        object.__setattr__(self, "offset", _finite("offset", self.offset))
-        checks.instance("name", self.name, str)
-        checks.instance("pairs", self.pairs, Pairs)
-        checks.instance("approximates", self.approximates, (PairwiseStatistic, NoneType))
-        if self.limits is not None:
-            low, high = checks.instance("limits", self.limits, tuple)
-            if not _finite("limits", low) < _finite("limits", high):
-                raise ValueError(f"limits must be (low, high) with low < high, not {self.limits}")
-        for form in self.forms:
-            weights = checks.instance("form and denominator", form, Form).weights
-            if weights.shape != (*self.answer, self.dim):
-                raise ValueError(f"form weights must have shape {(*self.answer, self.dim)}")
-        for name, tensor in (("points", self.points), *(("form weights", form.weights) for form in self.forms)):
-            if checks.floating(name, tensor).dtype != torch.float64 or tensor.dtype != torch.float64:
-                raise TypeError(f"{name} must be float64, not {tensor.dtype}")
-        object.__setattr__(self, "likely", histograms_of(self.likely, self.points, "likely"))
-        near = self.approximates
-        if near is None:
+    def analyst(self, channel: Channel) -> ChannelPairs:
+        return ChannelPairs(self._read(channel.distinct), channel)
+
+    def _read(self, distinct: bool) -> "PairwiseStatistic":
+        return self if distinct is (self.pairs is Pairs.DISTINCT) else self.wide
+
+    @property
+    def histograms(self) -> Tensor:
+        """Those that a choice without a prior tries: the statistic's own, or (3 + j, k), or (3, k) for a ratio.
+
+        Uniform, Zipf (1/(x + 1)), Zipf from the other end and, unless a ratio may lose its denominator, all users of
+        one type, for each of them, or for j = 64 evenly spaced ones of more.
+        """
+        if self.likely is not None:
+            return self.likely
+        k = self.types
+        zipf = 1 / torch.arange(1, k + 1).to(self.points)
+        spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
+        if self.denominator is not None:
+            return spread
+        some = torch.linspace(0, k - 1, min(k, MOST_SINGLE)).to(self.points).round().long()
+        return torch.cat([spread, torch.eye(k).to(self.points)[some]])
+
+    def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
+        """J mean u of one user, at 4/n, and (J C J)^{1/2}, at 4/n^2: 2 tr(J C J C)/n^2 is linear in C up to its own size.
+
+        Without histograms the first is not known: all directions of the users' mean vector alike. A ratio mean f/mean g
+        is f - r g over mean g to first order, r the ratio at each histogram. What r is not known to, the denominator
+        must be: the query 2 g h/mean g joins, times the deviation of r, a fifth of its range.
+        """
+        forms = one_kernel(self)
+        centred = self.points - self.points.mean(0)
+        weights, queries = forms._linearised(family, centred)
+        values, vectors = torch.linalg.eigh(covariance)
+        root = (vectors * values.clamp_min(0).sqrt()).mT * weights  # root^T root = J C J
+        return torch.cat([queries * math.sqrt(4 / n), root @ centred.mT * math.sqrt(4 / n**2)])
+
+    def _linearised(self, family: Tensor | None, centred: Tensor) -> tuple[Tensor, Tensor]:
+        """(weights of J, (r,); the queries J mean u of one user, (q, k)): a ratio's at its value for each histogram."""
+        form = self.form
+        below = self.denominator
+        if family is None:
+            if below is not None:
+                raise ValueError(
+                    "prior must be given for a ratio: a histogram, or a few such as class_histograms gives"
+                )
+            queries = form.weights[:, None] * centred.mT / math.sqrt(len(form.weights))
+            return form.weights, queries * self.points.norm(dim=1).max()
+        means = family @ self.points
+        if below is None:
+            return form.weights, (form.weights * means) @ centred.mT / math.sqrt(len(family))
+        above = means.square() @ form.weights + form.constant
+        size = means.square() @ below.weights + below.constant
+        if bool((size.abs() <= 1e-9 * self.size(below)).any()):
+            raise ValueError("prior must hold histograms whose denominator is not 0: no class empty")
+        low, high = self.limits or (-0.5, 0.5)
+        weights = (form.weights - (above / size)[:, None] * below.weights) / size[:, None]
+        doubt = below.weights / size[:, None] * UNKNOWN * (high - low)
+        queries = torch.cat([weights * means, doubt * means]) @ centred.mT / math.sqrt(len(family))
+        return weights.mean(0), queries
+
+    def bound(self, n: int, epsilon: float, histogram: Tensor) -> float:
+        return lower_bound(self, n, epsilon, histogram)
+
+    def coarser(
+        self, n: int, epsilon: float, family: Tensor | None, generator: torch.Generator
+    ) -> Iterator[tuple[str, Any]]:
+        """On 16, 32 and 64 bins, of up to 1,024 types, where neighbours are alike."""
+        if self.types > LARGEST_MERGED or self.approximates is not None or self.pairs is not Pairs.DISTINCT:
             return
-        if one_kernel(near).pairs is not one_kernel(self).pairs or near.types != self.types:
-            raise ValueError("approximates must be over the same pairs of the same types, as this one must")
-        if (near.denominator is None) is not (self.denominator is None):
-            raise ValueError("approximates must be a mean for a mean, and a ratio for a ratio")
-        if near.denominator is not None and self.denominator is not None:
-            apart = near.kernel(near.denominator) - self.kernel(self.denominator)
-            if float(apart.abs().max()) > 1e-9 * near.size(near.denominator):
-                raise ValueError("approximates must have the same denominator: only the form may come near")
+        for bins in BINS:
+            if bins < self.types and self._merges(bins):
+                found = merged(self, n, epsilon, bins, prior=family, generator=generator)
+                yield f"optimised strategy, {bins} bins", found
 
-    @property
-    def types(self) -> int:
-        """k, the number of types."""
-        return self.points.shape[0]
-
-    @property
-    def answer(self) -> tuple[int, ...]:
-        """Of many forms, their shape; () of one."""
-        return tuple(self.form.weights.shape[:-1])
-
-    @property
-    def dim(self) -> int:
-        """r, the length of a user's vector."""
-        return self.points.shape[1]
-
-    @cached_property
-    def radius(self) -> float:
-        """Largest norm of a user's vector; its square is the form's gamma_2 bound where abs(weights) = 1."""
-        return float(self.points.norm(dim=1).max())
-
-    @property
-    def forms(self) -> tuple[Form, ...]:
-        """The form, and the denominator where there is one."""
-        return (self.form,) if self.denominator is None else (self.form, self.denominator)
-
-    def to(self, device: torch.device | str) -> "PairwiseStatistic":
-        """The same statistic with its tensors on ``device``."""
-        return _moved(self, device)
-
-    def kernel(self, form: Form) -> Tensor:
-        """The matrix f(x, y) of a form: (k, k), or (*batch, k, k) for weights (*batch, r)."""
-        return (self.points * form.weights[..., None, :]) @ self.points.mT + beside(form.constant, 2)
-
-    def diagonal(self, form: Form) -> Tensor:
-        """f(x, x), (*answer, k)."""
-        return form.weights @ self.points.square().mT + beside(form.constant, 1)
-
-    def size(self, form: Form) -> Tensor:
-        """max_x sum_t abs(weights_t) u_xt^2 + abs(constant), at least max abs(f): what rounding is judged against."""
-        return (form.weights.abs() @ self.points.square().mT).amax(-1) + abs(form.constant)
-
-    def rounding(self, form: Form) -> Tensor:
-        """What values of f that differ by may be rounding: 1e-9 of them without the constant, and eps of that."""
-        size = self.size(form)
-        return 1e-9 * (size - abs(form.constant)) + 16 * torch.finfo(torch.float64).eps * size
-
-    def longest(self, form: Form) -> Tensor:
-        """The largest norm of weights times u_x."""
-        return (self.points * form.weights[..., None, :]).norm(dim=-1).amax(-1)
-
-    @property
-    def distortion(self) -> float:
-        """max abs(f - f') where it approximates another, at least its bias at any histogram; else 0."""
-        near = self.approximates
-        return 0.0 if near is None else float((near.kernel(near.form) - self.kernel(self.form)).abs().max())
-
-    def common_diagonal(self, form: Form) -> Tensor:
-        """The value of f(x, x) where it is the same for every x. Raises ValueError where it is not.
-
-        Only then do the sums over i != j and over all pairs determine each other.
-        """
-        if self.approximates is not None:
-            return self.approximates.common_diagonal(self.approximates.form)
-        own = [told for each, told in zip(self.forms, self._varying, strict=True) if each is form]
-        if any(own or replace(self, form=form, denominator=None)._varying):
-            raise ValueError(
-                f"the kernel of {self.name!r} has a diagonal f(x, x) that depends on x, so this protocol cannot "
-                f"turn its answer into the mean over pairs {self.pairs.value!r}; use the other value of Pairs, or "
-                "PairReports for Pairs.DISTINCT and OneMessage for Pairs.ALL"
-            )
-        return self.diagonal(form).mean(-1)
-
-    @cached_property
-    def common_diagonals(self) -> list[Tensor]:
-        """``common_diagonal`` of each of its forms. Raises ValueError."""
-        return [self.common_diagonal(form) for form in self.forms]
-
-    @cached_property
-    def _varying(self) -> list[bool]:
-        """Whether f(x, x) depends on x, of each of its forms: the device is waited for once."""
-        each = ((form, self.diagonal(form)) for form in self.forms)
-        return [bool((one.amax(-1) - one.amin(-1) > self.rounding(form)).any()) for form, one in each]
-
-    def mean(self, counts: Tensor, form: Form) -> Tensor:
-        """Exact, not private: the mean of f over pairs, for counts (*batch, k) of users (real numbers allowed).
-
-        Many forms: of counts that have dimensions of one in their place, (*batch, 1, k).
-        """
-        counts = counts.double()
-        n = counts.sum(-1)
-        total = ((counts @ self.points).square() * form.weights).sum(-1) + form.constant * n**2
-        if self.pairs is Pairs.ALL:
-            return total / n**2
-        return (total - (counts * self.diagonal(form)).sum(-1)) / (n * (n - 1))
-
-    def users(self, counts: Tensor, least: int) -> Tensor:
-        """counts (*batch, k) of users, real numbers allowed, beside the forms. Raises TypeError, ValueError."""
-        counts = checks.users("summary", counts, self.types).to(self.points.device)
-        few = counts.sum(-1) < least * (1 - 1e-9)
-        if bool(few.any()):
-            raise ValueError(f"summary must add up to at least {least} users{checks.at(few)}")
-        return counts.reshape(*counts.shape[:-1], *[1] * len(self.answer), self.types)
-
-    def crowd(self, counts: Tensor) -> Crowd:
-        """These users (*batch, k) by their vectors."""
-        return Crowd.shared(self.points, counts)
-
-    def exact(self, counts: Tensor) -> Tensor:
-        """Exact, not private: the statistic of counts (*batch, k), real numbers allowed: (*batch, *answer).
-
-        Raises ValueError, TypeError: for fewer than 2 users (1 of Pairs.ALL), or a denominator of 0.
-        """
-        if self.approximates is not None:
-            return self.approximates.exact(counts)
-        counts = self.users(counts, 1 if self.pairs is Pairs.ALL else 2)
-        value = self.mean(counts, self.form)
+    def _merges(self, bins: int) -> bool:
+        """Whether neighbours are alike: the kernel's means over bins come near it, the denominator is theirs."""
+        place = torch.arange(self.types, device=self.points.device) * bins // self.types
+        first = torch.searchsorted(place, place)
+        sizes = torch.bincount(place)
+        kernel = self.kernel(self.form)
+        sums = kernel.new_zeros(bins, bins).index_put_((place[:, None], place), kernel, accumulate=True)
+        means = sums / sizes / sizes[:, None]
+        missed = (kernel - means[place[:, None], place]).abs().mean()
+        if bool(missed > ROUGH * (kernel - kernel.mean()).abs().mean()):
+            return False
         if self.denominator is None:
-            return value
-        below = self.mean(counts, self.denominator)
-        empty = below.abs() <= 1e-13 * self.size(self.denominator)
-        if bool(empty.any()):
-            raise ValueError(f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}")
-        return self.offset + value / below
+            return True
+        below = self.kernel(self.denominator)
+        return bool((below - below[first]).abs().max() <= 1e-9 * self.size(self.denominator))
 
 
-def _moved(value: M, device: torch.device | str) -> M:
-    """The same dataclass, what it holds moved to ``device`` where it can be."""
-    held = {field.name: getattr(value, field.name) for field in fields(value)}
-    return replace(value, **{name: each.to(device) for name, each in held.items() if hasattr(each, "to")})
+def merged(
+    statistic: PairwiseStatistic,
+    n: int,
+    epsilon: float,
+    bins: int,
+    *,
+    prior: Tensor | None = None,
+    generator: torch.Generator,
+) -> Any:
+    """``LocalOracle.tuned`` on so many bins of neighbouring types, by the kernel's means over them: less noise, a bias.
+
+    Of a ratio, less its offset, bins keep a part that depends little on the data (the scores of two classes differ
+    less): the rest is made up for by a factor, of least squares over the prior's histograms. The bias that is left
+    counts in every predicted error. statistic: approximates no other; a ratio's denominator must be the same for all
+    types of a bin. bins: from 2 to types. Raises TypeError, ValueError.
+    Guarantees: epsilon-LDP for each user.
+    """
+    k = one_kernel(statistic).types
+    if not 2 <= checks.integer("bins", bins, 2) <= k:
+        raise ValueError(f"bins must be in 2..{k}, not {bins}")
+    place = torch.arange(k, device=statistic.points.device) * bins // k
+    held = (torch.arange(bins, device=place.device)[:, None] == place).double()
+    even = held / held.sum(1, keepdim=True)
+    small = _fewer(statistic, even)
+    near = replace(small, points=small.points[place], approximates=statistic)
+    family = None if prior is None else histograms_of(prior, k).to(statistic.points)
+    law = None if family is None else family @ held.mT
+    if family is not None and statistic.denominator is not None:
+        kept = replace(near, approximates=None).exact(family * n) - statistic.offset
+        whole = statistic.exact(family * n) - statistic.offset
+        factor = float(kept @ whole / (kept @ kept)) if bool(kept.any()) else 1.0
+        near = replace(near, form=Form(factor * near.form.weights, factor * near.form.constant))
+    found = LocalOracle.tuned(small, n, epsilon, prior=law, generator=generator)
+    return LocalOracle.of(near, found.channel.client.repeated(place))
 
 
-def histograms_of(prior: Tensor | None, points: Tensor, name: str = "prior") -> Tensor | None:
-    """The prior, (k,), or the few of them, each normalised: (j, k). Raises TypeError, ValueError."""
-    if prior is None:
-        return None
-    rows = checks.instance(name, prior, Tensor)
-    rows = rows if rows.ndim > 1 else rows[None]
-    if rows.ndim != 2 or not len(rows):
-        raise ValueError(f"{name} must be ({len(points)},) or a few such rows, not of shape {tuple(rows.shape)}")
-    return torch.stack([checks.shares(name, each, len(points)) for each in rows]).detach().to(points.device)
+def _fewer(statistic: PairwiseStatistic, even: Tensor) -> PairwiseStatistic:
+    """The statistic on bins, even (bins, types): the kernels' means over them, in as many coordinates as it takes."""
+    points = even @ statistic.points
+    form = statistic.form
+    below = statistic.denominator
+    own = torch.ones_like(form.weights) > 0 if below is None else below.weights == 0  # the form's alone
+    small, alone = factorized((points[:, own] * form.weights[own]) @ points[:, own].mT)
+    weights = torch.cat([alone.weights, form.weights[~own]])
+    if below is not None:
+        below = Form(torch.cat([torch.zeros_like(alone.weights), below.weights[~own]]), below.constant)
+    return replace(
+        statistic,
+        points=torch.cat([small, points[:, ~own]], 1),
+        form=Form(weights, alone.constant + form.constant),
+        denominator=below,
+        likely=None,
+    )
 
 
-def histogram_of(prior: Tensor | None, statistic: PairwiseStatistic) -> Tensor | None:
-    """The prior, normalised. Raises TypeError, ValueError."""
-    points = one_kernel(statistic).points
-    return None if prior is None else checks.shares("prior", prior, len(points)).detach().to(points.device)
+def lower_bound(statistic: PairwiseStatistic, n: int, epsilon: float, histogram: Tensor) -> float:
+    """No unbiased one-round epsilon-LDP protocol has a smaller root mean squared error over n users of ``histogram``.
 
+    On average over users drawn from it. What is expected of the others makes an unbiased estimate of the mean an
+    unbiased answer from one user's report to the linear query 2/n f_1, f_1(x) = E f(x, Y) (of all pairs, 2/n ((n - 1)/n
+    f_1(x) + f(x, x)/(2 n))), and the variances of n users add up to less than that of the whole. A ratio f/g counts as
+    f - ratio g over mean g: to first order in 1/n. 0 where f_1 is constant: the first order then says nothing.
+    histogram: (k,), non-negative. Raises TypeError, ValueError, also for a denominator of 0.
 
-def one_kernel(statistic: PairwiseStatistic) -> PairwiseStatistic:
-    """The statistic, if it is of one kernel: what searches and rounds are made for. Raises TypeError, ValueError."""
-    if checks.instance("statistic", statistic, PairwiseStatistic).answer:
-        raise ValueError(
-            f"statistic must be of one kernel, not of {statistic.answer}: this call takes each by itself"
-        )
-    return statistic
+    Guarantees: at most the least error of a mean.
+    Source: Hoeffding (1948), section 5; see ``strategy_lower_bound``.
+    """
+    n = checks.integer("n", n, 2)
+    epsilon = max(checks.positive("epsilon", epsilon), LEAST)
+    asked = one_kernel(statistic).approximates or statistic
+    h = checks.shares("histogram", histogram, asked.types).to(asked.points)
+    kernel = asked.kernel(asked.form)
+    if asked.denominator is not None:
+        ratio = asked.exact(h * n) - asked.offset
+        below = asked.kernel(asked.denominator)
+        kernel = (kernel - ratio * below) / asked.mean(h * n, asked.denominator)
+    query = kernel @ h
+    if asked.pairs is Pairs.ALL:
+        query = (n - 1) / n * query + kernel.diagonal() / (2 * n)
+    if epsilon > MOST or float(query.max() - query.min()) <= 1e-12 * float(kernel.abs().max()):
+        return 0.0
+    return math.sqrt(4 * strategy_lower_bound(query[None], epsilon, h, program=False) / n)

@@ -22,19 +22,25 @@
 Source: Edmonds, Nikolov, Ullman (2020), Theorems 10 and 24; McKenna, Maity, Mazumdar, Miklau (2020).
 """
 
+from torchdp.queries.bound import lower_bound
 from torchdp.queries.central import CentralFactorization, CentralLaplace, ShuffledQueries
-from torchdp.queries.choose import choose, lower_bound
-from torchdp.queries.choose_trusted import choose_trusted
+from torchdp.queries.channel import Channel, Question
+from torchdp.queries.choose import choose
 from torchdp.queries.fit import Fit, FittedOracle, fitted
-from torchdp.queries.function import LocalFunction, ShareFunction, choose_function, function_lower_bound
+from torchdp.queries.function import ShareFunction
 from torchdp.queries.learn import ConceptClass, PrivateLearner, conjunctions, parities, stumps, thresholds
 from torchdp.queries.oracle import LocalFactorization, LocalOracle
-from torchdp.queries.protocol import FactoredQueries, QueryProtocol
+from torchdp.queries.protocol import FactoredQueries
+from torchdp.queries.release import Answers, CentralRelease, Linear, MessageRelease, Several, through
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
+from torchdp.queries.twice import Twice
 
 __all__ = [
+    "Answers",
     "CentralFactorization",
     "CentralLaplace",
+    "CentralRelease",
+    "Channel",
     "ConceptClass",
     "Correlation",
     "EnergyDistance",
@@ -42,23 +48,24 @@ __all__ = [
     "Fit",
     "FittedOracle",
     "KendallB",
+    "Linear",
     "LocalFactorization",
-    "LocalFunction",
     "LocalOracle",
     "MeanDiscrepancy",
+    "MessageRelease",
     "PrivateLearner",
-    "QueryProtocol",
+    "Question",
+    "Several",
     "ShareFunction",
     "ShuffledQueries",
     "Spearman",
+    "Twice",
     "choose",
-    "choose_function",
-    "choose_trusted",
     "conjunctions",
     "fitted",
-    "function_lower_bound",
     "lower_bound",
     "parities",
     "stumps",
     "thresholds",
+    "through",
 ]

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from torchdp.privacy.gaussian import ROUNDED, SOURCE
 from torchdp.protocol import CuratorProtocol, Layout, Limits, Tally, Users
 from torchdp.protocol.records import alike, farthest, tensor_of, users_of
 from torchdp.protocol.rounded_sum import VARIATION, RoundedSum, exact_sums
+from torchdp.queries.channel import Question
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries, squared_distances
+from torchdp.queries.release import through
 from torchdp.shuffle.laws import MessageLaw
 from torchdp.shuffle.search import Sensitivity
 from torchdp.shuffle.sums import Shuffled
@@ -51,6 +53,15 @@ class CentralFactorization(FactoredProtocol, CuratorProtocol[Tensor]):
     def __post_init__(self) -> None:
         checks.instance("queries", self.queries, FactoredQueries)
         checks.keep(self, epsilon=checks.positive, delta=checks.fraction)
+
+    @classmethod
+    def of(cls, question: Question, epsilon: float, delta: float, queries: FactoredQueries | None = None) -> Any:
+        """The release that answers a question; queries: factors of ``question.queries``, None: the vectors as they are.
+
+        Raises TypeError, ValueError.
+        """
+        W = checks.instance("question", question, Question).queries(cls.distinct)
+        return through(question, cls(queries or FactoredQueries.vectors(W.mT), epsilon, delta))
 
     @cached_property
     def sums(self) -> RoundedSum:
@@ -124,6 +135,15 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
         if self.distance == 0:
             raise ValueError("queries.right must tell two types apart: there is nothing to hide")
 
+    @classmethod
+    def of(cls, question: Question, epsilon: float, bits: Tensor | None = None) -> Any:
+        """The release that answers a question from sums of ``bits``, as ``FactoredQueries.spanned`` takes them.
+
+        Raises TypeError, ValueError.
+        """
+        W = checks.instance("question", question, Question).queries(cls.distinct)
+        return through(question, cls(FactoredQueries.spanned(W, bits), epsilon))
+
     @cached_property
     def distance(self) -> int:
         """D, a whole number."""
@@ -175,6 +195,10 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
     @property
     def noise(self) -> float:
         return laplace.variance(self.rate)
+
+    def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        fourth = counts.new_full((), laplace.fourth_cumulant(math.exp(-self.rate)), dtype=torch.float64)
+        return torch.zeros_like(fourth), fourth
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,11 +266,38 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
         """
         if not (isinstance(kind, type) and issubclass(kind, MessageLaw)):
             raise TypeError(f"kind must be a subclass of MessageLaw, such as BoundedSum, not {kind!r}")
-        queries = FactoredQueries.spanned(workload, bits)
+        return cls.least(FactoredQueries.spanned(workload, bits), kind, users, epsilon, delta, absent)
+
+    @classmethod
+    def least(
+        cls,
+        queries: FactoredQueries,
+        kind: type[MessageLaw],
+        users: int,
+        epsilon: float,
+        delta: float,
+        absent: int = 0,
+    ) -> "ShuffledQueries":
+        """``calibrated`` for these factors."""
         law = kind.calibrated(
             users, epsilon, checks.fraction("delta", delta) * ROUNDED, _moved(queries.right), absent
         )
         return cls(queries, law, delta, epsilon, absent)
+
+    @classmethod
+    def of(
+        cls,
+        question: Question,
+        kind: type[MessageLaw],
+        users: int,
+        epsilon: float,
+        delta: float,
+        bits: Tensor | None = None,
+        absent: int = 0,
+    ) -> Any:
+        """The protocol that answers a question from shuffled sums of ``bits``; arguments of :meth:`calibrated`."""
+        W = checks.instance("question", question, Question).queries(cls.distinct)
+        return through(question, cls.calibrated(W, kind, users, epsilon, delta, bits, absent))
 
     @property
     def sensitivity(self) -> Sensitivity:
@@ -283,6 +334,9 @@ class ShuffledQueries(FactoredProtocol, Shuffled[Tensor]):
     @property
     def noise(self) -> float:
         return self.law.rmse**2
+
+    def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor]:
+        return self.law.cumulants(counts.double() @ self.queries.right.mT)
 
 
 def _moved(bits: Tensor) -> Sensitivity:

@@ -1,309 +1,322 @@
-"""Which mechanism answers a workload best: every candidate's exact predicted error, and a lower bound for them all."""
+"""Which channel answers a question best: every candidate's predicted error, for each of those who may be trusted."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from inspect import isabstract
+from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdp import checks
-from torchdp.factorization import factorize, least_error
-from torchdp.protocol import Choice, Objective, Protocol
+from torchdp import checks, shuffle
+from torchdp.privacy import Model
+from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
-from torchdp.queries.fit import fitted_choice
-from torchdp.queries.oracle import ORACLES, LocalFactorization, decoding
-from torchdp.queries.protocol import FactoredQueries, QueryProtocol, dense
-from torchdp.randomizers import PrivUnit, ShiftStrategy, StrategyMatrix, strategy_lower_bound
+from torchdp.queries.central import CentralFactorization, CentralLaplace, ShuffledQueries
+from torchdp.queries.channel import Question, histograms_of
+from torchdp.queries.choose_local import CAREFUL_STRATEGY, COPIES, MARGIN, choose_linear, factors, ranked
+from torchdp.queries.oracle import KINDS, ORACLES, LocalFactorization, LocalOracle, decoding
+from torchdp.queries.protocol import FactoredQueries, dense
+from torchdp.queries.release import Linear, Several, through
+from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
-from torchdp.randomizers.alphabet.randomized_response import walsh_hadamard
-from torchdp.randomizers.alphabet.strategy import SHARP
-from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON as MOST_EPSILON
-from torchdp.randomizers.alphabet.strategy_search import SMALLEST_EPSILON as LEAST_EPSILON
-from torchdp.randomizers.alphabet.translates import flips, grid_of
+from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
+from torchdp.shuffle import Amplified
+from torchdp.shuffle.laws import MessageLaw
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
-# Of W, in a quarter of the free memory: at the peak about twice as many are held.
-COPIES = 16
-LOSSY = 0.02  # an alpha > 0 is tried where the exact error is above this share of max abs(W - shift)
-FACTORED = 1024  # the smaller side of W up to which it is factorized: an iteration takes half a minute at 4,096
-LARGEST_LOSSY = 512  # m + n up to which it is tried
-CAREFUL_STRATEGY, POLISHED_STRATEGY, SHIFTED_STRATEGY = 64, 256, 4096  # types up to which a strategy is optimised
-DESCENT = 150 * 400**3  # steps times cubed types of a matrix's descent beyond these: half a minute
-FEWEST, USUAL = 60, 150  # steps of it
-CLOSE = 1.2  # times the lower bound on the variance: shifts that a descent is not tried to improve on
-MOST_PARITIES = 256  # that one parity a user is tried for
-BOUNDED = 1024  # types up to which the lower bound is computed: a minute at 4,096
-NEAR = 0.005  # relative excess error allowed on the worst data for lower error where few types are frequent
-MARGIN = 1 - 1e-6  # of epsilon, for what rounding to whole chances adds
-P = TypeVar("P", bound=Protocol[Any])
-LEISURE = 500 * 64**3  # steps times queries times squared types for the worst query: two seconds, or 240 steps
-LEAST, MOST = 1e-6, 700.0  # a bound for the one holds for less; beyond the other it is put at 0
-
-
-def lower_bound(
-    workload: Tensor | Workload,
-    n: int,
-    epsilon: float,
-    objective: Objective = Objective.MEAN,
-    *,
-    prior: Tensor | None = None,
-) -> float:
-    """No unbiased epsilon-LDP mechanism answers W h with a smaller root mean squared error on such data of n users.
-
-    Over n users drawn from ``prior``, (k,), non-negative, on average; None: from the uniform one, and for
-    ``Objective.WORST`` from any two types for a single query too, so no less on the worst data. Each user sends one
-    report. O(m k^2) by singular values, see ``strategy_lower_bound``. W: (m, k). Raises TypeError, ValueError.
-
-    Guarantees: at most the least error.
-    Source: Hoeffding (1948), the projection on one user's report.
-    """
-    W, n = dense(workload), checks.integer("n", n, 1)
-    epsilon = max(checks.positive("epsilon", epsilon), LEAST)
-    worst = checks.instance("objective", objective, Objective) is Objective.WORST
-    h = None if prior is None else checks.shares("prior", prior, W.shape[1]).to(W)
-    if epsilon > MOST or not bool((W != W[:, :1]).any()):
-        return 0.0
-    least = strategy_lower_bound(W, epsilon, h, program=False)
-    if worst:  # a query by itself: its variance under h, of two types at most a quarter of its range squared
-        alone = (W.amax(1) - W.amin(1)).square() / 4 if h is None else (W - (W @ h)[:, None]).square() @ h
-        least = max(least, float(alone.max()) / math.sinh(epsilon / 2) ** 2)
-    return math.sqrt(least / n)
+MOST_BITS = 4096  # sums of bits that a user takes part in
+LARGEST_STRATEGY = 64  # types up to which a strategy is optimised for a question that is not linear (seconds)
+FACTORED = 256  # types and coordinates up to which such a question's vectors are factorized
+# All that the package exports for messages: a new one is a candidate without more.
+LAWS: tuple[type[MessageLaw], ...] = tuple(
+    law
+    for law in (getattr(shuffle, name) for name in shuffle.__all__)
+    if isinstance(law, type) and issubclass(law, MessageLaw) and not isabstract(law)
+)
+CLOSE = 0.05  # of error: so much more is worth a curator, who is trusted in any case, in the place of a shuffler
+ROUNDS = 2  # of strategy optimisation
+TRUST = {
+    "local": Model.LOCAL,
+    "shuffle": Model.SHUFFLE,
+    "curator": Model.CENTRAL,
+}
+Named = tuple[str, Any, str]
+"""Name, protocol, note."""
 
 
 @one_thread
 def choose(
-    workload: Tensor | Workload,
+    question: Question | Tensor | Workload | tuple[Any, ...],
     n: int,
     epsilon: float,
+    delta: float | None = None,
     objective: Objective = Objective.WORST,
     *,
+    trust: str = "local",
     prior: Tensor | None = None,
     tol: float = 1e-3,
+    search: bool = True,
     unbiased: bool = True,
     ordered: bool = True,
-) -> Choice[QueryProtocol]:
-    """The local mechanism of least predicted error for n users, among all that this package has.
+) -> Choice[Any]:
+    """The protocol of least predicted error for n users, among all channels of those who are trusted.
 
-    Candidates: up to 1,024 types or queries factorizations by gamma_2 and gamma_F with a free shift, gamma_2 within
-    the alpha of least error where that may pay; the identity and the plain answers; each with PrivUnit,
-    beyond 256 types only where the singular values leave them a chance; randomized response, subset selection, OUE,
-    SUE and, up to 1,024 types, Hadamard response; a strategy optimised for the workload: up to 256 types a matrix, up
-    to 4,096 types a few patterns of ordered types and their shifts, of types on a grid where the queries are a
-    Kronecker product, and up to 540 types a matrix where these are far from the bound.
-    Types that no query tells apart count as one.
+    Nobody ("local"): one report of each user, by each frequency oracle and, up to 64 types, by a strategy optimised for
+    the question; its vector, by PrivUnit; of linear queries what :func:`choose_linear` tries, of pairs also strategies
+    on bins. A shuffler ("shuffle"): one message of each user, at the local epsilon that a crowd of n hides
+    (:class:`~torchdp.shuffle.Amplified`); sums of bits, one for each type, for each node of a binary tree, or for each
+    coordinate that has two values, by each law of messages that ``torchdp.shuffle`` has and whose error is the same
+    whatever the bits (:class:`ShuffledQueries`). A curator ("curator"): Gaussian noise by gamma_2, gamma_F, identity,
+    binary tree, and on the plain vectors; discrete Laplace noise on the sums that are tried for a shuffler
+    (:class:`CentralLaplace`). A note says who is trusted, and what one user sends. Who trusts a curator gets the
+    curator's best where no shuffled one has less than 0.95 of its error.
 
-    workload: (m, k) or a :class:`Workload`; n: users; epsilon: of each; objective: what the error means, on the worst
-    data or, with ``prior`` (k,), a public histogram, on data like that; it is scaled to sum 1. tol: relative gap of the
-    factorizations.
-    Where the queries are sums of few parities of the types' bits, one randomized parity a user is a candidate too, and
-    up to 1,024 types a few patterns of bits and their translates.
-    Strategies are optimised for the mean over queries and the worst type, up to 64 types from there for the worst query
-    where that is the objective (in fewer steps where queries are many); with a prior also for that. A matrix is
-    decoded for the data that its reports show (``LocalOracle(..., adapted=True)``).
-    They take seconds, with hundreds of types up to a minute. Without a prior, among those with error at most half a
-    percent more than the best on the worst data, that comes first which gains more where few types are frequent (shares
-    like 1/(x + 1), from either end) than it loses there. The choice's ``bound`` is :func:`lower_bound`, up to 1,024
-    types.
-    unbiased: False for answers by :func:`fitted` (:class:`FittedOracle`), of a lower error and biased; ordered: whether
-    types beside each other are alike. Candidates then are the three best oracles, and for ordered types the square wave
-    and up to 256 types shifts tuned for a rough prior, and half of the messages by an oracle, half by the square wave.
-    Their errors are simulated: on the prior, such as the histogram fitted to a pilot's reports, or in geometric mean
-    over eight public histograms, drawn once; a candidate's note holds the least and the most.
+    Args:
+        question: a workload (m, k) or :class:`Workload` of linear queries, a ``PairwiseStatistic``, a
+            ``ShareFunction``, or a tuple of such, which one collection answers together (:class:`Several`).
+        n: users.
+        epsilon: of each.
+        delta: in (0, 1), for "shuffle" and "curator".
+        objective: what the error of several answers means.
+        trust: "local", "shuffle" or "curator": the most that is trusted.
+        prior: public histograms that the users' is like, (k,) or (j, k): the error is the root of the mean over them of
+            the squared error; None: the question's own, ``question.histograms``, or the worst data of linear queries.
+        tol: relative gap of the factorizations.
+        search: False leaves out the candidates that take seconds, the strategies.
+        unbiased, ordered: of linear queries, as in :func:`choose_linear`.
+
     Raises TypeError, ValueError.
-
     Guarantees: the best's own; nothing is read from data.
-    Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance; Cormode, Kulkarni, Srivastava
-    (2018), InpHT, for parities.
+    Source: McKenna, Maity, Mazumdar, Miklau (2020), on choosing by predicted variance; Edmonds, Nikolov, Ullman (2020),
+    section 2.5; Li, Hay, Rastogi, Miklau, McGregor (2010); Balle, Bell, Gascon, Nissim (2019).
     """
-    W = dense(workload, COPIES)
-    epsilon = checks.positive("epsilon", epsilon)
+    if isinstance(question, Tensor | Workload):
+        dense(question, COPIES)
+    asked = question_of(question)
     objective = checks.instance("objective", objective, Objective)
-    n, prior = checks.integer("n", n, 1), shares_of(prior, W)
-    unbiased, ordered = (checks.instance("unbiased and ordered", each, bool) for each in (unbiased, ordered))
-    k, oracles = W.shape[1], list[tuple[str, FrequencyOracle]]()
-    if k > 1:
-        kinds = ORACLES if k <= BOUNDED else ORACLES[:-1]
-        oracles = [*((kind.__name__, kind(k, epsilon)) for kind in kinds), *_parities(W, epsilon)]
-    if k > 1 and LEAST_EPSILON <= epsilon <= MOST_EPSILON and bool((W != W[:, :1]).any()):
-        worst = objective is Objective.WORST and prior is None
-        oracles += [*_strategies(W, epsilon, worst), *_translates(W, epsilon)]
-        if prior is not None:
-            oracles += _strategies(W, epsilon, False, 0.98 * prior + 0.02 / k)
-    reported = ranked([(name, decoding(W, oracle)) for name, oracle in oracles], k, n, objective, prior)
-    protocols: list[tuple[str, QueryProtocol]] = []
-    for name, queries in _factored(W, n, epsilon, tol, reported):
-        protocols.append((f"{name}, PrivUnit", LocalFactorization.calibrated(queries, epsilon=epsilon)))
-    found = ranked(protocols, k, n, objective, prior)
-    least = lower_bound(W, n, epsilon, objective, prior=prior) if k <= BOUNDED else None
-    choice = _choice((*found, *reported), least, n, objective, prior)
-    return choice if unbiased else fitted_choice(choice, n, objective, prior, ordered)
+    n = checks.integer("n", n, 1)
+    epsilon = checks.positive("epsilon", epsilon)
+    search = checks.instance("search", search, bool)
+    model = TRUST.get(trust)
+    if model is None:
+        raise ValueError(f"trust must be one of {', '.join(TRUST)}, not {trust!r}")
+    linear = isinstance(asked, Linear)
+    if model is Model.LOCAL and linear:
+        one = None if prior is None else histograms_of(prior, asked.types)[0]
+        return choose_linear(
+            asked.workload, n, epsilon, objective, prior=one, tol=tol, unbiased=unbiased, ordered=ordered
+        )
+    if model is not Model.LOCAL:
+        if delta is None:
+            raise ValueError(f"delta must be given where trust is {trust!r}, such as 1e-6")
+        delta = checks.fraction("delta", delta)
+    family = asked.histograms if prior is None else histograms_of(prior, asked.types)
+    asking = _Asking(asked, n, epsilon, delta or 0.0, family, objective, tol, search, prior is None)
+    if model is Model.LOCAL:
+        return Choice(asking.judged(_local(asking)), asking.bound)
+    shuffled = asking.judged([*_crowds(asking), *_sums(asking)])
+    if model is Model.SHUFFLE:
+        return Choice(shuffled)
+    curated = asking.judged(list(_curated(asking)))
+    return Choice((*Choice(curated).candidates, *Choice(shuffled).candidates), near=CLOSE)
 
 
-def _choice(
-    found: Sequence[Candidate[QueryProtocol]],
-    bound: float | None,
-    n: int,
-    objective: Objective,
-    prior: Tensor | None,
-) -> Choice[QueryProtocol]:
-    """Without a prior those near the best by the product of their errors on the worst data and on skewed, a note."""
-    least = min(one.error for one in found) * (1 + NEAR)
-    near = [one for one in found if one.error <= least]
-    if prior is not None or len(near) == 1:
-        return Choice(tuple(found), bound)
-    W = near[0].protocol.workload
-    zipf = 1 / torch.arange(1, W.shape[1] + 1).to(W)
-    skewed = n / zipf.sum() * torch.stack([zipf, zipf.flip(0)])
-    noted = []
-    for one in near:
-        error = _root_of(objective, one.protocol.predicted_mse(skewed))
-        noted.append((float(f"{one.error * error:.3e}"), replace(one, note=f"{error:.4g} on skewed data")))
-    first = [one for _, one in sorted(noted, key=lambda pair: pair[0])]
-    return Choice((*first, *(one for one in found if one.error > least)), bound, NEAR)
+def question_of(question: Any) -> Question:
+    """The question that a workload, or a tuple of questions, stands for. Raises TypeError, ValueError."""
+    if isinstance(question, tuple | list):
+        return Several(tuple(question_of(one) for one in question))
+    if isinstance(question, Tensor | Workload):
+        return Linear(dense(question))
+    return checks.instance("question", question, Question)
 
 
-def factors(W: Tensor, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
-    """Exact ones: of gamma_2 and gamma_F, the identity and the plain answers."""
-    even = FactoredQueries.even(W)
-    if even is not None:
-        return (("gamma_2", even), *_given(W))  # of gamma_F too
-    return (
-        ("gamma_2", FactoredQueries.of(W, factorize(W, math.inf, shift=True, tol=tol))),
-        ("gamma_F", FactoredQueries.of(W, factorize(W, 2.0, shift=True, tol=tol))),
-        *_given(W),
-    )
+@dataclass(frozen=True, eq=False)
+class _Asking:
+    """What every channel is asked for."""
+
+    question: Question
+    n: int
+    epsilon: float
+    delta: float
+    family: Tensor | None
+    objective: Objective
+    tol: float
+    search: bool
+    quiet: bool  # nobody named the histograms: classes that are rare in them are no warning
+
+    @cached_property
+    def W(self) -> Tensor:
+        """The queries of a channel that averages over all pairs of users."""
+        return self.question.queries(False)
+
+    @cached_property
+    def reports(self) -> Tensor:
+        """The queries of reports, whose pairs are of different users."""
+        return self.question.queries(True)
+
+    @cached_property
+    def linear(self) -> bool:
+        return isinstance(self.question, Linear)
+
+    @cached_property
+    def factored(self) -> list[tuple[str, FactoredQueries]]:
+        """Exact factors of the vectors, those as they are first."""
+        small = self.linear or max(self.W.shape) <= FACTORED
+        known = [] if self.linear else [("vectors", FactoredQueries.vectors(self.W.mT))]
+        return [*known, *(factors(self.W, self.tol) if small else ())]
+
+    def by_reports(self, client: FrequencyOracle) -> Any:
+        """The protocol by an oracle; a strategy's reports are decoded for the data where the question is linear."""
+        if self.linear:
+            return decoding(self.reports, client)
+        return through(self.question, LocalOracle(self.reports, client))
+
+    def by_oracle(self, kind: Callable[[int, float], FrequencyOracle], epsilon: float) -> Any:
+        return self.by_reports(kind(self.question.types, epsilon))
+
+    def by_vectors(self, epsilon: float) -> Any:
+        channel = LocalFactorization.calibrated(self.factored[0][1], epsilon=epsilon)
+        return through(self.question, channel)
+
+    @property
+    def bound(self) -> float | None:
+        """What no unbiased local protocol is below, over the family."""
+        if self.family is None:
+            return None
+        each = [self.question.bound(self.n, self.epsilon, h) for h in self.family]
+        return math.sqrt(fmean(one**2 for one in each)) if each and None not in each else None
+
+    def judged(self, named: list[Named]) -> tuple[Candidate[Any], ...]:
+        """With the error that each predicts; of answers of several units over the least of any candidate."""
+        protocols = [(name, one) for name, one, _ in named]
+        if self.family is None:
+            found = ranked(protocols, self.question.types, self.n, self.objective, None)
+            return tuple(replace(one, note=note) for one, (*_, note) in zip(found, named, strict=True))
+        with warnings.catch_warnings():
+            if self.quiet:
+                warnings.simplefilter("ignore")
+            errors = [torch.stack([one.predicted_mse(h * self.n) for h in self.family]) for _, one in protocols]
+        units = torch.ones(())
+        if self.question.relative:
+            units = (
+                torch.stack([each.mean(0) for each in errors]).amin(0).clamp_min(torch.finfo(torch.float64).tiny)
+            )
+        roots = [math.sqrt(float(self.objective.of(each / units, 1).mean())) for each in errors]
+        return tuple(
+            Candidate(name, one, root, note) for (name, one, note), root in zip(named, roots, strict=True)
+        )
 
 
-def _factored(
-    W: Tensor, n: int, epsilon: float, tol: float, others: Sequence[Candidate[QueryProtocol]]
-) -> tuple[tuple[str, FactoredQueries], ...]:
-    """Factorizations that may win: beyond 256 types none with error surely above another's.
+def _local(asking: _Asking) -> list[Named]:
+    """By reports of every oracle and of a strategy, and by vectors."""
+    found: list[Named] = []
+    if bool((asking.W != asking.W[:, :1]).any()):
+        found.append(("vectors, PrivUnit", asking.by_vectors(asking.epsilon), ""))
+    for kind in ORACLES:
+        with suppress(ValueError):  # an epsilon that the oracle does not take
+            found.append((kind.__name__, asking.by_oracle(kind, asking.epsilon), ""))
+    if not asking.search or not SMALLEST_EPSILON <= asking.epsilon <= LARGEST_EPSILON:
+        return found
+    generator = keyed_generator(b"choose", asking.W.device)
+    if asking.question.types <= LARGEST_STRATEGY:
+        tuned = LocalOracle.tuned(
+            asking.question, asking.n, asking.epsilon, prior=asking.family, generator=generator
+        )
+        return [*found, ("optimised strategy", tuned, "")]
+    coarser = asking.question.coarser(asking.n, asking.epsilon, asking.family, generator)
+    return [*found, *((name, one, "") for name, one in coarser)]
 
-    Over all types and queries the mean square of L R is at least ||W - W 1 1^T/k||_*^2/(k m) times the variance of the
-    ball's randomizer in a direction, whatever the shift.
+
+def _crowds(asking: _Asking) -> Iterator[Named]:
+    """One message of each user, through a shuffler."""
+    n, epsilon, delta = asking.n, asking.epsilon, asking.delta
+    note = "a shuffler, one message at epsilon {:.3g}"
+    kinds: dict[str, Callable[[float], Any]] = {}
+    if asking.linear or bool((asking.W != asking.W[:, :1]).any()):
+        kinds["gamma_2, PrivUnit" if asking.linear else "vectors, PrivUnit"] = asking.by_vectors
+    if asking.question.types > 1:
+        kinds |= {kind.__name__: partial(asking.by_oracle, kind) for kind in KINDS}
+    crowds = {name: Amplified.calibrated(kind, n, epsilon, delta) for name, kind in kinds.items()}
+    searched = asking.search and 1 < asking.question.types <= CAREFUL_STRATEGY
+    if searched and asking.linear and bool((asking.W != asking.W[:, :1]).any()):
+        with suppress(ValueError):  # beyond the epsilons of strategies
+            crowds["optimised strategy"] = _optimised(asking, crowds["SubsetSelection"])
+    for name, crowd in crowds.items():
+        yield name, crowd, note.format(crowd.client.guarantee.epsilon)
+
+
+def _optimised(asking: _Asking, crowd: Amplified) -> Amplified:
+    """By a strategy for the local epsilon of another crowd, then one for that which its own crowd hides."""
+    W = asking.reports
+    law = None if asking.family is None else 0.98 * asking.family.mean(0) + 0.02 / W.shape[1]
+    centred = W - W.mean(1, keepdim=True)
+    for _ in range(ROUNDS):
+        generator = keyed_generator(b"choose_trusted", W.device)
+        local = crowd.client.guarantee.epsilon
+        made = StrategyMatrix.tuned(centred, local, law, generator=generator)
+        kind = partial(_weakened, W, made)
+        crowd = Amplified.calibrated(kind, crowd.users, crowd.guarantee.epsilon, crowd.delta, largest=local)
+    return crowd
+
+
+def _weakened(W: Tensor, made: StrategyMatrix, local: float) -> LocalOracle:
+    """Its message is drawn whatever the type with the least chance t that leaves this epsilon.
+
+    (1 - t) high + t law <= e^epsilon ((1 - t) low + t law) for each output.
     """
-    m, k = W.shape
-    if k > POLISHED_STRATEGY and others:
-        if min(m, k) > FACTORED:
-            return ()
-        total = torch.linalg.svdvals(W - W.mean(1, keepdim=True)).sum()
-        moments = PrivUnit(min(m, k), epsilon).moments
-        direction = max(0.0, moments.variance + min(0.0, moments.outer))
-        if float(total) * math.sqrt(direction / (n * m * k)) > min(one.error for one in others):
-            return ()
-    if min(m, k) > FACTORED:
-        return _given(W)
-    exact = factors(W, tol)
-    return (*exact, *_lossy(exact[0][1], n, epsilon, tol))
+    growth = math.exp(local * MARGIN)
+    low, high = made.matrix.aminmax(dim=1)
+    beyond = (high - growth * low).clamp_min(0)
+    t = (beyond / (beyond + made.law * (growth - 1))).amax()
+    return decoding(W, StrategyMatrix((1 - t) * made.matrix + t * made.law[:, None], made.prior))
 
 
-def _given(W: Tensor) -> tuple[tuple[str, FactoredQueries], ...]:
-    return (("identity", FactoredQueries.identity(W)), ("plain", FactoredQueries.plain(W)))
+def _sums(asking: _Asking) -> Iterator[Named]:
+    """Of bits, through a shuffler."""
+    for name, queries in _encoders(asking.W):
+        for kind in LAWS:
+            with suppress(ValueError):  # so much noise is not followed, or no delta reached
+                sums = ShuffledQueries.least(queries, kind, asking.n, asking.epsilon, asking.delta)
+                note = f"a shuffler, {sums.messages_per_user:.4g} messages"
+                yield f"{name}, {kind.__name__}", through(asking.question, sums), note
 
 
-def _lossy(exact: FactoredQueries, n: int, epsilon: float, tol: float) -> tuple[tuple[str, FactoredQueries], ...]:
-    """gamma_2 within the alpha of least worst error, where the exact error is large enough for an alpha to pay."""
-    W = exact.workload
-    if sum(W.shape) > LARGEST_LOSSY:
-        return ()
-    centred = W - exact.shift[:, None]
-    norm = float(exact.left.norm(dim=1).max()) * exact.radius
-    variance = PrivUnit(min(W.shape), epsilon).moments.variance / n
-    if math.sqrt(variance) * norm < LOSSY * float(centred.abs().max()):
-        return ()
-    found = least_error(centred, variance, tol=max(tol, 1e-3))
-    return (("gamma_2 within alpha", FactoredQueries.of(W, found, exact.shift)),)
+def _curated(asking: _Asking) -> Iterator[Named]:
+    """Gaussian noise on vectors, and discrete Laplace noise on sums of bits."""
+    tree = [] if _is_histogram(asking.W) else [("binary tree", FactoredQueries.tree(asking.W))]
+    for name, queries in (*asking.factored, *tree):
+        channel = CentralFactorization(queries, asking.epsilon, asking.delta)
+        yield name, through(asking.question, channel), "a curator"
+    for name, queries in _encoders(asking.W):
+        laplace = CentralLaplace(queries, asking.epsilon)
+        yield f"{name}, discrete Laplace", through(asking.question, laplace), "a curator, delta = 0"
 
 
-def _strategies(
-    W: Tensor, epsilon: float, worst: bool, prior: Tensor | None = None
-) -> list[tuple[str, FrequencyOracle]]:
-    """Optimised for the mean over queries and the worst type, or one drawn from prior; then for the worst query."""
-    distinct, place, sizes = torch.unique(W, dim=1, return_inverse=True, return_counts=True)
-    if len(sizes) < W.shape[1]:  # types that no query tells apart are one
-        law = None if prior is None else W.new_zeros(len(sizes)).index_add_(0, place, prior)
-        matrices = _strategies(distinct, epsilon, worst, law) if len(sizes) <= POLISHED_STRATEGY else []
-        return [(name, one.repeated(place)) for name, one in matrices if isinstance(one, StrategyMatrix)]
-    k, centred, generator = W.shape[1], W - W.mean(1, keepdim=True), keyed_generator(b"choose", W.device)
-    if k <= POLISHED_STRATEGY:
-        name = "optimised strategy" if prior is None else "optimised strategy, prior"
-        best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator)
-        if not worst or len(W) == 1 or k > CAREFUL_STRATEGY:
-            return [(name, best)]
-        sharper = best.sharpened(centred, None, max(240, min(500, LEISURE // (len(W) * k**2))))
-        return [(name, best), (f"{name}, worst query", sharper)]
-    return _beyond(W, centred, epsilon, prior)
-
-
-def _beyond(W: Tensor, centred: Tensor, epsilon: float, prior: Tensor | None) -> list[tuple[str, FrequencyOracle]]:
-    """Of more than 256 types: shifts, and a matrix where these are far from the bound and time allows."""
-    k, generator = W.shape[1], keyed_generator(b"choose", W.device)
-    found, variance = list[tuple[str, FrequencyOracle]](), math.inf
-    if k <= SHIFTED_STRATEGY and prior is None:
-        try:
-            shift = ShiftStrategy.tuned(centred, epsilon, generator=generator, grid=grid_of(W))
-            found.append(("shift strategy", shift))
-            variance = float(shift.workload_variance(centred).mean(0).amax()) if k**3 * FEWEST < DESCENT else 0.0
-        except ValueError:  # the patterns found do not tell all types apart
-            pass
-    steps = min(USUAL, DESCENT // k**3 // (3 if epsilon > SHARP else 1))  # for the second start
-    if steps >= FEWEST and variance > CLOSE * strategy_lower_bound(W, epsilon, prior, program=False):
-        best = StrategyMatrix.tuned(centred, epsilon, prior, generator=generator, steps=steps)
-        found.append(("optimised strategy", best))
-    return found
-
-
-def _parities(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
-    """Each user sends one parity of its bits by randomized response, for queries that are sums of few parities.
-
-    W = A H, rows of H parities: variances add up to sum_s |a_s|^2 c^2/share_s less the squared answers, c =
-    coth(epsilon/2), least for shares like |a_s|.
-    """
+def _encoders(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
+    """Bits of which sums are taken: of types, of a binary tree, of the coordinates where all have two values."""
     k = W.shape[1]
-    if k & (k - 1) or not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
-        return []
-    norms = walsh_hadamard(W).norm(dim=0)[1:]
-    needed = 1 + (norms > 1e-9 * norms.max()).nonzero()[:, 0]
-    if not 0 < len(needed) < min(k - 1, MOST_PARITIES):
-        return []
-    signs = walsh_hadamard(torch.eye(k, dtype=W.dtype, device=W.device)[needed])
-    shares, growth = norms[needed - 1, None] / norms[needed - 1].sum(), math.exp(epsilon * MARGIN)
-    said = (growth ** (signs > 0).to(W), growth ** (signs < 0).to(W))
-    return [("one parity a user", StrategyMatrix(shares.repeat(2, 1) * torch.cat(said) / (1 + growth)))]
+    if 1 < k <= MOST_BITS:
+        yield "sums", FactoredQueries.spanned(W)
+    if _is_histogram(W):  # which is its own best strategy
+        return
+    low = W.amin(1, keepdim=True)
+    high = W.amax(1, keepdim=True)
+    tried = [("sums of a binary tree", FactoredQueries.tree(W).right)]
+    if bool(((W == low) | (W == high)).all()):
+        tried.append(("sums of the answers", (W > low).to(W)))
+    for name, every in tried:
+        bits = every[(every != every[:, :1]).any(1)]  # other rows are public
+        if 0 < len(bits) <= MOST_BITS:
+            yield name, FactoredQueries.spanned(W, bits)
 
 
-def _translates(W: Tensor, epsilon: float) -> list[tuple[str, StrategyMatrix]]:
-    """Patterns of bit strings and their translates, beyond 64 types, up to 1,024, for queries of sums of parities."""
-    k = W.shape[1]
-    if not CAREFUL_STRATEGY < k <= BOUNDED or k & (k - 1):
-        return []
-    centred, generator = W - W.mean(1, keepdim=True), keyed_generator(b"choose", W.device)
-    found = flips(centred / centred.abs().max(), epsilon * MARGIN, generator)
-    return [] if found is None else [("translates of patterns", StrategyMatrix(found))]
-
-
-def shares_of(prior: Tensor | None, W: Tensor) -> Tensor | None:
-    return None if prior is None else checks.shares("prior", prior, W.shape[1]).detach().to(W)
-
-
-def ranked(
-    protocols: Sequence[tuple[str, P]], types: int, n: int, objective: Objective, prior: Tensor | None
-) -> tuple[Candidate[P], ...]:
-    """With the error on the worst data and on flat data of so many types, or on data like the prior."""
-    found = []
-    for name, one in protocols:
-        if prior is not None:
-            found.append(Candidate(name, one, _root_of(objective, one.predicted_mse(prior * n))))
-            continue
-        worst = math.sqrt(float(one.worst_mse(n, objective)))
-        flat = torch.full((types,), n / types, dtype=torch.float64)
-        found.append(Candidate(name, one, worst, flat=_root_of(objective, one.predicted_mse(flat))))
-    return tuple(found)
-
-
-def _root_of(objective: Objective, mse: Tensor) -> float:
-    return math.sqrt(float(objective.of(mse)))
+def _is_histogram(W: Tensor) -> bool:
+    return W.shape[0] == W.shape[1] and torch.equal(W, torch.eye(len(W)).to(W))

@@ -18,7 +18,7 @@ from torchdp.protocol import Choice, Estimate, Objective, Tally, Users
 from torchdp.protocol.choice import Candidate
 from torchdp.protocol.records import tensor_of
 from torchdp.queries.oracle import LocalOracle, OracleQueries, decoding
-from torchdp.queries.protocol import QueryProtocol
+from torchdp.queries.protocol import Channel
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
@@ -64,7 +64,7 @@ class Fit(Estimate):
         return replace(self, unbiased=whole, **own)
 
 
-def fitted(protocol: QueryProtocol, tally: Tally, *, ordered: bool = True) -> Fit:
+def fitted(protocol: Channel, tally: Tally, *, ordered: bool = True) -> Fit:
     """The histogram that makes the reports likely, and smooth where they do not say otherwise: no privacy is spent.
 
     Where the chance of each message is known (strategies, randomized and Hadamard response) fits by EM at nine
@@ -98,8 +98,8 @@ def fitted(protocol: QueryProtocol, tally: Tally, *, ordered: bool = True) -> Fi
     return found
 
 
-def _fitted(protocol: QueryProtocol, tally: Tally, ordered: bool) -> Fit:
-    checks.instance("protocol", protocol, QueryProtocol)
+def _fitted(protocol: Channel, tally: Tally, ordered: bool) -> Fit:
+    checks.instance("protocol", protocol, Channel)
     checks.instance("ordered", ordered, bool)
     unbiased = protocol.analyse(tally)
     batch, k = unbiased.value.shape[:-1], protocol.workload.shape[1]
@@ -182,8 +182,8 @@ def whole(h: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fitted_choice(
-    choice: Choice[QueryProtocol], n: int, objective: Objective, prior: Tensor | None, ordered: bool
-) -> Choice[QueryProtocol]:
+    choice: Choice[Channel], n: int, objective: Objective, prior: Tensor | None, ordered: bool
+) -> Choice[Channel]:
     """The oracles of an unbiased choice, and others that are meant for fits, by the error of the fitted answers."""
     every = ((one.name, one.protocol, one.error) for one in choice.candidates)
     asked = [(name, p, error) for name, p, error in every if isinstance(p, OracleQueries)]

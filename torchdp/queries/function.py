@@ -1,41 +1,30 @@
-"""Any smooth function of the users' shares of types, from a frequency oracle's reports."""
+"""Any smooth function of the users' shares of types, through any channel that tells them."""
 
 import math
 import warnings
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, partial
-from statistics import fmean
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.func import grad, hessian, vmap
 
 from torchdp import checks
-from torchdp.protocol import Choice, Estimate, Tally
-from torchdp.protocol.protocol import Same
+from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.quadratic import QuadraticError, coordinates
-from torchdp.queries.choose import lower_bound
-from torchdp.queries.oracle import ORACLES
-from torchdp.randomizers import StrategyMatrix, SubsetSelection
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle
-from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
-from torchdp.randomness import keyed_generator
+from torchdp.protocol.records import tensor_of
+from torchdp.queries.bound import lower_bound
+from torchdp.queries.channel import Channel, Question
 from torchdp.simplex import onto_simplex
 
-MOST_TYPES = 256  # covariances of all types are kept, k^3 numbers
-LARGEST_STRATEGY = 64  # types up to which a strategy is optimised (seconds)
+MOST_TYPES = 256  # matrices of second derivatives and covariances, k^2 numbers for each of a batch
 AT_ONCE = 2**24  # numbers in the second derivatives that are made together
 
 
-class ShareFunction(ABC):
+class ShareFunction(Question):
     """A function g of shares h, (k,) -> (), of torch operations that have two derivatives. A frozen dataclass."""
-
-    @property
-    @abstractmethod
-    def types(self) -> int:
-        """k."""
 
     @abstractmethod
     def __call__(self, h: Tensor) -> Tensor:
@@ -47,68 +36,56 @@ class ShareFunction(ABC):
         return -math.inf, math.inf
 
     @property
-    def likely(self) -> Tensor:
-        """(j, k): public histograms for choices where no prior is given; the flat one."""
+    def histograms(self) -> Tensor:
+        """(j, k): public ones for choices where no prior is given; the flat one."""
         return torch.full((1, self.types), 1 / self.types, dtype=torch.float64)
+
+    def queries(self, distinct: bool) -> Tensor:
+        """The shares themselves."""
+        return torch.eye(self.types, dtype=torch.float64)
+
+    def analyst(self, channel: Channel) -> "FunctionAnalyst":
+        return FunctionAnalyst(self, channel)
+
+    def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
+        """d, and (D C D)^{1/2} for the covariance C: tr(D C D C)/2 is linear in C up to its own size."""
+        h = self.histograms if family is None else family
+        first, second = derivatives(self, h)
+        values, vectors = torch.linalg.eigh((second @ (covariance / n) @ second).mean(0))
+        root = (vectors * values.clamp_min(0).sqrt()).mT / math.sqrt(2)
+        return torch.cat([first / math.sqrt(len(h)), root])
+
+    def bound(self, n: int, epsilon: float, histogram: Tensor) -> float:
+        """To first order in 1/n: the slopes are one linear query."""
+        h = checks.shares("histogram", histogram, self.types)
+        return lower_bound(derivatives(self, h[None])[0], n, epsilon, prior=h)
 
 
 @dataclass(frozen=True, eq=False)
-class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
-    """g of the users' shares: each reports its type, the analyst corrects g at the decoded shares to second order.
+class FunctionAnalyst:
+    """g of the users' shares: corrected at the shares that a channel tells, to second order.
 
-    With H the decoded shares, moved to the sum 1, C(h) = sum_x h_x Cov(Y | x)/n their covariance and d, D the first two
-    derivatives of g, the value is g(H) - tr(D C)/2 and its variance d^T C d + tr(D C D C)/2: exactly for a quadratic g
-    and normal errors, to second order for others. At H itself d^T C d is too large by tr(D C D C), which comes off.
+    With H these shares, moved to the sum 1, C(h) their covariance at shares h and d, D the first two derivatives of g,
+    the value is g(H) - tr(D C)/2 and its variance d^T C d + tr(D C D C)/2: exactly for a quadratic g and normal errors,
+    to second order for others. At H itself d^T C d is too large by tr(D C D C), which comes off.
     H may lie outside of the histograms, and g, d or D be undefined there: it warns, the value is g at the histogram
     nearest to H with one more user spread evenly, the standard error is infinite, and the interval all that g can be.
     It also warns where a value is none that g can have.
 
-    function: g; client: an oracle on its types, at most 256. Raises TypeError, ValueError.
+    function: g; channel: of the shares of its types, at most 256. Raises TypeError, ValueError.
 
-    Guarantees: the client's own, for each user.
     Source: the delta method, Oehlert (1992), with its second order.
     """
 
     function: ShareFunction
-    client: FrequencyOracle
+    channel: Channel
 
     def __post_init__(self) -> None:
         k = checks.instance("function", self.function, ShareFunction).types
-        if checks.instance("client", self.client, FrequencyOracle).k != k:
-            raise ValueError(f"client must have the function's {k} types, not {self.client.k}")
+        workload = checks.instance("channel", self.channel, Channel).workload
+        if workload.shape != (k, k) or not torch.equal(workload, torch.eye(k).to(workload)):
+            raise ValueError(f"channel must be of the shares of the function's {k} types")
         checks.integer("function's types", k, 2, MOST_TYPES)
-        checks.validated(self, "client.variance")  # refuses a client whose reports do not tell all types apart
-
-    @classmethod
-    def tuned(
-        cls,
-        function: ShareFunction,
-        n: int,
-        epsilon: float,
-        *,
-        prior: Tensor | None = None,
-        generator: torch.Generator,
-        steps: int | None = None,
-    ) -> "LocalFunction":
-        """Reports by a strategy optimised for the derivatives of g at the prior.
-
-        d is one query; tr(D C D C)/2 is linear in C up to its own size: queries (D C D)^{1/2} for the C of subsets.
-        prior: (k,) or a few, (j, k); None: the function's own. Raises TypeError, ValueError.
-        """
-        n, epsilon = checks.integer("n", n, 1), checks.positive("epsilon", epsilon)
-        family = _family(function, prior)
-        usual = cls(function, SubsetSelection(function.types, epsilon))
-        first, second = derivatives(function, family)
-        covariance = usual._covariance(family) / n
-        values, vectors = torch.linalg.eigh((second @ covariance @ second).mean(0))
-        root = (vectors * values.clamp_min(0).sqrt()).mT / math.sqrt(2)
-        workload = torch.cat([first / math.sqrt(len(family)), root])
-        law = 0.98 * family.mean(0) + 0.02 / function.types
-        centred = workload - workload.mean(1, keepdim=True)
-        if not bool((centred.abs() > 1e-12 * workload.abs().max()).any()):
-            raise ValueError("function must not be constant near the prior")
-        strategy = StrategyMatrix.tuned(centred, epsilon, law, generator=generator, steps=steps)
-        return cls(function, strategy)
 
     def analyse(self, tally: Tally) -> Estimate:
         """Raises TypeError, ValueError."""
@@ -116,16 +93,16 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
 
     def _estimate(self, tally: Tally, sampling: bool) -> Estimate:
         """sampling: of g of the population, for which C gains (diag h - h h^T)/n."""
-        n, totals = self.check(tally).users(1), self.client.totals(tally)
-        h = (totals + (n - totals.sum(-1, keepdim=True)) / self.client.k) / n
+        n = self.channel.whole(tally).users(1)
+        h = self._shares_of(tally)
         batch = h.shape[:-1]
         plain, linear, square, twice = (part.view(batch) for part in self._expanded(h, n, sampling))
         value = plain - twice / 2
         variance = torch.maximum(linear - square / 2, square / 2)
         known = (value + variance).isfinite()
         if not bool(known.all()):
-            inside = (onto_simplex(h) * n + 1 / self.client.k) / (n + 1)
-            nearest = vmap(self.function)(inside.view(-1, self.client.k)).view(batch)
+            inside = (onto_simplex(h) * n + 1 / self.function.types) / (n + 1)
+            nearest = vmap(self.function)(inside.view(-1, self.function.types)).view(batch)
             value = torch.where(known, value, nearest)
             variance = torch.where(known, variance, torch.inf)
             _warn("the function is not defined at the decoded shares: the value is that of a histogram near them")
@@ -151,6 +128,26 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         none = torch.zeros_like(curved[..., 0])
         return QuadraticError(curved, linear, curved[..., :0], none, torch.where(known, none, torch.inf))
 
+    def _shares_of(self, tally: Tally) -> Tensor:
+        """H, (*batch, k)."""
+        z = self.channel.mean(tally)
+        return z + (1 - z.sum(-1, keepdim=True)) / self.function.types
+
+    def expansion(self, tally: Tally) -> tuple[Tensor, Tensor]:
+        h = self._shares_of(tally)
+        k = self.function.types
+        first, second = derivatives(self.function, h.reshape(-1, k))
+        # Shares of the channel are moved to the sum 1 before g reads them.
+        first = first - first.mean(-1, keepdim=True)
+        second = second - second.mean(-1, keepdim=True)
+        second = second - second.mean(-2, keepdim=True)
+        return first.view(*h.shape[:-1], 1, k), second.view(*h.shape[:-1], 1, k, k) / 2
+
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """No bound is known: inf."""
+        checks.instance("objective", objective, Objective)
+        return torch.full_like(tensor_of(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
+
     def exact(self, summary: Tensor) -> Tensor:
         h, _ = self._shares(summary)
         return vmap(self.function)(h.reshape(-1, h.shape[-1])).view(h.shape[:-1])
@@ -162,7 +159,7 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         return (linear + square / 2).view(h.shape[:-1])
 
     def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
-        counts = checks.users("summary", summary, self.client.k)
+        counts = checks.users("summary", summary, self.function.types).to(self.channel.workload)
         n = counts.sum(-1, keepdim=True)
         return counts / n, n
 
@@ -187,71 +184,20 @@ class LocalFunction(Same[Tensor, Tensor, FrequencyOracle]):
         sampling: C has that of a sample from a population too.
         """
         users = torch.as_tensor(n, dtype=torch.float64).to(h).expand(*h.shape[:-1], 1)
-        rows = max(1, AT_ONCE // self.client.k**2)
+        rows = max(1, AT_ONCE // self.function.types**2)
         for part, some in zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, users)), strict=True):
             first, second = derivatives(self.function, part)
             shares = onto_simplex(part)
-            C = self._covariance(shares)
+            C = self.channel.covariance(shares * some)
+            C = C - C.mean(-1, keepdim=True)
+            C = C - C.mean(-2, keepdim=True)
             if sampling:
-                C = C + shares.diag_embed() - shares[:, :, None] * shares[:, None]
-            yield part, first, second, C / some[..., None]
-
-    def _covariance(self, shares: Tensor) -> Tensor:
-        """sum_x h_x Cov(Y | x) of reports moved to the sum 1: (b, k) -> (b, k, k)."""
-        return (shares @ self._covariances.flatten(1)).unflatten(-1, (self.client.k, self.client.k))
-
-    @cached_property
-    def _covariances(self) -> Tensor:
-        """(k, k, k)."""
-        C = torch.stack([self.client.covariance(x) for x in range(self.client.k)])
-        C = C - C.mean(-1, keepdim=True)
-        return C - C.mean(-2, keepdim=True)
-
-
-def choose_function(
-    function: ShareFunction, n: int, epsilon: float, *, prior: Tensor | None = None, search: bool = True
-) -> Choice[LocalFunction]:
-    """The oracle of least predicted error for g of n users' shares.
-
-    Candidates: randomized response, subset selection, OUE, SUE, Hadamard response, and, up to 64 types and where
-    ``search`` is, a strategy optimised for g. The error is the root of the mean over the prior's histograms, (k,) or
-    (j, k); None: the function's own. Raises TypeError, ValueError.
-    Guarantees: the best's own; nothing is read from data.
-    """
-    n, epsilon = checks.integer("n", n, 1), checks.positive("epsilon", epsilon)
-    family = _family(function, prior)
-    k = function.types
-    found = [(kind.__name__, LocalFunction(function, kind(k, epsilon))) for kind in ORACLES]
-    if search and k <= LARGEST_STRATEGY and SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        strategy = LocalFunction.tuned(
-            function, n, epsilon, prior=family, generator=keyed_generator(b"choose", family.device)
-        )
-        found.append(("optimised strategy", strategy))
-    least = fmean(function_lower_bound(function, n, epsilon, h) ** 2 for h in family)
-    errors = [math.sqrt(fmean(float(each.predicted_mse(h * n)) for h in family)) for _, each in found]
-    return Choice.of(found, errors, math.sqrt(least))
-
-
-def function_lower_bound(function: ShareFunction, n: int, epsilon: float, histogram: Tensor) -> float:
-    """No unbiased epsilon-LDP mechanism has a smaller error near ``histogram``, (k,), to first order in 1/n.
-
-    The function's slopes are one linear query: see ``lower_bound``. Raises TypeError, ValueError.
-    """
-    checks.instance("function", function, ShareFunction)
-    h = checks.shares("histogram", histogram, function.types)
-    return lower_bound(derivatives(function, h[None])[0], n, epsilon, prior=h)
+                C = C + (shares.diag_embed() - shares[:, :, None] * shares[:, None]) / some[..., None]
+            yield part, first, second, C
 
 
 def _warn(what: str) -> None:
     warnings.warn(f"{what}; use interval()", stacklevel=5)
-
-
-def _family(function: ShareFunction, prior: Tensor | None) -> Tensor:
-    """The prior's histograms, each normalised, (j, k)."""
-    checks.instance("function", function, ShareFunction)
-    rows = checks.instance("prior", function.likely if prior is None else prior, Tensor)
-    rows = rows if rows.ndim > 1 else rows[None]
-    return torch.stack([checks.shares("prior", each, function.types) for each in rows])
 
 
 def derivatives(function: ShareFunction, h: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,9 +1,11 @@
 """Local mechanisms for linear queries: a frequency oracle's reports, with their decoder, and factorizations."""
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -11,10 +13,25 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.memory import rows_at_once
+from torchdp.privacy import Guarantee
 from torchdp.protocol import Crowd, Estimate, Relay, Tally
+from torchdp.protocol.interval import Error
+from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.queries import likelihood
+from torchdp.queries.channel import Channel, Fits, Question, histograms_of
 from torchdp.queries.likelihood import projections
-from torchdp.queries.protocol import FactoredProtocol, FactoredQueries, Fits, QueryProtocol, dense
+from torchdp.queries.pair_variance import (
+    NUMBERS_AT_ONCE,
+    NoiseMoments,
+    in_parts,
+    noise_moments,
+    pairs_variance,
+    symmetric_variance,
+    worst_symmetric,
+    worst_variance,
+)
+from torchdp.queries.protocol import FactoredProtocol, FactoredQueries, dense
+from torchdp.queries.release import through
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -24,7 +41,8 @@ from torchdp.randomizers import (
     SubsetSelection,
     SymmetricUnaryEncoding,
 )
-from torchdp.randomizers.alphabet.frequency import FrequencyOracle, VarianceMatrix
+from torchdp.randomizers.alphabet.bit_vectors import BitVectorOracle
+from torchdp.randomizers.alphabet.frequency import FrequencyOracle, StrategyOracle, VarianceMatrix
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
 from torchdp.simplex import onto_simplex
 
@@ -33,6 +51,8 @@ KINDS = RandomizedResponse, SubsetSelection, OptimizedUnaryEncoding, SymmetricUn
 ORACLES: tuple[Callable[[int, float], FrequencyOracle], ...] = KINDS  # of which choices are made
 LISTED = 2**24  # outputs times answers, up to which each message is decoded alone
 ADAPTED = 2**20  # outputs times types of a strategy matrix up to which choices decode its reports twice
+CONSTANT = 1e-12  # relative: queries that vary less over types are constant
+ROUNDS = 2  # of strategy optimisation: the second knows the noise that the first leaves
 RANK = 1e-9  # singular values of a strategy below this share of the largest are rounding
 
 
@@ -126,7 +146,7 @@ class AdaptedDecoder:
 
 
 @dataclass(frozen=True, eq=False)
-class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
+class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
     """Each user reports its type through a frequency oracle; a class adds how the analyst decodes the reports.
 
     A constant shift of a query's row changes its answer by a known amount, but also the noise of an oracle whose
@@ -153,9 +173,199 @@ class OracleQueries(QueryProtocol, Relay[Tensor, Tensor, FrequencyOracle]):
     def variance(self) -> Tensor:
         return self.client.workload_variance(self._centred)
 
+    distinct = True
+
     @property
     def bias(self) -> Tensor:
         return torch.zeros_like(self.workload)
+
+    def narrowed(self, rows: slice) -> Self:
+        return replace(self, workload=self.workload[rows])
+
+    def mean(self, tally: Tally) -> Tensor:
+        if isinstance(self.client, StrategyOracle):
+            total = tally["reports"].double() @ self.decoded_messages
+        else:
+            total = self.client.answers(tally, self._centred)
+        return total / tally.users(1) + self.workload.mean(1)
+
+    def shares(self, tally: Tally) -> Tensor:
+        """Of types; evenly over those that a strategy's outputs can not tell apart."""
+        if isinstance(self.client, StrategyMatrix):
+            totals = tally["reports"].double() @ self.client.inverse.mT
+        else:
+            totals = self.client.totals(tally)
+        return totals / tally.users(1)
+
+    @cached_property
+    def _alike(self) -> bool:
+        """Whether reports treat all types alike: their covariance is ``_spread`` then."""
+        return isinstance(self.client, BitVectorOracle | RandomizedResponse)
+
+    @cached_property
+    def _spread(self) -> tuple[float, float]:
+        """(flat, own): Cov Y = flat I + own e_x e_x^T on vectors of sum 0, of a client to which all types are alike."""
+        S = self.client.covariance(0)
+        # Of two types any value will do: the two parts then make up for it.
+        pair = float(S[1, 2]) if len(S) > 2 else 0.0
+        flat = float(S[1, 1]) - pair
+        own = float(S[0, 0]) - float(S[1, 1]) - 2 * float(S[0, 1]) + 2 * pair
+        return flat, own
+
+    @cached_property
+    def _covariances(self) -> Tensor:
+        """Of a user's decoded vector for each type, (k, r, r), centred before squaring."""
+        vectors = self.decoded_messages + self.workload.mean(1)
+        types = torch.arange(self.client.k, device=self.workload.device)
+        parts = []
+        for chances, point in zip(self.client.laws(types), self.points, strict=True):
+            centred = vectors - point
+            parts.append((centred * chances[:, None]).mT @ centred)
+        return torch.stack(parts)
+
+    @cached_property
+    def decoded_messages(self) -> Tensor:
+        """What each message that can be listed adds to the answers, but for W's means, (outputs, r)."""
+        if isinstance(self.client, StrategyOracle):
+            return self.client.decoder(self._centred).mT
+        n = torch.ones(self.client.outputs, dtype=torch.int64, device=self.workload.device)
+        return self.client.answers(Tally(n, {"reports": torch.diag(n)}), self._centred)
+
+    def noise(self, counts: Tensor) -> Tensor:
+        """Covariance of the sum of the users' decoded vectors, of counts (*batch, k): (*batch, r, r)."""
+        if not self._alike:
+            return torch.einsum("...x,xst->...st", counts, self._covariances)
+        flat, own = self._spread
+        each = flat * counts.sum(-1, keepdim=True) + own * counts
+        return (self._centred * each[..., None, :]) @ self._centred.mT
+
+    def covariance(self, counts: Tensor) -> Tensor:
+        counts = counts.double()
+        return self.noise(counts) / counts.sum(-1)[..., None, None].square()
+
+    def plausible(self, tally: Tally) -> Tensor:
+        return self.noise(self.nearest(tally)) / tally.users(2)
+
+    def form(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
+        """(sum Z)^T J (sum Z) less sum Z^T J Z, over n (n - 1), for decoded reports Z.
+
+        How often each message came gives both sums where messages can be listed. Of sets of bits the second is put at
+        its mean given the decoded shares, which adds a fraction 1/n to the variance.
+        """
+        n = tally.users(1)
+        z = self.mean(tally)
+        if self.client.entry_variance is None:
+            vectors = self.decoded_messages + self.workload.mean(1)
+            squares = tally["reports"].double() @ vectors.square() / n
+        else:
+            squares = self.shares(tally) @ (self.points.square() + self.variance.mT)
+            shortfall = 1 - self.shares(tally).sum(-1, keepdim=True)
+            squares = squares + shortfall * (self.points.square() + self.variance.mT).mean(0)
+        return (weights * (n * z.square() - squares) / (n - 1) + linear * z).sum(-1)
+
+    def form_variance(self, counts: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+        counts = counts.double()
+        if not self._alike:
+            return pairs_variance(self.points, self._covariances, counts, weights, linear)
+        return symmetric_variance(self.points, *self._spread, counts, weights, linear)
+
+    def worst_form(self, n: float | Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+        if not self._alike:
+            return worst_variance(self.points, self._covariances, weights, linear, n)
+        return worst_symmetric(self.points, *self._spread, weights, linear, n)
+
+    def form_plug_in(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
+        """That of ``form_errors`` but for its slack, a fraction 1/n: without decompositions.
+
+        Where all types are alike at the decoded shares themselves: the variance is linear in them.
+        """
+        n = tally.users(1)
+        k = self.client.k
+        centred = self._centred.mT
+
+        def of_alike(shares: Tensor, turned: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+            flat, own = self._spread
+            each = flat * shares.sum(-1, keepdim=True) + own * shares
+            kernel = (centred * weights[..., None, :]) @ centred.mT
+            straight = (each * (turned @ centred.mT).square()).sum(-1)
+            return straight, (each * (kernel.square() @ each[..., None])[..., 0]).sum(-1)
+
+        def of_each(shares: Tensor, turned: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+            noise = self.noise(shares)
+            straight = torch.einsum("...s,...st,...t->...", turned, noise, turned)
+            return straight, torch.einsum("...s,...st,...t->...", weights, noise.square(), weights)
+
+        def part(given: Tensor, asked: Tensor) -> Tensor:
+            shares, point, scale = given.tensor_split([k, given.shape[-1] - 1], -1)
+            weights, linear = asked.tensor_split(2, -1)
+            parts = of_alike if self._alike else of_each
+            straight, square = parts(shares, weights * point + linear * scale, weights)
+            return 4 * (straight - square).clamp_min(0) + 2 * square
+
+        if self._alike:
+            shares = self.shares(tally)
+            shares = shares + (1 - shares.sum(-1, keepdim=True)) / k
+        else:
+            shares = self.nearest(tally)
+        point = self.mean(tally)
+        scale = (n - 1) / (2 * torch.as_tensor(n, dtype=torch.float64, device=point.device))
+        given = torch.cat([shares / n, point, scale.expand(*point.shape[:-1], 1)], -1)
+        asked = torch.cat(torch.broadcast_tensors(weights, linear), -1)
+        found = in_parts(part, given, asked, len(self.workload) * max(self.workload.shape))
+        return found * (tally.users() / (tally.users() - 1)) ** 2
+
+    def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], Error]:
+        """That of the mean over all pairs, of s^T J s: its range has ends, which the truth may lie at.
+
+        The mean over distinct pairs is n/(n - 1) times it less mean f(x, x), whose own noise counts as independent.
+        """
+        n = tally.users()
+        h = self.nearest(tally)
+        point = self.mean(tally)
+        decoded = self.shares(tally)
+        shares = h / tally.users(1)
+        squares = self.points.square()
+        rows = max(1, NUMBERS_AT_ONCE // (squares.shape[1] * max(squares.shape)))
+
+        def parts(values: Tensor, batch: torch.Size) -> tuple[Tensor, ...]:
+            return values.expand(*batch, -1).reshape(-1, values.shape[-1]).split(rows)
+
+        def error(weights: Tensor, linear: Tensor, value: Tensor) -> QuadraticError:
+            # Of s^T J s + l' . s, l' = l (n - 1)/n, which n/(n - 1) times is the form
+            linear = linear * ((tally.users(1) - 1) / tally.users(1))
+            half = weights * point + linear / 2
+            batch = half.shape[:-1]
+            weights = weights.expand(half.shape)
+            some = zip(parts(shares, batch), parts(half, batch), parts(weights, batch), strict=True)
+            found = [self._principal(*each) for each in some]
+            curved = torch.cat([one for one, _ in found]).view(*batch, -1)
+            straight = torch.cat([one for _, one in found]).view(*batch, -1)
+            diagonal = weights @ squares.mT
+            apart = diagonal - diagonal.mean(-1, keepdim=True)
+            own = (decoded * apart).sum(-1) + diagonal.mean(-1)
+            at_point = ((half + linear / 2) * point).sum(-1)
+            offset = at_point - curved.sum(-1) - ((n - 1) * value + own) / n
+            spread = self.client.workload_variance(apart[..., None, :])[..., 0, :]
+            slack = ((h * spread).sum(-1).clamp_min(0) / n).sqrt() / n
+            return QuadraticError(curved, straight, curved[..., :0], offset, slack).scaled(n / (n - 1))
+
+        return error
+
+    def _principal(self, shares: Tensor, half: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """``coordinates`` of forms of half gradients (rows, r), for users of these shares (rows, k).
+
+        By shares of the types where these are fewer, as of many kernels together.
+        """
+        r, k = self.workload.shape
+        if r <= k or not self._alike:
+            return coordinates(half, weights.diag_embed(), self.noise(shares))
+        centred = self._centred.mT
+        kernel = (centred * weights[..., None, :]) @ centred.mT
+        flat, own = self._spread
+        each = flat * shares.sum(-1, keepdim=True) + own * shares
+        middle = torch.eye(k).to(centred) - 1 / k
+        noise = (middle * each[..., None, :]) @ middle
+        return coordinates(half @ centred.mT, kernel, noise)
 
     def fits(self, tally: Tally, ordered: bool) -> Fits:
         noise = self.client.entry_variance
@@ -200,6 +410,71 @@ class LocalOracle(OracleQueries):
 
     adapted: bool = False
 
+    @classmethod
+    def of(cls, question: Question, client: FrequencyOracle) -> Any:
+        """The protocol that answers a question from the reports of ``client``. Raises TypeError, ValueError."""
+        checks.instance("question", question, Question)
+        return through(question, cls(question.queries(cls.distinct), client))
+
+    @classmethod
+    def tuned(
+        cls,
+        question: Question,
+        n: int,
+        epsilon: float,
+        *,
+        prior: Tensor | None = None,
+        generator: torch.Generator,
+        steps: int = 500,
+    ) -> Any:
+        """The protocol that answers a question by a strategy matrix optimised for it, for n users.
+
+        To first order the error is the variance of the question's ``aims``, linear queries, of which those of second
+        order need the covariance of a report: that of random subsets in the first round, and that of the strategy found
+        in the second. The better round is returned, decoded for the prior; without one the second round takes a third
+        of the steps.
+
+        Args:
+            question: of up to some hundred types.
+            n: users.
+            epsilon: of each.
+            prior: public histograms that the users' is like, (k,) or (j, k), the best for all of them together; None:
+                for the worst type.
+            generator: for where the search begins.
+            steps: of the search.
+
+        Raises TypeError, ValueError.
+        Guarantees: epsilon-LDP for each user.
+        Source: McKenna, Maity, Mazumdar, Miklau (2020), the optimisation; the linearisation is made here.
+        """
+        n = checks.integer("n", n, 1)
+        epsilon = checks.positive("epsilon", epsilon)
+        W = checks.instance("question", question, Question).queries(cls.distinct)
+        k = question.types
+        family = None if prior is None else histograms_of(prior, k).to(W)
+        h = torch.full((k,), 1 / k).to(W) if family is None else family.mean(0)
+        law = None if family is None else 0.98 * h + 0.02 / k
+        covariance = cls(W, SubsetSelection(k, epsilon)).noise(h)
+        found = []
+        for again in range(ROUNDS):
+            aims = question.aims(n, family, covariance)
+            centred = aims - aims.mean(1, keepdim=True)
+            if not bool((centred.abs() > CONSTANT * aims.abs().max()).any()):
+                raise ValueError("question must not be constant near the prior")
+            effort = (steps // 3, 10) if again and prior is None else (steps, 50)
+            best = StrategyMatrix.tuned(
+                centred, epsilon, law, generator=generator, steps=effort[0], exchanges=effort[1]
+            )
+            strategy = best if prior is None else StrategyMatrix(best.matrix, 0.99 * h + 0.01 / k)
+            channel = cls(W, strategy)
+            found.append(through(question, channel))
+            covariance = channel.noise(h)
+        users = (torch.eye(k).to(W) if family is None else family) * max(n, 2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a denominator that is not known well: told of what is chosen
+            errors = [float(one.predicted_mse(users).max()) for one in found]
+        return found[errors.index(min(errors))]
+
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.instance("adapted", self.adapted, bool)
@@ -230,11 +505,12 @@ class LocalOracle(OracleQueries):
         tally = self.check(tally)
         n = tally.users(1)
         if self._adapted is None:
-            value = self.client.answers(tally, self._centred) / n
+            value = self.mean(tally)
             variance = self._plug_in(tally, value)
         else:
             value, variance = self._adapted.answers(tally)
-        found = Estimate(value + self.workload.mean(1), (variance / n).sqrt(), tally.n)
+            value = value + self.workload.mean(1)
+        found = Estimate(value, (variance / n).sqrt(), tally.n)
         return replace(found, population=partial(self._of_population, found, tally.kept()))
 
     def _plug_in(self, tally: Tally, value: Tensor) -> Tensor:
@@ -249,9 +525,7 @@ class LocalOracle(OracleQueries):
         """V, (m, outputs) or (*batch, m, outputs): what each message adds to the answers, but for W's means."""
         if self._adapted is not None:
             return self._adapted.decoders(tally)
-        n = torch.ones(self.client.outputs, dtype=torch.int64, device=tally["reports"].device)
-        each = Tally(n, {"reports": torch.diag(n)})
-        return self.client.answers(each, self._centred).mT
+        return self.decoded_messages.mT
 
     def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
         """A mean of the users' independent decoded messages: its variance is theirs over n, whatever was sent.
@@ -305,6 +579,19 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         check_client(self.client, len(queries.right), queries.radius)
 
     @classmethod
+    def of(cls, question: Question, epsilon: float) -> Any:
+        """The protocol that answers a question from the vectors of its types, sent as they are.
+
+        Raises TypeError, ValueError.
+        """
+        points = checks.instance("question", question, Question).queries(cls.distinct).mT
+        return through(question, cls.calibrated(FactoredQueries.vectors(points), epsilon=epsilon))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return replace(self.client.guarantee, exact=False)  # exact for the ball: these are k points of it
+
+    @classmethod
     def calibrated(cls, queries: FactoredQueries, *, epsilon: float) -> "LocalFactorization":
         """By PrivUnit of this epsilon. Raises ValueError, TypeError."""
         radius = checks.instance("queries", queries, FactoredQueries).radius * (1 + 1e-12)
@@ -332,6 +619,37 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
     @property
     def noise(self) -> float:
         return self.client.moments.variance
+
+    @cached_property
+    def _moments(self) -> NoiseMoments | None:
+        """Of the noise, where no two queries read one coordinate: else what they add, a fraction 1/n, is left out."""
+        return noise_moments(self.client) if self._isotropic and isinstance(self.client, PrivUnit) else None
+
+    def _beyond(self, weights: Tensor, slope: Tensor) -> Tensor:
+        """What a user of each type adds to n^4 times the variance beyond normal noise; slope: n times that of s."""
+        left = self.queries.left
+        unit = self.queries.right.mT / self.client.radius
+        return self._moments.beyond_normal(unit, (slope / 2) @ left, weights @ left.square())
+
+    def beyond(self, counts: Tensor, weights: Tensor, slope: Tensor) -> Tensor | float:
+        if self._moments is None:
+            return 0.0
+        n = counts.sum(-1)
+        return (counts * self._beyond(weights, n[..., None] * slope)).sum(-1) / n**4
+
+    def worst_form(self, n: float | Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+        """A user's own term is affine in the others' sum, so it is largest at one type."""
+        if self._moments is None:
+            return super().worst_form(n, weights, linear)
+        users = torch.as_tensor(n, dtype=torch.float64, device=self.workload.device)
+        worst = []
+        own = []
+        for point in self.points:
+            slope = 2 * weights * point + linear
+            straight, curved = self._variances(slope, weights, users)
+            worst.append(straight + 2 * curved)
+            own.append(self._beyond(weights, users[..., None] * slope).amax(-1))
+        return torch.stack(worst).amax(0) + torch.stack(own).amax(0) / users**3
 
     def half_width(self, n: int, failure: float = 0.05) -> float:
         """h such that with probability 1 - ``failure`` all answers are within h, whatever the data of the n users.

@@ -4,9 +4,10 @@ Workload = decoder x encoder + shift is the part that local and central factoriz
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import ClassVar
+from functools import cached_property, partial
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,14 +15,14 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization import Factorization
-from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
-from torchdp.protocol.interval import laplace_stretch, largest_variance
-from torchdp.protocol.records import alike, beside
+from torchdp.protocol import Estimate, Tally
+from torchdp.protocol.interval import Error, laplace_stretch, largest_variance
+from torchdp.protocol.quadratic import QuadraticError, coordinates
+from torchdp.protocol.records import alike
+from torchdp.queries.channel import Channel, Fits
 from torchdp.queries.likelihood import projections
 from torchdp.workloads import Workload
 
-Fits = tuple[Tensor, Tensor, Tensor]
-"""Histograms (fits, b, k), their Akaike values (fits, b), and what the log likelihood of the last may lack, (b,)."""
 EVEN = 1e-9  # relative difference of norms that is rounding
 ASK_FOR_LESS = "ask for fewer queries, or merge types that they hardly tell apart"
 MARGINALS = "take factorization.MarginalFactorization(d, order), which is never formed"
@@ -91,6 +92,16 @@ class FactoredQueries(Brief):
         given = shift if shift is not None else factorization.shift
         given = W.new_zeros(W.shape[0]) if given is None else given
         return cls(W, factorization.left, factorization.right, given)
+
+    def narrowed(self, rows: slice) -> "FactoredQueries":
+        """The same encoder, some of the queries."""
+        return FactoredQueries(self.workload[rows], self.left[rows], self.right, self.shift[rows])
+
+    @classmethod
+    def vectors(cls, points: Tensor) -> "FactoredQueries":
+        """left = I, right = the vectors of the types, rows of points (k, r), as they are."""
+        W = points.mT.contiguous()
+        return cls(W, torch.eye(len(W)).to(W), W, W.new_zeros(len(W)))
 
     @classmethod
     def identity(cls, workload: Tensor | Workload) -> "FactoredQueries":
@@ -175,68 +186,7 @@ def dense(workload: Tensor | Workload, copies: int = 1) -> Tensor:
     return checks.one_matrix("workload", workload.dense() if isinstance(workload, Workload) else workload)
 
 
-class QueryProtocol(Protocol[Tensor]):
-    """Answers W h to the m linear queries of a workload, h the shares (k,) of the n users' types.
-
-    x: (n,) types; a summary is counts (k,). Squares mix over types, because errors add up: the mean squared error of
-    query i is (sum_x h_x bias_ix)^2 + sum_x h_x variance_ix / n^power.
-
-    workload: W, (m, k), float64. power: 1 where every user adds noise of its own, 2 where a curator adds it to the sum.
-    """
-
-    workload: Tensor
-    power: ClassVar[int] = 1
-
-    @property
-    @abstractmethod
-    def bias(self) -> Tensor:
-        """(m, k): the error of query i for users of type x."""
-
-    @property
-    @abstractmethod
-    def variance(self) -> Tensor:
-        """(m, k): of query i's answer from one user of type x."""
-
-    @abstractmethod
-    def fits(self, tally: Tally, ordered: bool) -> Fits:
-        """Histograms of falling smoothness that make a tally (b, ...) likely; if not ordered the last one alone."""
-
-    @property
-    def held(self) -> int:
-        return self.workload.shape[1]
-
-    def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (*batch, k) of whole users, one at least, on the workload's device. Raises TypeError, ValueError."""
-        return super().validate_summary(summary).to(self.workload.device)
-
-    def exact(self, summary: Tensor) -> Tensor:
-        h, _ = self._shares(summary)
-        return h @ self.workload.mT
-
-    def predicted_mse(self, summary: Tensor) -> Tensor:
-        """Of each query, (*batch, m), for counts (*batch, k). Raises TypeError, ValueError."""
-        h, n = self._shares(summary)
-        return (h @ self.bias.mT).square() + h @ self.variance.mT / n**self.power
-
-    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
-        """At data of a single type, by convexity: () or, of a batch of n, (*batch). Raises TypeError, ValueError."""
-        worst = checks.instance("objective", objective, Objective) is Objective.WORST
-        each = self.bias.square() + self.variance / beside(checks.people("n", n, 1), 2) ** self.power
-        return each.amax((-2, -1)) if worst else each.mean(-2).amax(-1)
-
-    def flat(self, tally: Tally, batch: tuple[int, ...]) -> Tally:
-        """A tally (*batch, ...) as one (b, ...), of as many users each."""
-        parts = {name: part.reshape(-1, *self.layout[name][0]) for name, part in tally.parts.items()}
-        return Tally(tally.n.expand(batch).reshape(-1) if isinstance(tally.n, Tensor) else tally.n, parts)
-
-    def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
-        """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""
-        counts = checks.users("summary", summary, self.workload.shape[1]).to(self.workload)
-        n = counts.sum(-1, keepdim=True)
-        return counts / n, n
-
-
-class FactoredProtocol(QueryProtocol):
+class FactoredProtocol(Channel):
     """Answers L m + shift: m is the mean of the users' columns of R as the analyst hears it, with noise."""
 
     queries: FactoredQueries
@@ -274,9 +224,108 @@ class FactoredProtocol(QueryProtocol):
         pull = self.heard(tally) @ right / noise
         return projections(right.mT @ right / noise, pull, tally.users(), ordered)
 
+    def mean(self, tally: Tally) -> Tensor:
+        return self.heard(tally) @ self.queries.left.mT + self.queries.shift
+
+    def narrowed(self, rows: slice) -> Self:
+        return replace(self, queries=self.queries.narrowed(rows))  # type: ignore[type-var]
+
+    def _level(self, n: float | Tensor) -> float | Tensor:
+        """The variance of a coordinate of m."""
+        return self.noise / n**self.power
+
+    @cached_property
+    def _square(self) -> Tensor:
+        """L L^T, (r, r)."""
+        return self.queries.left @ self.queries.left.mT
+
+    @cached_property
+    def _isotropic(self) -> bool:
+        """Whether no coordinate of m is read by two queries, so that their errors are independent."""
+        return bool(((self.queries.left != 0).sum(0) <= 1).all())
+
+    def covariance(self, counts: Tensor) -> Tensor:
+        n = counts.double().sum(-1)[..., None, None]
+        return self._level(n) * self._square
+
+    def plausible(self, tally: Tally) -> Tensor:
+        return self._level(tally.users(2)) * self._square
+
+    def form(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
+        """The square of the noise has a known mean, which comes off."""
+        z = self.mean(tally)
+        noise = self._level(tally.users(1)) * self._square.diagonal()
+        return (weights * (z.square() - noise) + linear * z).sum(-1)
+
+    def form_variance(self, counts: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+        """slope Cov slope^T + 2 tr(J Cov J Cov), and what the noise's third and fourth cumulants add."""
+        n = counts.sum(-1)
+        s = counts @ self.points / n[..., None]
+        slope = 2 * weights * s + linear
+        straight, curved = self._variances(slope, weights, n)
+        return straight + self.squares * curved + self.beyond(counts, weights, slope)
+
+    def worst_form(self, n: float | Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+        """At users of one type: it is convex in s, whose range is the hull of the vectors."""
+        k = len(self.points)
+        users = torch.as_tensor(n, dtype=torch.float64, device=self.workload.device)
+        answer = weights.ndim - 1
+        types = torch.eye(k, dtype=torch.float64, device=self.workload.device)
+        batch = users.ndim - answer if users.ndim else 0
+        each = types.view(k, *[1] * (batch + answer), k)
+        return self.form_variance(each * users[..., None], weights, linear).amax(0)
+
+    def form_plug_in(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
+        """The slope at z is noisy itself, so that its square is too large by 4 tr(J Cov J Cov)."""
+        slope = 2 * weights * self.mean(tally) + linear
+        straight, curved = self._variances(slope, weights, tally.users())
+        return (straight - 4 * curved).clamp_min(0) + self.squares * curved
+
+    def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], Error]:
+        z = self.mean(tally)
+        level = self._level(tally.users(1))
+
+        def error(weights: Tensor, linear: Tensor, value: Tensor) -> QuadraticError:
+            half = weights * z + linear / 2
+            if self._isotropic:
+                own = level * self._square.diagonal()
+                curved = own * weights
+                straight = own**0.5 * half
+            else:
+                noise = self.plausible(tally)
+                J = weights.expand(half.shape).diag_embed()
+                curved, straight = coordinates(half, J, noise.expand(J.shape))
+            curved = curved.expand(straight.shape)
+            zero = torch.zeros_like(straight[..., 0])
+            return QuadraticError(curved, straight, curved[..., :0], zero, zero)
+
+        return error
+
+    def _variances(self, slope: Tensor, weights: Tensor, n: float | Tensor) -> tuple[Tensor, Tensor]:
+        """(Var slope . e, tr(J Cov J Cov)) for an error e of z, J = diag(weights)."""
+        level = self._level(n)
+        straight = level * (slope @ self.queries.left).square().sum(-1)
+        curved = level**2 * ((weights @ self._square.square()) * weights).sum(-1)
+        return straight, curved
+
+    def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Third and fourth of the coordinates of n m, (*batch, q); None: those of normal noise, 0."""
+        return None
+
+    def beyond(self, counts: Tensor, weights: Tensor, slope: Tensor) -> Tensor | float:
+        """What the noise's third and fourth cumulants add to the variance of slope . e + e^T J e."""
+        cumulants = self.cumulants(counts)
+        if cumulants is None:
+            return 0.0
+        third, fourth = cumulants
+        n = counts.sum(-1)[..., None]
+        own = weights @ self.queries.left.square() / n**2  # the diagonal of L^T J L
+        along = slope @ self.queries.left / n
+        return (fourth * own.square() + 2 * third * own * along).sum(-1)
+
     def analyse(self, tally: Tally) -> Estimate:
         """The standard error is that on the worst data."""
-        value = self.heard(self.whole(tally)) @ self.queries.left.mT + self.queries.shift
+        value = self.mean(self.whole(tally))
         error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
         stretch = laplace_stretch if self.laplace else None
         found = Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch)

@@ -30,7 +30,7 @@ class Grid(ShareFunction):
         return -1.0, 1.0
 
     @property
-    def likely(self) -> Tensor:
+    def histograms(self) -> Tensor:
         """Unrelated columns, each flat, rising or falling, and flat ones that go together or against each other."""
         rows, columns = (_slopes(size) for size in (self.a, self.b))
         y, z = (torch.linspace(0, 1, size, dtype=torch.float64) for size in (self.a, self.b))
@@ -94,7 +94,7 @@ class TwoGroups(ShareFunction):
         return 0.0, math.inf
 
     @property
-    def likely(self) -> Tensor:
+    def histograms(self) -> Tensor:
         """Groups of 30, 50 and 70 %, both flat, or one rising and one falling."""
         flat, up, down = _slopes(self.k)
         return torch.stack(

@@ -12,6 +12,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
+from torchdp import discrete_laplace as laplace
 from torchdp.draws import Draws
 from torchdp.kernels import inversion
 from torchdp.kernels.inversion import Table
@@ -109,6 +110,10 @@ class CorrelatedSum(MessageLaw):
     def variance(self, ones: Tensor) -> Tensor:
         """2 ratio/(1 - ratio)^2."""
         return torch.full_like(ones, 2 * self.ratio / (1 - self.ratio) ** 2, dtype=torch.float64)
+
+    def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
+        fourth = torch.full_like(ones, laplace.fourth_cumulant(self.ratio), dtype=torch.float64)
+        return torch.zeros_like(fourth), fourth
 
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         left = self.present(absent) / self.users

@@ -121,6 +121,11 @@ class BitLaw(ABC):
     def limits(self, n: int, most: float = 1.0) -> Limits:
         """What the total of n users, who hold up to ``most`` each, can be, with noise but for a chance of 1e-300."""
 
+    def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
+        """The estimate's third and fourth cumulant at (*batch,) ones, float64; here those of normal noise, 0."""
+        none = torch.zeros_like(ones, dtype=torch.float64)
+        return none, none
+
     def spread(self, ones: Tensor, n: int) -> Tensor:
         """Variance where n of the users are heard, so many of whom hold a one; unchecked."""
         return self.variance(ones)

@@ -114,6 +114,14 @@ class OneTypeSum(MessageLaw):
         """Var D."""
         return torch.full_like(ones, self.noise_variance, dtype=torch.float64)
 
+    def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
+        """Of D, by the distribution that the accounting follows."""
+        law = self.noise_law()
+        away = np.arange(len(law.mass)) - np.arange(len(law.mass)) @ law.mass
+        second = law.mass @ away**2
+        third = torch.full_like(ones, law.mass @ away**3, dtype=torch.float64)
+        return third, torch.full_like(ones, law.mass @ away**4 - 3 * second**2, dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class PoissonSum(OneTypeSum):

@@ -322,6 +322,14 @@ class RandomizedResponseSum(MessageLaw):
         variance = self.users * self.flip * (1 - self.flip) / (1 - 2 * self.flip) ** 2
         return torch.full_like(ones, variance, dtype=torch.float64)
 
+    def cumulants(self, ones: Tensor) -> tuple[Tensor, Tensor]:
+        """Sums of those of n flips, whose third has the sign of 1/2 less the bit."""
+        one = self.flip * (1 - self.flip)
+        gap = 1 - 2 * self.flip
+        third = one / gap**2 * (self.users - 2 * ones.double())
+        fourth = torch.full_like(third, self.users * one * (1 - 6 * one) / gap**4)
+        return third, fourth
+
     def profiles(self, absent: int = 0) -> tuple[Profile, ...]:
         return (response_profile(self.present(absent), self.flip),)
 

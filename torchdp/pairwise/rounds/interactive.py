@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.pairwise.protocol import PairwiseProtocol
+from torchdp.pairwise.analyst import PairwiseAnalyst
+from torchdp.pairwise.forms import Form, Pairs, one_kernel
 from torchdp.pairwise.rounds.round import (
     Question,
     Round,
     check_clip,
     variance,
 )
-from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
+from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import InteractiveProtocol, Layout, Limits, Tally, Users
 from torchdp.protocol.records import single, users_of
@@ -28,22 +29,44 @@ LARGE = 2**16  # numbers in the points, from which predictions take fewer draws
 
 
 @dataclass(frozen=True)
-class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
+class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
     """Noisy vectors at ``vector_budgets``, answers to questions about them at ``answer_budgets``.
 
     Every question is a function of the vectors before it. Part i of round r is r.vectori or r.answeri. For means; a
-    ratio (AUC) is refused. clip: the most that a question's half width may be; inf clips nothing.
+    ratio (AUC) is refused. A summary is counts (k,).
+
+    statistic: what is estimated; its kernel must have one value on the diagonal where it averages over distinct pairs.
+    epsilon: the whole budget of one user. clip: the most that a question's half width may be; inf clips nothing.
+    Raises TypeError, ValueError.
     """
 
+    statistic: PairwiseStatistic
+    epsilon: float
     clip: float = field(default=math.inf, kw_only=True)
 
     def __post_init__(self) -> None:
         check_clip(self.clip)
+        checks.instance("statistic", self.statistic, PairwiseStatistic)
         if one_kernel(self.statistic).denominator is not None:
             raise ValueError(
-                f"{self.statistic.name!r} is a ratio, whose question would change; use OneMessage for it"
+                f"{self.statistic.name!r} is a ratio, whose question would change; take a channel for it"
             )
-        super().__post_init__()
+        self.refuse()
+        checks.keep(self, epsilon=checks.positive)
+        checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range
+
+    @property
+    def subject(self) -> PairwiseStatistic:
+        """What is asked: protocols of one statistic may be compared."""
+        return self.statistic
+
+    @property
+    def held(self) -> int:
+        return self.statistic.types
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
+        return super().validate(x).to(self.statistic.points.device)
 
     @property
     @abstractmethod
@@ -113,7 +136,7 @@ class PairsInRounds(PairwiseProtocol, InteractiveProtocol[Tensor]):
         return len(self.schedule)
 
     def validate_summary(self, summary: Tensor) -> Tensor:
-        counts = super().validate_summary(summary)
+        counts = super().validate_summary(summary).to(self.statistic.points.device)
         single(users_of(counts))
         return counts
 

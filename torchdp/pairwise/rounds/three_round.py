@@ -14,9 +14,10 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.solvers.iteration import descended
+from torchdp.pairwise.forms import Form, one_kernel
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, draws, extremes
 from torchdp.pairwise.rounds.round import Question, ask, searched_variance, searched_worst_variance, worst_variance
-from torchdp.pairwise.statistic import Form, PairwiseStatistic, one_kernel
+from torchdp.pairwise.statistic import PairwiseStatistic
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 from torchdp.randomness import keyed_generator
 from torchdp.threads import one_thread

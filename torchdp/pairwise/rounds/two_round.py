@@ -10,10 +10,11 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchdp import checks
+from torchdp.pairwise.forms import Form, histogram_of
 from torchdp.pairwise.rounds.interactive import Extremes, PairsInRounds, extremes
 from torchdp.pairwise.rounds.round import Question, ask
-from torchdp.pairwise.statistic import Form, PairwiseStatistic, histogram_of
-from torchdp.pairwise.variance import NoiseMoments, noise_moments
+from torchdp.pairwise.statistic import PairwiseStatistic
+from torchdp.queries.pair_variance import NoiseMoments, noise_moments
 from torchdp.randomizers.base import LARGEST_EPSILON, SMALLEST_EPSILON
 
 
@@ -124,7 +125,7 @@ class TwoRound(PairsInRounds):
         counts = counts.to(points)
         total = counts @ points
         unit = points / self.statistic.radius
-        beyond = self._noise.beyond_normal(unit, total, weights, linear, square)
+        beyond = self._noise.beyond_normal(unit, weights * total, weights, linear, square)
         return self._variance((weights * total).square().sum(), n, weight) + counts @ beyond / n**4
 
     def plug_in_published_variance(self, means: tuple[Tensor, ...], n: float, form: Form) -> Tensor:

@@ -32,22 +32,22 @@ class NoiseMoments:
     across_fourth: float
 
     def beyond_normal(
-        self, u: Tensor, total: Tensor, weights: Tensor, linear: float = 2.0, square: float = 1.0
+        self, u: Tensor, slope: Tensor, weights: Tensor, linear: float = 2.0, square: float = 1.0
     ) -> Tensor:
-        """Var(a s^T J z + b z^T J z) for each row of u beyond what normal noise of variance v in every direction gives.
+        """Var(a t^T z + b z^T J z) for each row of u beyond what normal noise of variance v in every direction gives.
 
-        J = diag(weights), s = total, a = linear, b = square: 2 a b E[s^T J z z^T J z] + b^2 (Var(z^T J z)
+        J = diag(weights), t = slope, a = linear, b = square: 2 a b E[t^T z z^T J z] + b^2 (Var(z^T J z)
         - 2 v^2 sum weights^2).
-        u: (k, r), the unit vectors less a coordinate that J does not see, so norms below 1 are meant; total, weights:
+        u: (k, r), the unit vectors less a coordinate that J does not see, so norms below 1 are meant; slope, weights:
         (*batch, r). Returns (*batch, k).
         """
         trace = weights.sum(-1, keepdim=True)
         squared = weights.square().sum(-1, keepdim=True)
         own = weights @ u.square().mT  # u^T J u
-        along = (weights * total) @ u.mT  # s^T J u
+        along = slope @ u.mT  # t^T u
         twice = weights.square() @ u.square().mT  # ||J u||^2
         across = trace - own  # trace of J on the space orthogonal to u
-        rest = (weights.square() * total) @ u.mT - along * own  # s^T J P J u, P the projection on that space
+        rest = (weights * slope) @ u.mT - along * own  # t^T P J u, P the projection on that space
         squares = squared - 2 * twice + own**2  # trace of (P J)^2
         cubic = self.third * along * own + self.mixed_third * (along * across + 2 * rest)
         quartic = (
@@ -75,74 +75,94 @@ def noise_moments(randomizer: PrivUnit) -> NoiseMoments:
     return NoiseMoments(v, third, mixed_third, fourth, mixed_fourth, across_fourth)
 
 
-def pairs_variance(points: Tensor, covariances: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
-    """Variance of sum over i != j of Z_i^T J Z_j / (n (n-1)), J = diag(weights), where E Z = u_x and Cov Z = C_x.
+def pairs_variance(points: Tensor, covariances: Tensor, counts: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+    """Variance of sum over i != j of Z_i^T J Z_j / (n (n-1)) + l . sum_i Z_i / n, where E Z = u_x and Cov Z = C_x.
 
-    [4 sum_i g_i^T C_i g_i + 2 sum over i != j of tr(J C_i J C_j)] / (n (n-1))^2, g_i = J (s - u_i), s the sum of the
-    u_i: third and fourth moments do not enter. points: (k, r); covariances: (k, r, r); counts: (*batch, k), real
-    numbers allowed; weights: (*batch, r). Returns (*batch).
+    [4 sum_i g_i^T C_i g_i + 2 sum over i != j of tr(J C_i J C_j)] / (n (n-1))^2, J = diag(weights),
+    g_i = J (s - u_i) + l (n - 1)/2, s the sum of the u_i: third and fourth moments do not enter. points: (k, r);
+    covariances: (k, r, r); counts: (*batch, k), real numbers allowed; weights and linear: (*batch, r). Returns
+    (*batch).
     """
 
-    def part(counts: Tensor, weights: Tensor) -> Tensor:
+    def part(counts: Tensor, both: Tensor) -> Tensor:
         n = counts.sum(-1)
+        weights, linear = both.tensor_split(2, -1)
         others = weights[..., None, :] * ((counts @ points)[..., None, :] - points)  # (*batch, k, r)
+        others = others + (linear * ((n[..., None] - 1) / 2))[..., None, :]
         first = torch.einsum("...x,...xs,xst,...xt->...", counts, others, covariances, others)
         total = torch.einsum("...x,xst->...st", counts, covariances)
         every = torch.einsum("...s,...st,...t->...", weights, total.square(), weights)
         same = torch.einsum("...x,...s,xst,...t->...", counts, weights, covariances.square(), weights)
         return (4 * first + 2 * (every - same)) / (n * (n - 1)) ** 2
 
-    return in_parts(part, counts, weights, points.shape[1] * max(points.shape))
+    return in_parts(part, counts, _joined(weights, linear), points.shape[1] * max(points.shape))
 
 
 def symmetric_variance(
-    kernel: Callable[[Tensor], Tensor], flat: float, own: float, counts: Tensor, weights: Tensor
+    points: Tensor, flat: float, own: float, counts: Tensor, weights: Tensor, linear: Tensor
 ) -> Tensor:
     """The same for reports Y in R^k that treat all types alike: Cov Y = flat I + own e_x e_x^T on vectors of sum 0.
 
-    On the direction of ones Y is known (its entries add up to 1), so the kernel f counts only after centring.
-    kernel: from weights (*batch, r) to the matrix f, (*batch, k, k). O(k^2) for each of the batch.
+    On the direction of ones Y is known (its entries add up to 1), so the kernel f(x, y) = u_x^T J u_y and the linear
+    part count only after centring. O(k^2) for each of the batch.
     """
 
-    def part(counts: Tensor, weights: Tensor) -> Tensor:
-        n, f = counts.sum(-1), kernel(weights)
+    def part(counts: Tensor, both: Tensor) -> Tensor:
+        weights, linear = both.tensor_split(2, -1)
+        n = counts.sum(-1)
+        f = (points * weights[..., None, :]) @ points.mT
+        alone = linear @ points.mT
         one_side = f - f.mean(-2, keepdim=True)
         both = (one_side - one_side.mean(-1, keepdim=True)).square()
         # Column x of f less its mean, times what the other users hold: P f (c - e_x).
         others = (one_side @ counts[..., None])[..., 0]
+        others = others + (alone - alone.mean(-1, keepdim=True)) * ((n[..., None] - 1) / 2)
         column = (others[..., None, :] @ one_side)[..., 0, :]
         squares = others.square().sum(-1, keepdim=True) - 2 * column + one_side.square().sum(-2)
         at_x = others - one_side.diagonal(dim1=-2, dim2=-1)
         first = (counts * (flat * squares + own * at_x.square())).sum(-1)
         spread = flat * n[..., None] + own * counts  # the diagonal of the sum of the covariances
         every = (spread * (both @ spread[..., None])[..., 0]).sum(-1)
-        alone = flat * both.sum(-1)
-        same = flat * n * alone.sum(-1) + (own * counts * (2 * alone + own * both.diagonal(dim1=-2, dim2=-1))).sum(
-            -1
-        )
+        rows = flat * both.sum(-1)
+        each = own * counts * (2 * rows + own * both.diagonal(dim1=-2, dim2=-1))
+        same = flat * n * rows.sum(-1) + each.sum(-1)
         return (4 * first + 2 * (every - same)) / (n * (n - 1)) ** 2
 
-    return in_parts(part, counts, weights, counts.shape[-1] ** 2)
+    return in_parts(part, counts, _joined(weights, linear), counts.shape[-1] ** 2)
 
 
-def worst_variance(vectors: Tensor, covariances: Tensor, weights: Tensor, n: float | Tensor) -> Tensor:
+def _joined(weights: Tensor, linear: Tensor) -> Tensor:
+    """Beside each other, for ``in_parts``."""
+    return torch.cat(torch.broadcast_tensors(weights, linear), -1)
+
+
+def worst_variance(
+    points: Tensor, covariances: Tensor, weights: Tensor, linear: Tensor, n: float | Tensor
+) -> Tensor:
     """A bound of ``pairs_variance`` over all data of n users: both terms at the types where they are largest.
 
-    J (s - u_i) is n - 1 times a vector of the hull of the J u_y, and g^T C g is convex in g. O(k^2 r^2).
+    J (s - u_i) + l (n - 1)/2 is n - 1 times a vector of the hull of the J u_y + l/2, and g^T C g is convex in g.
+    O(k^2 r^2).
     """
-    turned = vectors * weights[..., None, :]
+    turned = points * weights[..., None, :] + linear[..., None, :] / 2
     first = torch.einsum("...ys,xst,...yt->...xy", turned, covariances, turned).amax((-2, -1))
     joint = (covariances * (weights[..., None] * weights[..., None, :])[..., None, :, :]).flatten(-2)
-    return 4 * first / n + 2 * (joint @ covariances.flatten(1).mT).abs().amax((-2, -1)) / (n * (n - 1))
+    second = (joint @ covariances.flatten(1).mT).abs().amax((-2, -1))
+    return 4 * first / n + 2 * second / (n * (n - 1))
 
 
-def worst_symmetric(kernel: Tensor, flat: float, own: float, n: float | Tensor) -> Tensor:
-    """The same for ``symmetric_variance``, with the kernel matrix, (*answer, k, k)."""
+def worst_symmetric(
+    points: Tensor, flat: float, own: float, weights: Tensor, linear: Tensor, n: float | Tensor
+) -> Tensor:
+    """The same for ``symmetric_variance``."""
+    kernel = (points * weights[..., None, :]) @ points.mT
+    alone = (linear @ points.mT / 2)[..., None]
     one_side = kernel - kernel.mean(-2, keepdim=True)
+    turned = one_side + alone - alone.mean(-2, keepdim=True)
+    first = flat * turned.square().sum(-2) + max(own, 0.0) * turned.square().amax(-2)
     both = (one_side - one_side.mean(-1, keepdim=True)).square()
-    first = flat * one_side.square().sum(-2) + max(own, 0.0) * one_side.square().amax(-2)
-    alone = both.sum(-2)
-    second = flat**2 * alone.sum(-1) + 2 * flat * max(own, 0.0) * alone.amax(-1) + own**2 * both.amax((-2, -1))
+    rows = both.sum(-2)
+    second = flat**2 * rows.sum(-1) + 2 * flat * max(own, 0.0) * rows.amax(-1) + own**2 * both.amax((-2, -1))
     return 4 * first.amax(-1) / n + 2 * second / (n * (n - 1))
 
 

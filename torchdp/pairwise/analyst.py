@@ -1,30 +1,31 @@
-"""What the pairwise protocols share: the analyst, from a tally to an estimate of the users, or of a population."""
+"""From a tally to the estimate of a pairwise statistic, of the users or of the population that they are a sample of."""
 
 import math
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdp import checks
 from torchdp.factorization.solvers.pivoting import nearest_histogram
-from torchdp.pairwise.statistic import Form, Pairs, PairwiseStatistic, one_kernel
-from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
+from torchdp.pairwise.forms import Form, Pairs, PairwiseForms, one_kernel
+from torchdp.protocol import Estimate, Objective, Tally, Users
 from torchdp.protocol.interval import Error, ErrorParts, RatioError, largest_variance
 from torchdp.protocol.records import beside, tensor_of
+from torchdp.queries.channel import Channel, nearest
+from torchdp.simplex import onto_simplex
 
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
-ROUNDING = 1e-9  # of sums over users
 TOLERANCE = 1e-7  # of the squared distance to the hull, relative to the largest squared norm
 
 
-@dataclass(frozen=True)
-class PairwiseProtocol(Protocol[Tensor]):
-    """One pairwise statistic of users who hold one of k types each; a summary is counts (*batch, k).
+class PairwiseAnalyst(ABC):
+    """Estimates one pairwise statistic from what is known of the mean of a form over pairs of users.
 
     The estimate's error is that of the privacy noise: it refers to these n users, not of a population they came from.
     Coverage of ``interval(0.95)``, measured: chosen protocols from 1,000 users on: 0.941 to 0.979 in 66 cells
@@ -33,28 +34,23 @@ class PairwiseProtocol(Protocol[Tensor]):
     near and at stationary points 0.939 to 0.998, where intervals are up to 2.2 times as wide as normal ones; two
     rounds: 0.938 to 0.976 from 30,000 users on, but only from 0.896 with 300 or 3,000. Random kernels have no large
     direction beside many small ones; one that has (24 types in two groups, 30,000 users, epsilon 1): 0.886.
-    statistic: what is estimated; its kernel must have one value on the diagonal where it averages over other pairs than
-    the analyst. epsilon: the whole budget of one user. Raises TypeError, ValueError.
     """
 
-    statistic: PairwiseStatistic
-    epsilon: float
+    statistic: PairwiseForms
 
-    def __post_init__(self) -> None:
-        checks.instance("statistic", self.statistic, PairwiseStatistic)
-        if self.statistic.radius == 0:
-            known = torch.as_tensor(self.statistic.form.constant, dtype=torch.float64).view(-1).tolist()
+    def refuse(self) -> None:
+        """Raises ValueError for a statistic that is known beforehand, or can not be read off these pairs."""
+        statistic = self.statistic
+        if statistic.radius == 0:
+            known = torch.as_tensor(statistic.form.constant, dtype=torch.float64).view(-1).tolist()
             told = f"is constant: its mean is {', '.join(map('{:g}'.format, known))} whatever users hold"
-            raise ValueError(f"{self.statistic.name!r} {told}, so no user needs to send anything")
-        if self.statistic.pairs is not self.estimated_pairs:  # what is not answered is refused at once
-            checks.validated(self.statistic, "common_diagonals")
-        checks.keep(self, epsilon=checks.positive)
-        checks.validated(self, "guarantee")  # an epsilon out of the randomizer's range
+            raise ValueError(f"{statistic.name!r} {told}, so no user needs to send anything")
+        if statistic.pairs is not self.estimated_pairs and statistic.form.diagonal is None:
+            checks.validated(statistic, "common_diagonals")
 
-    @property
-    def subject(self) -> PairwiseStatistic:
-        """What is asked: protocols of one statistic may be compared."""
-        return self.statistic
+    @abstractmethod
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        """``tally``, if so many users at least can have made it. Raises TypeError, ValueError."""
 
     @property
     @abstractmethod
@@ -78,20 +74,20 @@ class PairwiseProtocol(Protocol[Tensor]):
 
         Here by ``mean_errors``: a class writes one of the two.
         """
-        return self.mean_errors(tally)(form.weights, form.weights.new_zeros(())).total
+        return self.mean_errors(tally)(form, form.weights.new_zeros(())).total
 
     @abstractmethod
     def mean_point(self, tally: Tally) -> Tensor:
         """Unbiased estimate of the users' mean vector, (*batch, r)."""
 
-    def mean_errors(self, tally: Tally) -> Callable[[Tensor, Tensor], Error]:
-        """What makes, of a form's weights (*batch, r) and ``mean`` less its constant, the error of that mean."""
-        return lambda weights, value: ErrorParts.normal(self.plug_in_variance(tally, Form(weights)))
+    def mean_errors(self, tally: Tally) -> Callable[[Form, Tensor], Error]:
+        """What makes, of a form, weights (*batch, r), and ``mean`` less its constant, the error of that mean."""
+        return lambda form, value: ErrorParts.normal(self.plug_in_variance(tally, form))
 
     def _error(self, tally: Tally) -> Error:
         """Of the statistic's own mean; made when an interval asks, so that values alone cost no decomposition."""
         form = self.statistic.form
-        error = self.mean_errors(tally)(form.weights, self.mean(tally, form) - form.constant)
+        error = self.mean_errors(tally)(form, self.mean(tally, form) - form.constant)
         return error.scaled(self.slope(tally.users()))
 
     def _ratio_error(self, tally: Tally, ratio: Tensor, below: Tensor, parts: ErrorParts) -> Error:
@@ -103,7 +99,7 @@ class PairwiseProtocol(Protocol[Tensor]):
         def at(u: Tensor) -> Error:
             t = ratio + u
             value = (mean - t * other).nan_to_num(0.0)
-            return errors(_difference(above, t, under).weights, value).scaled(scale)
+            return errors(above.plus(-t.nan_to_num(0.0), under), value).scaled(scale)
 
         return RatioError(parts, at(torch.zeros_like(ratio)), at)
 
@@ -114,18 +110,6 @@ class PairwiseProtocol(Protocol[Tensor]):
         rows = tally.parts.items()
         parts = {name: part.reshape(*part.shape[:-1], *ones, part.shape[-1]) for name, part in rows}
         return Tally(tally.n.view(*tally.n.shape, *ones) if isinstance(tally.n, Tensor) else tally.n, parts)
-
-    @property
-    def held(self) -> int:
-        return self.statistic.types
-
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (n,) types in [0, k), n >= 1, on the statistic's device. Raises TypeError, ValueError."""
-        return super().validate(x).to(self.statistic.points.device)
-
-    def validate_summary(self, summary: Tensor) -> Tensor:
-        """Counts (*batch, k) of whole users, one at least, on the statistic's device. Raises TypeError, ValueError."""
-        return super().validate_summary(summary).to(self.statistic.points.device)
 
     def exact(self, summary: Tensor) -> Tensor:
         return self.statistic.exact(summary)
@@ -183,16 +167,21 @@ class PairwiseProtocol(Protocol[Tensor]):
         """Fieller's part: the variance of mean f - t mean g as a polynomial in t around the ratio, over (mean g)^2."""
         if self.statistic.denominator is None:
             raise ValueError("statistic must be a ratio")
-        apart = _difference(self.statistic.form, ratio, self.statistic.denominator)
-        g = Form(self.statistic.denominator.weights)
-        variance, own = (self.plug_in_variance(tally, each) for each in (apart, g))
+        g = self.statistic.denominator
+        apart = self.statistic.form.plus(-ratio.nan_to_num(0.0), g)
+        variance = self.plug_in_variance(tally, apart)
+        own = self.plug_in_variance(tally, g)
         least = torch.finfo(torch.float64).tiny
         balance = (variance.clamp_min(least) / own.clamp_min(least)).sqrt()
-        both = self.plug_in_variance(tally, Form(apart.weights + balance[..., None] * g.weights))
+        both = self.plug_in_variance(tally, apart.plus(balance, g))
         most = (variance * own).sqrt()
         covariance = ((both - variance) / balance - balance * own).div(2).clamp(-most, most)
         scale = (self.slope(tally.users()) / below).square()
-        return ErrorParts(*((scale * each)[..., None] for each in (variance, -2 * covariance, own)))
+        return ErrorParts(
+            variance=(scale * variance)[..., None],
+            slope=(-2 * scale * covariance)[..., None],
+            curvature=(scale * own)[..., None],
+        )
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """Mean squared error, (*batch, *answer), for counts (*batch, k) of users, real numbers allowed, 2 at least.
@@ -212,10 +201,11 @@ class PairwiseProtocol(Protocol[Tensor]):
             raise ValueError(f"summary makes the statistic's denominator 0 (one class is empty){checks.at(empty)}")
         ratio = self.statistic.mean(counts, form) / below
         scale = (self.slope(n) / below) ** 2
-        apart, g = _difference(form, ratio, denominator), Form(denominator.weights)
-        variance, small = (self.mean_variance(counts, each) * scale for each in (apart, g))
+        apart = form.plus(-ratio, denominator)
+        variance = self.mean_variance(counts, apart) * scale
+        small = self.mean_variance(counts, denominator) * scale
         _warn_of_small(small)
-        both = self.mean_variance(counts, Form(apart.weights + g.weights * below[..., None])) * scale
+        both = self.mean_variance(counts, apart.plus(below, denominator)) * scale
         shared = (both - variance - small * below**2) / (2 * below)  # the covariance, over below^2
         return variance * (1 + 3 * small) + 6 * shared.square() + self.bias(counts) ** 2
 
@@ -257,15 +247,115 @@ class PairwiseProtocol(Protocol[Tensor]):
         """From the native pairs to the statistic's: n^2 V = n (n - 1) U + n f(x, x)."""
         if self.statistic.pairs is self.estimated_pairs:
             return mean
-        diagonal = self.statistic.common_diagonal(form)
+        statistic = self.statistic
+        diagonal = statistic.common_diagonal(form) if form.diagonal is None else statistic.diagonal(form).mean(-1)
         if self.estimated_pairs is Pairs.ALL:
             return (n * mean - diagonal) / (n - 1)
         return ((n - 1) * mean + diagonal) / n
 
 
-def _difference(form: Form, ratio: Tensor, denominator: Form) -> Form:
-    """The form f - ratio g, whose error over mean g is the ratio's to first order; f where the ratio is NaN."""
-    return Form(form.weights - ratio.nan_to_num(0.0)[..., None] * denominator.weights)
+@dataclass(frozen=True, eq=False)
+class ChannelPairs(PairwiseAnalyst):
+    """The statistic through a channel of its points: any that tells them, whoever is trusted."""
+
+    statistic: PairwiseForms
+    channel: Channel
+
+    def __post_init__(self) -> None:
+        self.refuse()
+        points = self.channel.points
+        if points.shape != self.statistic.points.shape or not torch.equal(points, self.statistic.points):
+            raise ValueError(
+                "channel must be of the statistic's queries: make it by its class's of(statistic, ...)"
+            )
+        bias = self.channel.bias.abs().max()
+        if bool(bias > self.statistic.rounding(self.statistic.form).max()):
+            raise ValueError(f"channel must be of exact factors for a question of pairs; they miss up to {bias:g}")
+
+    @property
+    def estimated_pairs(self) -> Pairs:
+        return Pairs.DISTINCT if self.channel.distinct else Pairs.ALL
+
+    def check(self, tally: Tally, least: int = 1) -> Tally:
+        return self.channel.whole(self.channel.check(tally, least))
+
+    def _linear(self, form: Form, n: float | Tensor) -> Tensor:
+        """What turns the mean over the channel's pairs into the statistic's, but for ``slope``, beside the form.
+
+        n^2 V = n (n - 1) U + sum over users of f(x, x): from all pairs -1/n of the mean f(x, x), else 1/(n - 1).
+        """
+        if form.diagonal is None:
+            return torch.zeros_like(form.weights)
+        users = torch.as_tensor(n, dtype=torch.float64, device=form.weights.device)[..., None]
+        share = -1 / users if self.estimated_pairs is Pairs.ALL else 1 / (users - 1)
+        return share * form.diagonal
+
+    def mean(self, tally: Tally, form: Form) -> Tensor:
+        return self.channel.form(tally, form.weights, self._linear(form, tally.users())) + form.constant
+
+    def mean_variance(self, counts: Tensor, form: Form) -> Tensor:
+        return self.channel.form_variance(counts, form.weights, self._linear(form, counts.sum(-1)))
+
+    def worst_variance(self, n: float | Tensor, form: Form) -> Tensor:
+        return self.channel.worst_form(n, form.weights, self._linear(form, n))
+
+    def plug_in_variance(self, tally: Tally, form: Form) -> Tensor:
+        return self.channel.form_plug_in(tally, form.weights, self._linear(form, tally.users()))
+
+    def mean_errors(self, tally: Tally) -> Callable[[Form, Tensor], Error]:
+        errors = self.channel.form_errors(tally)
+        n = tally.users()
+        return lambda form, value: errors(form.weights, self._linear(form, n), value)
+
+    def mean_point(self, tally: Tally) -> Tensor:
+        return self.channel.mean(tally)
+
+    def approximation_bias(self, tally: Tally) -> Tensor | float:
+        """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h nearest to their decoded shares."""
+        near = self.statistic.approximates
+        shares = self.channel.shares(tally)
+        if near is None or shares is None:
+            return self.distortion
+        bins, place = torch.unique(self.statistic.points, dim=0, return_inverse=True)
+        apart = (near.kernel(near.form) - self.statistic.kernel(self.statistic.form)).abs()
+        rows = apart.new_zeros(len(bins), len(apart))
+        rows.scatter_reduce_(0, place[:, None].expand_as(apart), apart, "amax")
+        most = apart.new_zeros(len(bins), len(bins))
+        most.scatter_reduce_(1, place.expand_as(rows), rows, "amax")
+        each = onto_simplex(shares)
+        held = each.new_zeros(*each.shape[:-1], len(bins)).index_add_(-1, place, each)
+        return ((held @ most) * held).sum(-1)
+
+    def expansion(self, tally: Tally) -> tuple[Tensor, Tensor]:
+        """Of each of its answers, (*batch, a), in the channel's mean; of a ratio to second order."""
+        statistic = self.statistic
+        beside_forms = self.beside_forms(tally)
+        n = beside_forms.users()
+        z = self.channel.mean(beside_forms)
+        # Of the mean over distinct pairs: s^T J s enters it n/(n - 1) times.
+        more = n / (n - 1) if self.channel.distinct else 1.0
+        factor = torch.as_tensor(more * self.slope(n), dtype=torch.float64, device=z.device)[..., None]
+
+        def slope_of(form: Form) -> Tensor:
+            return factor * (2 * form.weights * z + self._linear(form, n) / more)
+
+        form = statistic.form
+        if statistic.denominator is None:
+            slope = slope_of(form)
+            bend = (factor * form.weights).expand(slope.shape).diag_embed()
+        else:
+            below = self.pairs_mean(beside_forms, statistic.denominator)
+            ratio = self.pairs_mean(beside_forms, form) / below
+            apart = form.plus(-ratio, statistic.denominator)
+            slope = slope_of(apart) / below[..., None]
+            own = slope_of(statistic.denominator) / below[..., None]
+            cross = slope[..., :, None] * own[..., None, :]
+            straight = (factor * apart.weights).expand(slope.shape).diag_embed()
+            bend = straight / below[..., None, None] - (cross + cross.mT) / 2
+        answers = math.prod(statistic.answer)
+        lead = slope.shape[: slope.ndim - 1 - len(statistic.answer)]
+        r = slope.shape[-1]
+        return slope.reshape(*lead, answers, r), bend.reshape(*lead, answers, r, r)
 
 
 def _warn_of_small(squared_error: Tensor) -> None:
@@ -278,7 +368,12 @@ def _warn_of_small(squared_error: Tensor) -> None:
         )
 
 
-def of_population(given: PairwiseStatistic, estimate: Estimate, means: Tensor, below: Tensor) -> Estimate:
+def analyst_of(protocol: Any) -> PairwiseAnalyst:
+    """Of a pairwise protocol, or of a release of a pairwise statistic. Raises TypeError."""
+    return checks.instance("protocol", getattr(protocol, "analyst", protocol), PairwiseAnalyst)
+
+
+def of_population(given: PairwiseForms, estimate: Estimate, means: Tensor, below: Tensor) -> Estimate:
     """The estimate for the population from which the users are an independent sample, with a wider standard error.
 
     To the variance of the noise it adds that of the users' own U-statistic, 4/n Var f_1(X) + 2/n^2 Var f(X, Y) to first
@@ -301,7 +396,7 @@ def of_population(given: PairwiseStatistic, estimate: Estimate, means: Tensor, b
     return estimate.with_sampling(variances.view(batch) / below.square())
 
 
-def _sampling_variance(statistic: PairwiseStatistic, mean: Tensor, n: int, value: Tensor) -> Tensor:
+def _sampling_variance(statistic: PairwiseForms, mean: Tensor, n: int, value: Tensor) -> Tensor:
     """Of the U-statistic of n users with this mean vector; of a ratio that of its form at ``value``."""
     form = statistic.form
     if statistic.denominator is not None:
@@ -327,7 +422,7 @@ class ConsistentPairs:
     histogram: Tensor
 
 
-def consistent(protocol: PairwiseProtocol, tally: Tally, *, tol: float = 1e-9) -> ConsistentPairs:
+def consistent(protocol: Any, tally: Tally, *, tol: float = 1e-9) -> ConsistentPairs:
     """The statistic of the histogram whose mean vector is nearest to the estimated one: it costs no privacy.
 
     With z the unbiased estimate of the users' mean vector, h = argmin over histograms of ||U^T h - z||, U the points;
@@ -341,23 +436,14 @@ def consistent(protocol: PairwiseProtocol, tally: Tally, *, tol: float = 1e-9) -
     Guarantees: U^T h is never farther from the users' mean vector than z is, up to tol.
     Source: projection onto a convex set; Nikolov, Talwar, Zhang (2013), section 4.
     """
-    checks.instance("protocol", protocol, PairwiseProtocol)
+    analyst = analyst_of(protocol)
     tol = checks.positive("tol", tol)
-    tally, statistic = protocol.check(tally, 2), one_kernel(protocol.statistic)
-    h = nearest(protocol, tally, tol)
+    tally = analyst.check(tally, 2)
+    statistic = one_kernel(analyst.statistic)
+    h = nearest(statistic.points, analyst.mean_point(tally), tol)
     asked = statistic.approximates or statistic
     means = [asked.mean(h * tally.users(1), form) for form in asked.forms]
     if len(means) == 1:
         return ConsistentPairs(means[0], h)
     ratio = torch.where(means[1].abs() > 1e-13 * asked.size(asked.forms[1]), means[0] / means[1], torch.nan)
     return ConsistentPairs(asked.offset + ratio, h)
-
-
-def nearest(protocol: PairwiseProtocol, tally: Tally, tol: float) -> Tensor:
-    """The histogram of :func:`consistent`, even over types of one vector: (*batch, k). Unchecked."""
-    points, place = torch.unique(protocol.statistic.points, dim=0, return_inverse=True)
-    middle = points.mean(0)
-    points, z = points - middle, protocol.mean_point(tally) - middle
-    limit = tol * float(points.square().sum(1).max())
-    h, _ = nearest_histogram(points @ points.mT, z @ points.mT, limit)
-    return (h / torch.bincount(place))[..., place]

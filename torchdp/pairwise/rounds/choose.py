@@ -1,0 +1,45 @@
+"""Whether a second round pays: protocols in rounds beside the channels of one."""
+
+import math
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from torchdp.pairwise.forms import Pairs, one_kernel
+from torchdp.pairwise.rounds.three_round import ProjectedTwoRound
+from torchdp.pairwise.rounds.two_round import TwoRound
+from torchdp.pairwise.statistic import PairwiseStatistic
+from torchdp.protocol import Choice
+from torchdp.protocol.choice import Candidate
+from torchdp.queries import choose
+from torchdp.queries.channel import histograms_of
+from torchdp.randomizers import base
+
+
+def choose_rounds(
+    statistic: PairwiseStatistic, n: int, epsilon: float, *, prior: Tensor | None = None, search: bool = True
+) -> Choice[Any]:
+    """``queries.choose`` of local channels, and two rounds, where users can be asked once more.
+
+    With projection and without, for means whose kernel has one value on the diagonal. A third round gains nothing over
+    two. Arguments and errors as there.
+
+    Guarantees: the best's own; nothing is read from data.
+    """
+    chosen = choose(one_kernel(statistic), n, epsilon, prior=prior, search=search)
+    varies = statistic.pairs is Pairs.DISTINCT and statistic.wide is not statistic
+    taken = 3 * base.SMALLEST_EPSILON < epsilon < base.LARGEST_EPSILON
+    if statistic.denominator is not None or varies or not taken:
+        return chosen
+    family = statistic.histograms if prior is None else histograms_of(prior, statistic.types)
+    likely = None if prior is None else family.mean(0)
+    rounds = {
+        "two rounds": TwoRound.tuned(statistic, n, epsilon, prior=likely),
+        "two rounds, projected": ProjectedTwoRound.tuned(statistic, n, epsilon),
+    }
+    found = []
+    for name, protocol in rounds.items():
+        error = math.sqrt(fmean(float(protocol.predicted_mse(h * n)) for h in family))
+        found.append(Candidate(name, protocol, error))
+    return Choice((*chosen.candidates, *found))

@@ -1,0 +1,235 @@
+"""Questions and channels: what is asked of users' types, who is trusted with them, and who turns one into the other.
+
+A user of type x holds the vector u_x in R^r. A :class:`Channel` tells the mean s of the users' vectors with noise,
+z = s + e, E e = 0; with u_x the columns of a workload W these are its linear queries, s = W h. A :class:`Question` is a
+function of s; its :class:`Analyst` reads the answer and its error off what the channel tells.
+"""
+
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.factorization.solvers.pivoting import nearest_histogram
+from torchdp.protocol import Estimate, Objective, Protocol, Tally, Users
+from torchdp.protocol.interval import Error
+from torchdp.protocol.records import beside
+
+Fits = tuple[Tensor, Tensor, Tensor]
+"""Histograms (fits, b, k), their Akaike values (fits, b), and what the log likelihood of the last may lack, (b,)."""
+NEAR = 1e-6  # of the squared distance to the hull of the vectors, relative to the largest squared norm
+
+
+class Analyst(typing.Protocol):
+    """From a tally to the answer, with its error: one question, through one channel."""
+
+    def analyse(self, tally: Tally) -> Estimate:
+        """Raises TypeError, ValueError for what these users can not have sent."""
+
+    def exact(self, summary: Tensor) -> Tensor:
+        """What is estimated, (*batch, *answer), of counts (*batch, k). Not private."""
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        """E (value - exact)^2, (*batch, *answer), of counts (*batch, k), real numbers allowed."""
+
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """The largest ``objective.of(predicted_mse)`` over all data of n users, or a bound; inf: none known."""
+
+    def expansion(self, tally: Tally) -> tuple[Tensor, Tensor | None]:
+        """The answers near z, to second order: g(z + e) = g(z) + slope . e + e^T bend e for answers (*batch, a).
+
+        slope: (*batch, a, r). bend: (*batch, a, r, r), or None where g is linear.
+        """
+
+
+class Channel(Protocol[Tensor]):
+    """Answers z, unbiased but for ``bias``, to the linear queries s = W h, h the shares (k,) of the n users' types.
+
+    x: (n,) types; a summary is counts (k,). Squares mix over types, because errors add up: the mean squared error of
+    query i is (sum_x h_x bias_ix)^2 + sum_x h_x variance_ix / n^power.
+
+    What a question of second order needs of it are means over pairs of users of w . (u * v), for weights w of
+    coordinates, and of a linear part l . s beside: ``form``, unbiased, its exact variance and its error as intervals
+    need it. weights and linear are (*answer, r), or (*batch, *answer, r); a tally or counts then have dimensions of one
+    in the place of ``answer``, and results are (*batch, *answer).
+
+    workload: W, (r, k), float64. distinct: whether ``form`` averages over pairs of different users, else over all.
+    power: 1 where every user adds noise of its own, 2 where it is added to the sum.
+    """
+
+    workload: Tensor
+    distinct: ClassVar[bool] = False
+    squares: ClassVar[float] = 2.0  # how often tr(J Cov J Cov) counts: of a square; 4 of a product of two copies
+    power: ClassVar[int] = 1
+
+    @property
+    @abstractmethod
+    def bias(self) -> Tensor:
+        """(r, k): the error of query i for users of type x."""
+
+    @property
+    @abstractmethod
+    def variance(self) -> Tensor:
+        """(r, k): of query i's answer from one user of type x."""
+
+    @abstractmethod
+    def fits(self, tally: Tally, ordered: bool) -> Fits:
+        """Histograms of falling smoothness that make a tally (b, ...) likely; if not ordered the last one alone."""
+
+    @property
+    def points(self) -> Tensor:
+        """u_x, (k, r)."""
+        return self.workload.mT
+
+    @abstractmethod
+    def mean(self, tally: Tally) -> Tensor:
+        """z, (*batch, r). Unchecked."""
+
+    @abstractmethod
+    def covariance(self, counts: Tensor) -> Tensor:
+        """Cov z for counts (*batch, k), real numbers allowed, exactly: (*batch, r, r)."""
+
+    @abstractmethod
+    def plausible(self, tally: Tally) -> Tensor:
+        """Cov z as the analyst knows it, (*batch, r, r)."""
+
+    @abstractmethod
+    def form(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
+        """Unbiased estimate of mean over pairs w . (u * v) + l . s."""
+
+    @abstractmethod
+    def form_variance(self, counts: Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+        """Variance of ``form`` for counts (*batch, k), real numbers allowed."""
+
+    @abstractmethod
+    def worst_form(self, n: float | Tensor, weights: Tensor, linear: Tensor) -> Tensor:
+        """A bound of ``form_variance`` over all data of n users."""
+
+    @abstractmethod
+    def form_plug_in(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
+        """Estimate of that variance from the tally alone."""
+
+    @abstractmethod
+    def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], Error]:
+        """What makes, of weights, a linear part and the value of ``form``, its error."""
+
+    def shares(self, tally: Tally) -> Tensor | None:
+        """Unbiased shares of the types, (*batch, k), where the tally tells each of them; else None."""
+        return None
+
+    def nearest(self, tally: Tally, tol: float = NEAR) -> Tensor:
+        """The histogram whose mean vector is nearest to z, even over types of one vector: (*batch, k)."""
+        return nearest(self.points, self.mean(tally), tol)
+
+    @property
+    def held(self) -> int:
+        return self.workload.shape[1]
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, (n,) types in [0, k), n >= 1, on the workload's device. Raises TypeError, ValueError."""
+        return super().validate(x).to(self.workload.device)
+
+    def validate_summary(self, summary: Tensor) -> Tensor:
+        """Counts (*batch, k) of whole users, one at least, on the workload's device. Raises TypeError, ValueError."""
+        return super().validate_summary(summary).to(self.workload.device)
+
+    def exact(self, summary: Tensor) -> Tensor:
+        h, _ = self._shares(summary)
+        return h @ self.workload.mT
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        """Of each query, (*batch, m), for counts (*batch, k). Raises TypeError, ValueError."""
+        h, n = self._shares(summary)
+        return (h @ self.bias.mT).square() + h @ self.variance.mT / n**self.power
+
+    def worst_mse(self, n: Users, objective: Objective = Objective.WORST) -> Tensor:
+        """At data of a single type, by convexity: () or, of a batch of n, (*batch). Raises TypeError, ValueError."""
+        worst = checks.instance("objective", objective, Objective) is Objective.WORST
+        each = self.bias.square() + self.variance / beside(checks.people("n", n, 1), 2) ** self.power
+        return each.amax((-2, -1)) if worst else each.mean(-2).amax(-1)
+
+    def flat(self, tally: Tally, batch: tuple[int, ...]) -> Tally:
+        """A tally (*batch, ...) as one (b, ...), of as many users each."""
+        parts = {name: part.reshape(-1, *self.layout[name][0]) for name, part in tally.parts.items()}
+        return Tally(tally.n.expand(batch).reshape(-1) if isinstance(tally.n, Tensor) else tally.n, parts)
+
+    def _shares(self, summary: Tensor) -> tuple[Tensor, Tensor]:
+        """Shares of types (*batch, k) and numbers of users (*batch, 1), which need not be whole."""
+        counts = checks.users("summary", summary, self.workload.shape[1]).to(self.workload)
+        n = counts.sum(-1, keepdim=True)
+        return counts / n, n
+
+    def expansion(self, tally: Tally) -> tuple[Tensor, None]:
+        r = len(self.workload)
+        return torch.eye(r, dtype=torch.float64, device=self.workload.device), None
+
+    @abstractmethod
+    def narrowed(self, rows: slice) -> Any:
+        """The same messages, read for some of the queries alone."""
+
+
+class Question(ABC):
+    """Numbers that are functions of the users' types, whoever is trusted. A frozen dataclass."""
+
+    @property
+    @abstractmethod
+    def types(self) -> int:
+        """k."""
+
+    @abstractmethod
+    def queries(self, distinct: bool) -> Tensor:
+        """W, (r, k): the linear queries that a channel is asked. distinct: which pairs the channel averages over."""
+
+    @abstractmethod
+    def analyst(self, channel: Channel) -> Analyst:
+        """Who reads the answer off a channel of these queries."""
+
+    def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
+        """Linear queries (q, k) whose mean variance is the error to first order: what a strategy is optimised for.
+
+        family: histograms (j, k), or None. covariance: of one user's decoded vector, (r, r), as it is so far.
+        """
+        return self.queries(True)
+
+    def bound(self, n: int, epsilon: float, histogram: Tensor) -> float | None:
+        """No unbiased local protocol has a smaller root mean squared error on such data; None: none known."""
+        return None
+
+    def coarser(
+        self, n: int, epsilon: float, family: Tensor | None, generator: torch.Generator
+    ) -> Iterable[tuple[str, Any]]:
+        """Further local protocols of very many types, with their names: such as strategies on bins."""
+        return ()
+
+    relative: ClassVar[bool] = False  # whether answers are of several units, so that errors count relatively
+
+    @property
+    def histograms(self) -> Tensor | None:
+        """(j, k): public ones by which channels are judged where no prior is given; None: the worst data."""
+        return None
+
+
+def histograms_of(prior: Tensor, types: int, name: str = "prior") -> Tensor:
+    """The prior, (k,), or the few of them, each normalised: (j, k). Raises TypeError, ValueError."""
+    rows = checks.instance(name, prior, Tensor)
+    rows = rows if rows.ndim > 1 else rows[None]
+    if rows.ndim != 2 or not len(rows):
+        raise ValueError(f"{name} must be ({types},) or a few such rows, not of shape {tuple(rows.shape)}")
+    return torch.stack([checks.shares(name, each, types) for each in rows]).detach()
+
+
+def nearest(points: Tensor, z: Tensor, tol: float) -> Tensor:
+    """The histogram h, (*batch, k), whose mean vector U^T h is nearest to z (*batch, r); U: points, (k, r).
+
+    Even over types of one vector. tol: of the squared distance, relative to the largest squared norm.
+    """
+    rows, place = torch.unique(points, dim=0, return_inverse=True)
+    middle = rows.mean(0)
+    centred = rows - middle
+    limit = tol * float(centred.square().sum(1).max())
+    h, _ = nearest_histogram(centred @ centred.mT, (z - middle) @ centred.mT, limit)
+    return (h / torch.bincount(place))[..., place]

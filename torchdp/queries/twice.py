@@ -1,0 +1,136 @@
+"""The channel of Ghazi et al. (2023): each user sends its vector twice, at half the budget each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from torchdp import checks
+from torchdp.draws import Draws, Simulated
+from torchdp.privacy import Guarantee, compose
+from torchdp.protocol import Crowd, Layout, Limits, MessageProtocol, Tally, Users
+from torchdp.protocol.interval import Error
+from torchdp.protocol.quadratic import QuadraticError
+from torchdp.queries.channel import Question
+from torchdp.queries.protocol import FactoredProtocol, FactoredQueries
+from torchdp.queries.release import through
+from torchdp.randomizers import PrivUnit
+
+
+@dataclass(frozen=True, eq=False)
+class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
+    """Users send their column of R twice, each time at epsilon/2: a form of s is that of the two means z and z'.
+
+    With v the variance of one message and J = diag(weights), L = I: z^T J z' has the variance
+    2 v ||J s||^2 / n + v^2 sum weights^2 / n^2, exactly, more than that of one message at the full budget (about four
+    times where epsilon is small). A message is (2, r).
+
+    Args:
+        queries: encoder and decoder; of the vectors as they are by :meth:`of`.
+        epsilon: of both messages together, > 0.
+
+    Raises TypeError, ValueError.
+
+    Guarantees: epsilon-LDP for each user (basic composition of two messages at epsilon/2).
+    Source: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemma 11.
+    """
+
+    queries: FactoredQueries
+    epsilon: float
+    squares = 4.0
+
+    def __post_init__(self) -> None:
+        checks.instance("queries", self.queries, FactoredQueries)
+        checks.keep(self, epsilon=checks.positive)
+        checks.validated(self, "randomizer")
+
+    @classmethod
+    def of(cls, question: Question, epsilon: float) -> "Twice":
+        """The protocol that answers a question of pairs. Raises TypeError, ValueError."""
+        queries = checks.instance("question", question, Question).queries(cls.distinct)
+        return through(question, cls(FactoredQueries.vectors(queries.mT), epsilon))
+
+    @cached_property
+    def randomizer(self) -> PrivUnit:
+        """What a user runs for each of the two messages."""
+        return PrivUnit(len(self.queries.right), self.epsilon / 2, self.queries.radius or 1.0)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return compose([self.randomizer.guarantee] * 2)
+
+    @property
+    def noise(self) -> float:
+        return self.randomizer.moments.variance / 2
+
+    def heard(self, tally: Tally) -> Tensor:
+        return (tally["first"] + tally["second"]) / (2 * tally.users(1))
+
+    @property
+    def bits_per_user(self) -> float:
+        return 2 * self.randomizer.bits_per_user
+
+    @property
+    def layout(self) -> Layout:
+        return {name: ((len(self.queries.right),), torch.float64) for name in ("first", "second")}
+
+    def limits(self, n: Users) -> dict[str, Limits]:
+        return dict.fromkeys(self.layout, self.randomizer.limits(n)["sum"])
+
+    def randomize_unchecked(self, x: Tensor, draws: Draws) -> Tensor:
+        given = self.queries.right.mT[x]
+        return torch.stack([self.randomizer.randomize_unchecked(given, draws) for _ in range(2)], 1)
+
+    def tally(self, messages: Tensor) -> Tally:
+        """Messages (n, 2, r)."""
+        first, second = self._copies(messages).unbind(1)
+        sums = {"first": self.randomizer.tally(first)["sum"], "second": self.randomizer.tally(second)["sum"]}
+        return Tally(len(messages), sums)
+
+    def collect_unchecked(self, x: Tensor, draws: Draws) -> Tally:
+        collect = self.randomizer.collect_crowd
+        counts = self.summary(x)
+        return Tally(len(x), {name: collect(self.queries.right.mT, counts, draws)["sum"] for name in self.layout})
+
+    def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
+        crowd = Crowd.shared(self.queries.right.mT, summary)
+        sample = self.randomizer.sample_unchecked
+        return Tally(crowd.n, {name: sample(crowd, draws, shape)["sum"] for name in self.layout})
+
+    def encode(self, messages: Tensor) -> bytes:
+        return self.randomizer.encode(self._copies(messages).flatten(0, 1))
+
+    def decode(self, data: bytes) -> Tensor:
+        copies = self.randomizer.decode(data)
+        if len(copies) % 2:
+            raise ValueError(f"data must hold two copies of each user's vector, not {len(copies)} in all")
+        return copies.view(-1, 2, len(self.queries.right))
+
+    def _copies(self, messages: Tensor) -> Tensor:
+        r = len(self.queries.right)
+        if checks.real("messages", messages).ndim != 3 or messages.shape[1] != 2:
+            raise ValueError(f"messages must have shape (n, 2, {r}), not {tuple(messages.shape)}")
+        return messages
+
+    def _read(self, total: Tensor, n: float | Tensor) -> Tensor:
+        return total / n @ self.queries.left.mT + self.queries.shift
+
+    def form(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
+        """The product of the two means, whose noise is independent."""
+        n = tally.users(1)
+        product = self._read(tally["first"], n) * self._read(tally["second"], n)
+        return (weights * product + linear * self.mean(tally)).sum(-1)
+
+    def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], Error]:
+        one = super().form_errors(tally)
+        z = self.mean(tally)
+
+        def error(weights: Tensor, linear: Tensor, value: Tensor) -> QuadraticError:
+            # z1^T J z2 = m^T J m - d^T J d for m = (z1 + z2)/2 and d = (z1 - z2)/2, which has mean 0
+            found = one(weights, linear, value)
+            at_point = ((weights * z + linear) * z).sum(-1) - found.curved.sum(-1)
+            return QuadraticError(found.curved, found.linear, -found.curved, at_point - value, found.slack)
+
+        return error
