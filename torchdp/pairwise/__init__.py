@@ -49,7 +49,7 @@ from torchdp.pairwise.standard import (
     ratio,
     unequal,
 )
-from torchdp.pairwise.statistic import PairwiseStatistic, lower_bound, merged
+from torchdp.pairwise.statistic import PairwiseStatistic, merged
 
 __all__ = [
     "Form",
@@ -69,7 +69,6 @@ __all__ = [
     "gamma",
     "gini",
     "kendall",
-    "lower_bound",
     "mann_whitney",
     "merged",
     "ratio",

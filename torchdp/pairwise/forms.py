@@ -27,7 +27,7 @@ class Pairs(Enum):
 
 # Of the radius: the largest of the coordinates that a varying diagonal adds.
 SMALL_COORDINATE = 0.1
-M = TypeVar("M", "Form", "PairwiseForms")
+M = TypeVar("M", bound="Form | PairwiseForms")
 P = TypeVar("P", bound="PairwiseForms")
 _finite = partial(checks.within, low=-1e300, high=1e300)
 

@@ -58,8 +58,8 @@ def choose(
     n: int,
     epsilon: float,
     delta: float | None = None,
-    objective: Objective = Objective.WORST,
     *,
+    objective: Objective = Objective.WORST,
     trust: str = "local",
     prior: Tensor | None = None,
     tol: float = 1e-3,
@@ -108,8 +108,7 @@ def choose(
     model = TRUST.get(trust)
     if model is None:
         raise ValueError(f"trust must be one of {', '.join(TRUST)}, not {trust!r}")
-    linear = isinstance(asked, Linear)
-    if model is Model.LOCAL and linear:
+    if model is Model.LOCAL and isinstance(asked, Linear):
         one = None if prior is None else histograms_of(prior, asked.types)[0]
         return choose_linear(
             asked.workload, n, epsilon, objective, prior=one, tol=tol, unbiased=unbiased, ordered=ordered
@@ -192,7 +191,8 @@ class _Asking:
         if self.family is None:
             return None
         each = [self.question.bound(self.n, self.epsilon, h) for h in self.family]
-        return math.sqrt(fmean(one**2 for one in each)) if each and None not in each else None
+        known = [one for one in each if one is not None]
+        return math.sqrt(fmean(one**2 for one in known)) if len(known) == len(each) else None
 
     def judged(self, named: list[Named]) -> tuple[Candidate[Any], ...]:
         """With the error that each predicts; of answers of several units over the least of any candidate."""

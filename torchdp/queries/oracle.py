@@ -625,17 +625,17 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         """Of the noise, where no two queries read one coordinate: else what they add, a fraction 1/n, is left out."""
         return noise_moments(self.client) if self._isotropic and isinstance(self.client, PrivUnit) else None
 
-    def _beyond(self, weights: Tensor, slope: Tensor) -> Tensor:
+    def _beyond(self, moments: NoiseMoments, weights: Tensor, slope: Tensor) -> Tensor:
         """What a user of each type adds to n^4 times the variance beyond normal noise; slope: n times that of s."""
         left = self.queries.left
         unit = self.queries.right.mT / self.client.radius
-        return self._moments.beyond_normal(unit, (slope / 2) @ left, weights @ left.square())
+        return moments.beyond_normal(unit, (slope / 2) @ left, weights @ left.square())
 
     def beyond(self, counts: Tensor, weights: Tensor, slope: Tensor) -> Tensor | float:
         if self._moments is None:
             return 0.0
         n = counts.sum(-1)
-        return (counts * self._beyond(weights, n[..., None] * slope)).sum(-1) / n**4
+        return (counts * self._beyond(self._moments, weights, n[..., None] * slope)).sum(-1) / n**4
 
     def worst_form(self, n: float | Tensor, weights: Tensor, linear: Tensor) -> Tensor:
         """A user's own term is affine in the others' sum, so it is largest at one type."""
@@ -648,7 +648,7 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
             slope = 2 * weights * point + linear
             straight, curved = self._variances(slope, weights, users)
             worst.append(straight + 2 * curved)
-            own.append(self._beyond(weights, users[..., None] * slope).amax(-1))
+            own.append(self._beyond(self._moments, weights, users[..., None] * slope).amax(-1))
         return torch.stack(worst).amax(0) + torch.stack(own).amax(0) / users**3
 
     def half_width(self, n: int, failure: float = 0.05) -> float:

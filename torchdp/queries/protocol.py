@@ -16,7 +16,7 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.factorization import Factorization
 from torchdp.protocol import Estimate, Tally
-from torchdp.protocol.interval import Error, laplace_stretch, largest_variance
+from torchdp.protocol.interval import laplace_stretch, largest_variance
 from torchdp.protocol.quadratic import QuadraticError, coordinates
 from torchdp.protocol.records import alike
 from torchdp.queries.channel import Channel, Fits
@@ -281,7 +281,7 @@ class FactoredProtocol(Channel):
         straight, curved = self._variances(slope, weights, tally.users())
         return (straight - 4 * curved).clamp_min(0) + self.squares * curved
 
-    def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], Error]:
+    def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], QuadraticError]:
         z = self.mean(tally)
         level = self._level(tally.users(1))
 

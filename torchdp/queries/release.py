@@ -65,7 +65,7 @@ class MessageRelease(Release[Q], Same[Tensor, Any, Any]):
     channel: Channel
 
     @property
-    def client(self) -> Any:  # type: ignore[override]
+    def client(self) -> Any:
         """Who speaks: the channel."""
         return self.channel
 

@@ -11,7 +11,6 @@ from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Crowd, Layout, Limits, MessageProtocol, Tally, Users
-from torchdp.protocol.interval import Error
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.queries.channel import Question
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries
@@ -123,7 +122,7 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
         product = self._read(tally["first"], n) * self._read(tally["second"], n)
         return (weights * product + linear * self.mean(tally)).sum(-1)
 
-    def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], Error]:
+    def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], QuadraticError]:
         one = super().form_errors(tally)
         z = self.mean(tally)
 
