@@ -12,6 +12,7 @@ import torch
 from contract import Contract, MessageContract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import hockey_stick
+from products import gaussian_delta
 from scipy import stats
 from scipy.stats import energy_distance, kendalltau
 
@@ -30,6 +31,7 @@ from torchdp.queries import (
     LocalFunction,
     LocalOracle,
     PrivateLearner,
+    SecureQueries,
     ShuffledQueries,
     stumps,
 )
@@ -217,6 +219,40 @@ class TestCorrelatedQueries(Queries, Unbiased, MessageContract):
         law = self.protocol.law
         less = dataclasses.replace(law, ratio=law.ratio**1.2)
         assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
+
+
+class TestSecureQueries(Queries, Unbiased, MessageContract):
+    """32 clients of 40 are heard; the noise of 25 must be enough."""
+
+    alike = True
+    repeats = 4_000
+    bad: ClassVar = [*Queries.bad, torch.zeros(41, dtype=torch.int64)]
+    protocol = SecureQueries.calibrated(GAMMA, 40, 2.0, 1e-3, corrupt=3, absent=12)
+
+    def loss(self, protocol):
+        """delta of a Gaussian pair as far apart as two columns can be, behind the noise of 25 clients."""
+        distance = float(torch.pdist(GAMMA.right.mT).max())
+        return gaussian_delta(distance / math.sqrt(25 * protocol.noise), 2.0)
+
+    def bound(self, protocol):
+        return 1e-3
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        louder = dataclasses.replace(self.protocol.client, epsilon=2.2)
+        assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol)
+
+
+class TestSecureQueriesWithLaplaceNoise(TestSecureQueries):
+    stacked = False
+    protocol = SecureQueries.calibrated(GAMMA, 40, 2.0, corrupt=3, absent=12)
+
+    def loss(self, protocol):
+        """Log ratio of the chances of sums, of Laplace noise of variance 2 b^2 in each."""
+        distance = float(torch.pdist(GAMMA.right.mT, p=1).max())
+        return distance / math.sqrt(25 * protocol.noise / 2)
+
+    def bound(self, protocol):
+        return 2.0
 
 
 class TestCentralFactorization(Queries, Unbiased, Contract):

@@ -30,6 +30,7 @@ from torchdp.queries.function import LocalFunction, ShareFunction, choose_functi
 from torchdp.queries.learn import ConceptClass, PrivateLearner, conjunctions, parities, stumps, thresholds
 from torchdp.queries.oracle import LocalFactorization, LocalOracle
 from torchdp.queries.protocol import FactoredQueries, QueryProtocol
+from torchdp.queries.servers import SecureQueries
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "MeanDiscrepancy",
     "PrivateLearner",
     "QueryProtocol",
+    "SecureQueries",
     "ShareFunction",
     "ShuffledQueries",
     "Spearman",
