@@ -1,6 +1,6 @@
 """Linear queries where servers are trusted that do not all collude: L applied to a secure sum of columns of R."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 
 import torch
@@ -9,7 +9,6 @@ from torch import Tensor
 from torchdp import checks
 from torchdp.draws import Draws, Simulated
 from torchdp.protocol import Estimate, Tally
-from torchdp.protocol.frames import Rows, rows_of
 from torchdp.protocol.protocol import Protocol, Relay
 from torchdp.protocol.records import tensor_of, users_of
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries
@@ -26,8 +25,8 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
     columns. With nobody corrupt or absent n v is the variance of the noise that a curator adds: the error is that of
     ``CentralFactorization``; with delta = 0 that of Laplace noise.
 
-    For servers that are processes of their own, ``client`` is a ``Session``'s question, ``rows(x)`` are what
-    organisations submit, ``released`` reads the answers off what the analyst gets. State ``corrupt`` then, the clients
+    For servers that are processes of their own, ``client`` is a ``Session``'s question, ``client_input(x)`` is
+    what organisations submit, ``released`` reads the answers off what the analyst gets. State ``corrupt`` then, the clients
     of the largest organisation.
 
     Args:
@@ -50,25 +49,21 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
     clients: int
     epsilon: float
     delta: float = 0.0
-    corrupt: int | None = field(default=None, kw_only=True)
-    absent: int = field(default=0, kw_only=True)
+    _: KW_ONLY
+    corrupt: int | None = None
+    absent: int = 0
 
     def __post_init__(self) -> None:
-        right = checks.instance("queries", self.queries, FactoredQueries).right
-        if bool((right == right[:, :1]).all()):
-            raise ValueError("queries.right must tell two types apart: there is nothing to hide")
+        checks.instance("queries", self.queries, FactoredQueries)
         checks.validated(self, "client")  # clients and an epsilon that have no noise
 
     @cached_property
     def client(self) -> SecureSums:  # type: ignore[override]
         """The sum of columns of R, by two servers; ``client.secure_sum(servers)`` by more."""
         right = self.queries.right
-        largest = float(right.abs().max())
-        l1 = 0.0
-        if self.laplace:
-            rounding = len(right) * 2.0**-52
-            l1 = float(torch.cdist(right.mT, right.mT, p=1).max()) * (1 + rounding)
-        shown = Shown(len(right), self.queries.radius, largest, self.queries.diameter, l1)
+        l2 = checks.positive("diameter of queries", self.queries.diameter)
+        l1 = float(torch.cdist(right.mT, right.mT, p=1).max()) if self.laplace else 0.0
+        shown = Shown(len(right), self.queries.radius, float(right.abs().max()), l2, l1)
         return shown.secure_sum(self.clients, self.epsilon, self.delta, self.corrupt, self.absent)
 
     @cached_property
@@ -97,12 +92,8 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         return checks.counts("summary", super().validate_summary(summary), self.held, self.clients)
 
     def client_input(self, x: Tensor) -> Tensor:
-        """Columns of R, (n, r)."""
-        return self.queries.right.mT.index_select(0, x)
-
-    def rows(self, x: Rows) -> Tensor:
-        """What clients who hold types x bring into ``client``: (n, r). Raises TypeError, ValueError."""
-        return self.client_input(self.validate(rows_of(x, self.held)))
+        """What clients who hold types x bring into ``client``: columns of R, (n, r)."""
+        return self.queries.right.mT[x]
 
     def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
         return Protocol.collect_groups(self, x, groups, size, draws)  # one sum after the other
