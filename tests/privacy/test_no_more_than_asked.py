@@ -69,7 +69,6 @@ LOCAL = {
     "PureSecureSketch": lambda e: secure.PureSecureSketch(ONES, 2, 1.0, e),
     "FrequencyMoments": lambda e: regression.FrequencyMoments(5, 2.0, (1.0, 3.0), e),
     "SecureHistogram": lambda e: regression.SecureHistogram(5, 3, e),
-    "SecureQueries": lambda e: queries.SecureQueries(PLAIN, 5, e),
 }
 OTHER = {
     "CentralFactorization": lambda e, d: queries.CentralFactorization(PLAIN, e, d),
@@ -79,7 +78,6 @@ OTHER = {
     "LocalRows": lambda e, d: regression.LocalRows(2, 1.0, e, d),
     "GaussianVector": lambda e, d: randomizers.GaussianVector(2, e, 1.0, delta=d),
     "SecureHistogram": lambda e, d: regression.SecureHistogram(5, 3, e, d),
-    "SecureQueries": lambda e, d: queries.SecureQueries(PLAIN, 5, e, d),
     "GaussianCovariance": lambda e, d: mean.GaussianCovariance.calibrated(BOX, SHAPE, epsilon=e, delta=d),
     "GaussianMoments": lambda e, d: mean.GaussianMoments.calibrated(BOX, SHAPE, order=2, epsilon=e, delta=d),
     "BitSums": lambda e, d: shuffle.BitSums.calibrated(shuffle.RandomizedResponseSum, 100, e, d, 2, 0),

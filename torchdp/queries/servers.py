@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from torchdp import checks
-from torchdp.draws import Draws, Simulated
+from torchdp.draws import Simulated
 from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.protocol import Protocol, Relay
-from torchdp.protocol.records import tensor_of, users_of
+from torchdp.protocol.records import users_of
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries
 from torchdp.secure.shared_sum import Shown
 from torchdp.secure.sums import SecureSums, Words
@@ -25,9 +25,9 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
     columns. With nobody corrupt or absent n v is the variance of the noise that a curator adds: the error is that of
     ``CentralFactorization``; with delta = 0 that of Laplace noise.
 
-    For servers that are processes of their own, ``client`` is a ``Session``'s question, ``client_input(x)`` is
-    what organisations submit, ``released`` reads the answers off what the analyst gets. State ``corrupt`` then, the clients
-    of the largest organisation.
+    For servers that are processes of their own, ``client`` is a ``Session``'s question, ``client_input(x)`` is what
+    organisations submit, and ``released`` reads the answers off what the analyst gets. State ``corrupt`` then: the
+    clients of the largest organisation.
 
     Args:
         queries: encoder and decoder; the encoder of any real numbers.
@@ -95,16 +95,15 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         """What clients who hold types x bring into ``client``: columns of R, (n, r)."""
         return self.queries.right.mT[x]
 
-    def collect_groups(self, x: Tensor, groups: Tensor, size: int, draws: Draws) -> Tally:
-        return Protocol.collect_groups(self, x, groups, size, draws)  # one sum after the other
+    collect_groups = Protocol.collect_groups  # one sum after the other
 
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """O(k r), whatever n: sums of integers, weighted with counts, and the noise of so many clients."""
         columns = self.client.ring.to_words(self.queries.right.mT)
         whole = (summary[..., None] * columns).sum(-2, keepdim=True)
-        n = users_of(summary)
-        noise = self.client.noise_of(tensor_of(n)[..., None], (*shape, *whole.shape), draws)
-        return Tally(n, {"words": whole + noise})
+        clients = summary.sum(-1, keepdim=True)
+        noise = self.client.noise_of(clients, (*shape, *whole.shape), draws)
+        return Tally(users_of(summary), {"words": whole + noise})
 
     def heard(self, tally: Tally) -> Tensor:
         """m, (*batch, r). Raises ValueError where more than ``absent`` dropped out."""
