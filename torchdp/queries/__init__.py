@@ -8,8 +8,8 @@
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
     torch.Size([8])
 
-``LocalFunction`` answers any smooth function of the users' shares of types, such as ``Spearman`` or the
-``EnergyDistance`` of two groups.
+``SecureQueries`` answers by servers that see secret shares, with a curator's error. ``LocalFunction`` answers any
+smooth function of the users' shares of types, such as ``Spearman`` or the ``EnergyDistance`` of two groups.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
