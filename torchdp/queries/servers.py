@@ -100,7 +100,8 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
     def sample_unchecked(self, summary: Tensor, draws: Simulated, shape: tuple[int, ...]) -> Tally:
         """O(k r), whatever n: sums of integers, weighted with counts, and the noise of so many clients."""
         columns = self.client.ring.to_words(self.queries.right.mT)
-        whole = (summary[..., None] * columns).sum(-2, keepdim=True)
+        # GPUs multiply no matrices of integers.
+        whole = (summary.cpu() @ columns.cpu()).to(summary.device)[..., None, :]
         clients = summary.sum(-1, keepdim=True)
         noise = self.client.noise_of(clients, (*shape, *whole.shape), draws)
         return Tally(users_of(summary), {"words": whole + noise})
