@@ -62,6 +62,7 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         """The sum of columns of R, by two servers; ``client.secure_sum(servers)`` by more."""
         right = self.queries.right
         l2 = checks.positive("diameter of queries", self.queries.diameter)
+        # What floats lose here is far below the slack that the sum leaves for rounding.
         l1 = float(torch.cdist(right.mT, right.mT, p=1).max()) if self.laplace else 0.0
         shown = Shown(len(right), self.queries.radius, float(right.abs().max()), l2, l1)
         return shown.secure_sum(self.clients, self.epsilon, self.delta, self.corrupt, self.absent)
@@ -111,6 +112,8 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         return self.client.analyse(tally).value[..., 0, :] / tally.users(1)
 
     def released(self, found: Estimate) -> Estimate:
-        """The answers from an estimate of ``client``: ``analyse`` of the same words."""
+        """The answers from an estimate of ``client``: ``analyse`` of the same words. Raises ValueError for another's."""
+        if bool((found.standard_error != self.client.row_variance.sqrt()).any()):
+            raise ValueError("found must be of this client and its noise: state corrupt as the session counts it")
         words = (found.value * self.client.ring.scale).long()
         return self.analyse(Tally(found.n, {"words": words}))
