@@ -22,7 +22,7 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
 
     Clients truncate R_x to the grid of ``client.ring``; ``bias`` includes what that moves. The variance of query i is
     v ||l_i||^2 / n whatever the data, v the variance of one client's noise, the least for the largest distance of two
-    columns. With nobody corrupt or absent n v is the variance of the noise that a curator adds: the error is that of
+    columns: whoever drops out takes its noise along. With nobody corrupt or absent n v is the variance of the noise that a curator adds: the error is that of
     ``CentralFactorization``; with delta = 0 that of Laplace noise.
 
     For servers that are processes of their own, ``client`` is a ``Session``'s question, ``client_input(x)`` is what
@@ -112,7 +112,10 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         return self.client.analyse(tally).value[..., 0, :] / tally.users(1)
 
     def released(self, found: Estimate) -> Estimate:
-        """The answers from an estimate of ``client``: ``analyse`` of the same words. Raises ValueError for another's."""
+        """The answers from an estimate of ``client``: ``analyse`` of the same words.
+
+        Raises ValueError for an estimate of other noise.
+        """
         if bool((found.standard_error != self.client.row_variance.sqrt()).any()):
             raise ValueError("found must be of this client and its noise: state corrupt as the session counts it")
         words = (found.value * self.client.ring.scale).long()
