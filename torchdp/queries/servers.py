@@ -22,8 +22,8 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
 
     Clients truncate R_x to the grid of ``client.ring``; ``bias`` includes what that moves. The variance of query i is
     v ||l_i||^2 / n whatever the data, v the variance of one client's noise, the least for the largest distance of two
-    columns: whoever drops out takes its noise along. With nobody corrupt or absent n v is the variance of the noise that a curator adds: the error is that of
-    ``CentralFactorization``; with delta = 0 that of Laplace noise.
+    columns: whoever drops out takes its noise along. With nobody corrupt or absent n v is the variance of the noise
+    that a curator adds: the error is that of ``CentralFactorization``; with delta = 0 that of Laplace noise.
 
     For servers that are processes of their own, ``client`` is a ``Session``'s question, ``client_input(x)`` is what
     organisations submit, and ``released`` reads the answers off what the analyst gets. State ``corrupt`` then: the
