@@ -269,10 +269,23 @@ def interval(
     """Lower and upper end at this level, (*batch) each, inside ``limits``, what the true value can be.
 
     stretch: how far ends lie, over those of a normal error of this variance, (*batch) or a number.
+    """
+    return ends(value, error, quantile(level) * stretch, limits, bias)
+
+
+def ends(
+    value: Tensor,
+    error: Error,
+    z: float | Tensor,
+    limits: tuple[float, float] = (-torch.inf, torch.inf),
+    bias: Tensor | float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """Lower and upper end at z standard errors, as :func:`interval`; z: (*batch) or a number.
+
     Where the denominator of a ratio may be 0, Fieller's set is all but a gap: if that reaches beyond one of the limits,
     the interval ends where the gap begins.
     """
-    z, (least, most) = quantile(level) * stretch, limits
+    least, most = limits
     below, above = error.margins(z)
     low, high = value - below - bias, value + above + bias
     first, last = (value + end + sign * bias for end, sign in zip(error.gap(z), (1, -1), strict=True))
