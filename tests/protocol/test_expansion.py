@@ -57,7 +57,8 @@ def test_guarantee_the_covariance_of_squares_is_unbiased():
 
 def test_guarantee_the_covariance_of_products_is_unbiased():
     e, weights = nodes(6, 3)
-    first, second = (S + 2**0.5 * part @ ROOT.mT for part in (e[:, :3], e[:, 3:]))
+    first = S + 2**0.5 * e[:, :3] @ ROOT.mT
+    second = S + 2**0.5 * e[:, 3:] @ ROOT.mT
     truth = covariance_of(torch.einsum("pi,aij,pj->pa", first, FORMS, second), weights)
     middle = of_squares((first + second) / 2)
     found = Expansion(middle.slope, middle.bend, middle.noise, squares=4.0)
@@ -90,7 +91,8 @@ def test_of_smooth_functions_the_covariance_holds_to_second_order():
 
 def sides():
     """The same expansion with full and diagonal parts: a batch (2, 3) of 4 answers in 5 coordinates."""
-    slope, weights = normal(2, 3, 4, 5, seed=3), normal(2, 3, 4, 5, seed=4)
+    slope = normal(2, 3, 4, 5, seed=3)
+    weights = normal(2, 3, 4, 5, seed=4)
     variances = normal(2, 3, 5, seed=5).square()
     half = normal(2, 3, 5, 5, seed=6)
     return slope, weights, variances, half @ half.mT
@@ -110,7 +112,8 @@ def test_diagonal_forms_are_those_of_their_matrices(squares, noise):
     for other in made[1:]:
         for name in ("linear", "curved", "variance", "covariance"):
             torch.testing.assert_close(getattr(made[0], name), getattr(other, name))
-        first, second = made[0].error(offset), other.error(offset)
+        first = made[0].error(offset)
+        second = other.error(offset)
         torch.testing.assert_close(first.total, second.total)
         for one, two in zip(first.margins(1.96), second.margins(1.96), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-5)
@@ -174,7 +177,9 @@ def test_the_error_of_an_expansion_has_its_variance():
 
 def test_a_product_of_copies_has_intervals_around_its_value():
     """z1 z2 about z^2 - variance: the offset puts the interval where the product is."""
-    z, d, variance = 5.0, 0.7, 0.4
+    z = 5.0
+    d = 0.7
+    variance = 0.4
     made = Expansion(
         torch.tensor([[2 * z]], dtype=F64), torch.ones(1, 1, dtype=F64), torch.tensor([variance], dtype=F64), 4.0
     )
@@ -186,7 +191,8 @@ def test_a_product_of_copies_has_intervals_around_its_value():
 
 
 def test_thousands_of_independent_coordinates_need_no_square_matrix():
-    slope, weights = normal(3, 4096, seed=9), normal(3, 4096, seed=10)
+    slope = normal(3, 4096, seed=9)
+    weights = normal(3, 4096, seed=10)
     variances = normal(4096, seed=11).square()
     found = Expansion(slope, weights, variances)
     for a, b in product(range(3), repeat=2):
@@ -199,7 +205,8 @@ def test_what_is_not_finite_has_no_covariance_and_leaves_the_others_theirs():
     slope, weights, variances, _ = sides()
     broken = slope.clone()
     broken[0, 1, 2, 3] = torch.nan
-    found, whole = Expansion(broken, weights, variances), Expansion(slope, weights, variances)
+    found = Expansion(broken, weights, variances)
+    whole = Expansion(slope, weights, variances)
     assert found.covariance[0, 1].isnan().all() and bool(found.variance[0, 1, 2].isnan())
     assert int(found.covariance.isnan().sum()) == 16
     torch.testing.assert_close(found.covariance[1], whole.covariance[1])

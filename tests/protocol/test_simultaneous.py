@@ -40,7 +40,8 @@ def deviate(found, level=0.95):
 
 def held_by(z, m, correlation):
     """P(max_i |Z_i| <= z) of equally correlated normals, by integration over what they share."""
-    shared, own = math.sqrt(correlation), math.sqrt(1 - correlation)
+    shared = math.sqrt(correlation)
+    own = math.sqrt(1 - correlation)
 
     def integrand(t):
         inside = ndtr((z - shared * t) / own) - ndtr((-z - shared * t) / own)
@@ -100,7 +101,8 @@ def test_guarantee_no_end_lies_inside_of_that_of_one_entry_or_outside_of_sidaks(
         for covariance in covariances(m).values():
             found = estimate(covariance, normal(m, seed=1), bias=0.1, limits=(-1e6, 1e6))
             for level in (0.01, 0.5, 0.95, 0.999, 0.99999):
-                single, joint = found.interval(level), found.together(level)
+                single = found.interval(level)
+                joint = found.together(level)
                 widest = found.interval(level ** (1 / m))
                 for sign, one, two, three in zip((-1, 1), single, joint, widest, strict=True):
                     rounding = 1e-9 * (1 + three.abs())
@@ -152,7 +154,8 @@ def test_many_entries_have_a_deviate_and_more_sidaks():
 
 def test_far_from_normal_errors_have_bonferronis_level():
     """Independent Laplace errors are held as often as is said; by a normal deviate they are not."""
-    m, level = 50, 0.95
+    m = 50
+    level = 0.95
     covariance = torch.eye(m, dtype=F64)
     found = estimate(covariance, stretch=laplace_stretch)
     for one, other in zip(found.together(level), found.interval(1 - (1 - level) / m), strict=True):

@@ -72,15 +72,16 @@ class Expansion(Brief):
 
     def __post_init__(self) -> None:
         checks.keep(self, squares=checks.non_negative)
-        *batch, a, r = checks.shaped(
-            "slope", checks.dense("slope", self.slope), ..., "answers", "coordinates"
-        ).shape
+        slope = checks.dense("slope", self.slope)
+        checks.shaped("slope", slope, ..., "answers", "coordinates")
+        batch = slope.shape[:-2]
+        a, r = slope.shape[-2:]
         noise = checks.dense("noise", self.noise)
-        _fits("noise", noise, (*batch, r), (*batch, r, r), exact=1)
+        _fits("noise", noise, (*batch, r), (*batch, r, r))
         if self.bend is None:
             return
         bend = checks.dense("bend", self.bend)
-        _fits("bend", bend, (*batch, a, r), (*batch, a, r, r), exact=1)
+        _fits("bend", bend, (*batch, a, r), (*batch, a, r, r))
         if self._full_bend:
             uneven = (bend - bend.mT).abs().amax() > EVEN * bend.abs().amax()
             if bool(uneven):
@@ -193,11 +194,11 @@ class Expansion(Brief):
         return coordinates(half, J.expand(each), N[..., None, :, :].expand(each))
 
 
-def _fits(name: str, value: Tensor, *shapes: tuple[int, ...], exact: int) -> None:
+def _fits(name: str, value: Tensor, *shapes: tuple[int, ...]) -> None:
     """Refuses a tensor of none of these shapes, of which leading dimensions may be 1. Raises ValueError."""
     found = tuple(value.shape)
     for shape in shapes:
-        leading = len(shapes[0]) - exact
+        leading = len(shapes[0]) - 1
         if len(found) != len(shape) or found[leading:] != shape[leading:]:
             continue
         if all(own in (1, size) for own, size in zip(found[:leading], shape[:leading], strict=True)):
