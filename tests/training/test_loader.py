@@ -71,7 +71,8 @@ def test_a_loader_reads_the_batches_of_the_run_ahead(plans, kind, workers):
 
 
 def test_each_iteration_is_one_pass_or_the_rest_of_one(plans):
-    run, seen = started(plans["ordered"]), []
+    run = started(plans["ordered"])
+    seen = []
     passes = Passes(run, TensorDataset(X, 2 * X))
     run.backward(*next(iter(passes)))
     for _ in range(3):
