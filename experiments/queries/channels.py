@@ -40,11 +40,12 @@ class Config:
     trials: int = 4_000
     types: int = 16
     joint: tuple[int, ...] = (2, 5, 20)
+    only: tuple[str, ...] = ()  # questions; all where it is empty
     search: bool = True
 
 
 FULL = Config()
-SMOKE = Config(users=2_000, trials=100, types=4, joint=(2,), search=False)
+SMOKE = Config(users=2_000, trials=20, types=4, joint=(2,), only=("unequal",), search=False)
 
 
 def zipf(k: int, n: int) -> Tensor:
@@ -55,11 +56,12 @@ def zipf(k: int, n: int) -> Tensor:
     return counts
 
 
-def questions(k: int) -> dict[str, queries.Question]:
+def questions(config: Config) -> dict[str, queries.Question]:
     """Means over pairs with both kinds of diagonals, a ratio, a smooth function, linear queries."""
+    k = config.types
     side = math.isqrt(k)
     draws = torch.randn(7, 7, dtype=torch.float64, generator=keyed_generator(b"kernel"))
-    return {
+    found = {
         "mean": Linear(torch.arange(k, dtype=torch.float64)[None]),
         "histogram": Linear(workloads.identity(k).dense()),
         "Gini's mean difference": pairwise.absolute_difference(k),
@@ -69,6 +71,7 @@ def questions(k: int) -> dict[str, queries.Question]:
         "Gini's index": pairwise.gini(k),
         "Spearman's rho": queries.Spearman(side, side),
     }
+    return {name: question for name, question in found.items() if not config.only or name in config.only}
 
 
 def channels(question: queries.Question, config: Config) -> dict[str, Callable[[], Any]]:
@@ -111,11 +114,11 @@ def cell(protocol: Any, counts: Tensor, trials: int) -> dict[str, float]:
 
 def cells(config: Config, report: Report) -> None:
     """Every question through every channel."""
-    for name, question in questions(config.types).items():
+    for name, question in questions(config).items():
         counts = zipf(question.types, config.users)
         for channel, made in channels(question, config).items():
             row = {"question": name, "channel": channel}
-            with report.timed(row), warnings.catch_warnings():
+            with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of ratios whose denominator a noisy channel hardly knows
                 report.row("cells", **row, **cell(made(), counts, config.trials))
 
@@ -158,9 +161,7 @@ def several(config: Config, report: Report) -> None:
                 held.append(float(((low <= truth) & (truth <= high)).all(-1).double().mean()))
             predicted = protocol.predicted_mse(counts)
             share = config.epsilon / len(asked.questions)
-            split = torch.cat(
-                [of(share, one).predicted_mse(counts).reshape(-1) for one in asked.questions]
-            )
+            split = torch.cat([of(share, one).predicted_mse(counts).reshape(-1) for one in asked.questions])
             costs = (split / predicted).sqrt().tolist()
             report.row(
                 "several",
@@ -176,7 +177,7 @@ def several(config: Config, report: Report) -> None:
 
 def choices(config: Config, report: Report) -> None:
     """What a choice takes for each trust, and its error."""
-    for name, question in questions(config.types).items():
+    for name, question in questions(config).items():
         for trust in TRUSTED:
             choice = queries.choose(
                 question, config.users, config.epsilon, config.delta, trust=trust, search=config.search
@@ -191,7 +192,7 @@ def measure(config: Config, report: Report) -> None:
     choices(config, report)
 
 
-experiment = Experiment(__doc__, FULL, SMOKE, measure)
+EXPERIMENT = Experiment(measure, FULL, SMOKE)
 
 if __name__ == "__main__":
-    experiment.run()
+    EXPERIMENT.main()
