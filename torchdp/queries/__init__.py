@@ -2,7 +2,7 @@
 
     >>> import torch
     >>> from torchdp import queries, workloads
-    >>> choice = queries.choose_trusted(workloads.prefix(8), n=1_000, epsilon=1.0, delta=1e-6)
+    >>> choice = queries.choose(workloads.prefix(8), n=1_000, epsilon=1.0, delta=1e-6, trust="curator")
     >>> choice.candidates[0].name
     'sums, discrete Laplace'
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
@@ -33,7 +33,7 @@ from torchdp.queries.oracle import LocalFactorization, LocalOracle
 from torchdp.queries.protocol import FactoredQueries
 from torchdp.queries.release import Answers, CentralRelease, Linear, MessageRelease, Several, through
 from torchdp.queries.servers import SecureQueries
-from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
+from torchdp.queries.statistics import Correlation, Covariance, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 from torchdp.queries.twice import Twice
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "Channel",
     "ConceptClass",
     "Correlation",
+    "Covariance",
     "EnergyDistance",
     "FactoredQueries",
     "Fit",
