@@ -1,9 +1,9 @@
 """Published local protocols for histograms and ranges, as their authors state them: unbiased shares of k types.
 
-Each function draws the reports of the users that it is asked about, in distribution and without a message for each user,
-and decodes them: ``peer(asked) -> (trials, k)``. Answers to a workload are then products with these shares, as the
-authors' packages leave them (pure-ldp, multi-freq-ldpy). Nothing here is imported from torchdp but the sums of random
-subsets, whose distribution is that of the messages.
+Each function draws the reports of the users that it is asked about, in distribution and without a message for each
+user, and decodes them: ``peer(asked) -> (trials, k)``. Answers to a workload are then products with these shares, as
+the authors' packages leave them (pure-ldp, multi-freq-ldpy). Nothing here is imported from torchdp but the sums of
+random subsets, whose distribution is that of the messages.
 """
 
 import math
