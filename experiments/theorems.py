@@ -51,10 +51,6 @@ class Config:
     page: Path | None = None
 
 
-FULL = Config()
-SMOKE = Config(3)
-
-
 def chosen(config: Config) -> list[Check]:
     """The checks that match, paper by paper."""
     found = [each for each in CHECKS if config.match in f"{each.paper} {each.row} {each.statement}"]
@@ -94,7 +90,7 @@ def page(rows: Sequence[Mapping[str, object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(3))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -28,10 +28,6 @@ class Config:
     device: str = "cpu"
 
 
-FULL = Config()
-SMOKE = Config((2, 4, 8, 16, 32, 64))
-
-
 def certified(n: int, config: Config) -> dict[str, object]:
     start = time.perf_counter()
     found = factorize(RunningSums(n, device=config.device), tol=config.tol)
@@ -51,7 +47,7 @@ def measure(config: Config, report: Report) -> None:
         report.once("prefix_constant", {"n": n}, partial(certified, n, config))
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((2, 4, 8, 16, 32, 64)))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -36,10 +36,6 @@ class Config:
     apart: tuple[str, ...] = ("128,32,4", "512,64,8", "2000,60,34", "10000,1000,10")  # steps, gap, times
 
 
-FULL = Config()
-SMOKE = Config((256, 1024), 256, 1e-4, ("128,2",), ())
-
-
 def row(report: Report, table: str, n: int, norm: str, solve, **more: object) -> None:
     start = time.process_time()
     found = solve()
@@ -88,7 +84,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("apart", **cell, at_least=least, four_buffers=error, sensitivity=moved.value)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((256, 1024), 256, 1e-4, ("128,2",), ()))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -80,7 +80,6 @@ class Config:
     trials: int = 200  # of all queries of a workload; five times as many of a statistic
 
 
-FULL = Config()
 SMOKE = Config(("prefix/4/1e3/1/skewed", "Gini diversity/4/1e3/1/skewed"), 60)
 
 
@@ -185,7 +184,7 @@ def page(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

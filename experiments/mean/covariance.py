@@ -107,10 +107,6 @@ class Config:
     trials: int = 200
 
 
-FULL = Config()
-SMOKE = Config(("breast cancer",), (1, 100), 20)
-
-
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     rows = tables()
@@ -152,7 +148,7 @@ def draw(tables: dict) -> dict:
     return {"covariance.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config(("breast cancer",), (1, 100), 20), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -222,10 +222,6 @@ class Config:
     every: int = 1  # this many domains on, the next one
 
 
-FULL = Config()
-SMOKE = Config(4, (2.0, math.inf), 2_000, runs=3, every=4)
-
-
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     for name, domain in list(domains(config.dimension).items())[:: config.every]:
@@ -273,7 +269,7 @@ def draw(tables: dict) -> dict:
     return {"errors.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config(4, (2.0, math.inf), 2_000, runs=3, every=4), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -44,10 +44,6 @@ class Config:
     trials: int = 2000
 
 
-FULL = Config()
-SMOKE = Config((160, 16_000), 200)
-
-
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     d = 8
@@ -101,7 +97,7 @@ def draw(tables: dict) -> dict:
     return {"local_central.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config((160, 16_000), 200), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -29,10 +29,6 @@ class Config:
     trials: int = 10_000
 
 
-FULL = Config()
-SMOKE = Config(types=64, trials=500)
-
-
 def measure(config: Config, report: Report) -> None:
     k = config.types
     statistic = pairwise.absolute_difference(k, spacing=1 / (k - 1))
@@ -89,7 +85,7 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(types=64, trials=500))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

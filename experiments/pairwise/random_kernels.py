@@ -63,10 +63,6 @@ class Config:
     draws: int = 8_000
 
 
-FULL = Config()
-SMOKE = Config(1, 1, 100, 100, 3, 1, 400)
-
-
 @dataclass(frozen=True, eq=False)
 class Cell:
     kind: str
@@ -294,7 +290,7 @@ def measure(config: Config, report: Report) -> None:
         hierarchy(config, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(1, 1, 100, 100, 3, 1, 400))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -117,7 +117,6 @@ class Config:
     runs: int = 20
 
 
-FULL = Config()
 SMOKE = Config((1000, 20_000), (10**8, 10**9, 10**10, 10**12), (5,), (0.5,), (0.1,), (10.0,), 3)
 
 
@@ -287,7 +286,7 @@ def curves(rows: list, error: str, parameter: str):
     return figure
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -118,7 +118,6 @@ class Config:
     size_runs: int = 20
 
 
-FULL = Config()
 SMOKE = Config(20_000, 2, 5, 5, (0.1, 0.5), (64_000,), (1000, 11391), (0.1,), 3)
 
 
@@ -235,7 +234,7 @@ def draw(tables: dict) -> dict:
     return {"ridge.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -81,7 +81,6 @@ class Config:
     every: bool = False  # candidate of choose beside the chosen ones
 
 
-FULL = Config()
 SMOKE = Config(models=("linear",), optimizers=("momentum", "Adam"), epsilons=(8.0,), steps=(6,), seeds=2, engine=2)
 
 
@@ -263,7 +262,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("accuracy", **cell, seeds=len(pairs), **row)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -142,7 +142,6 @@ class Config:
     peers: bool = True
 
 
-FULL = Config()
 SMOKE = Config((16,), ("16,2", "24,3"), ("12,4,3", "8,2,2"), 1e-3, peers=False)
 
 
@@ -215,7 +214,7 @@ def measure(config: Config, report: Report) -> None:
         separated(config, report, {"steps": n, "gap": gap, "times": times})
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()
