@@ -113,20 +113,5 @@ def support(n: int, flip: float, S: int) -> Instances:
     yield f"n = {n}, flip = {flip:g}, S = {S}", ratio(S * worst, S * float(np.abs(losses(1.0, 0.0)).max()))
 
 
-@wagner.grid(
-    "its calibrations",
-    "the calibration of randomized response is (epsilon, delta)-DP after Theorem 3.1's split",
-    "epsilon = 0.1 to 10, delta = 1e-6, n = 30 to 1e5, I = 1 and 768",
-    (30, 1000, 10**5),
-    (0.1, 1.0, 7.0, 10.0),
-    (1, 768),
-    slow=True,
-)
-def calibrations(n: int, epsilon: float, instances: int) -> Instances:
-    if n < 10**5 or instances == 1:
-        protocol = paper.randomized_response(n, *paper.split(epsilon, 1e-6, instances))
-        yield f"n = {n}, epsilon = {epsilon:g}, I = {instances}", delta_of(protocol, epsilon, instances) / 1e-6
-
-
 if __name__ == "__main__":
     raise SystemExit("others import this: run python experiments/theorems.py")

@@ -13,13 +13,10 @@ from statements.base import (
     Draw,
     Instances,
     Statements,
-    dual,
     gamma_of,
     ratio,
     size_of,
-    trace_norm,
 )
-from torchdp import workloads
 from torchdp.factorization import additive_noise_bound, approximate, factorize, gamma2_dual
 from torchdp.factorization.hard import least_noise_variance
 from torchdp.privacy import gaussian_sigma
@@ -343,33 +340,6 @@ def with_negative(draw: Draw) -> Instances:
     W = draw.sized(4, 5)
     one, both = gamma_of(W), gamma_of(np.concatenate([W, -W], 1))
     yield f"{W.shape}", max(ratio(one[0], both[1]), ratio(both[0], one[1]))
-
-
-@edmonds.grid(
-    "Corollary 4",
-    "gamma_2(prefix sums of T) grows like ln T: (1/2 + ln T/pi) within its certificates",
-    "T = 1 to 64",
-    (1, 2, 3, 8, 32, 64),
-    limit=1.35,
-)
-def thresholds(T: int) -> Instances:
-    lower, upper = gamma_of(workloads.prefix(T).dense().double().numpy())
-    claimed = 1 + math.log(T) / math.pi
-    yield f"T = {T}", max(ratio(claimed, upper), ratio(lower, claimed))
-
-
-@edmonds.each(
-    "Lemma 13",
-    "gamma_2(W) >= tr norm(W)/sqrt(m n), gamma_2(W) <= sqrt(rank) max abs(W)",
-    "W of 1 to 5 rows and columns",
-)
-def known_bounds(draw: Draw) -> Instances:
-    W = draw.sized(5, 5)
-    lower, upper = gamma_of(W)
-    yield f"trace {W.shape}", ratio(trace_norm(W) / math.sqrt(W.size), upper)
-    yield f"rank {W.shape}", ratio(lower, math.sqrt(np.linalg.matrix_rank(W)) * float(np.abs(W).max()))
-    rows, columns = draw.simplex(W.shape[0]), draw.simplex(W.shape[1])
-    yield f"dual {W.shape}", ratio(dual(W.T, columns, rows, math.inf, False), upper)
 
 
 if __name__ == "__main__":

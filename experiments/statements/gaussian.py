@@ -22,7 +22,7 @@ from statements.base import (
     p_norm,
     ratio,
 )
-from torchdp.domains import FiniteSet, Zonotope, noise_shape
+from torchdp.domains import FiniteSet, noise_shape
 from torchdp.mean import moment_norm
 from torchdp.privacy import gaussian_sigma
 from torchdp.randomizers import PrivUnit
@@ -109,26 +109,6 @@ def local_error(epsilon: float, d: int) -> Instances:
 
 
 @nikolov.each(
-    "Lemma 19",
-    "Gamma_p(A B + u) = sqrt(tr_{p/2}(A A^T))",
-    "A of d = 1 to 5, singular and badly scaled; p = 2 to inf; lower bounds by measures on the ellipsoid",
-)
-def ellipsoids(draw: Draw) -> Instances:
-    d, p, rng = draw.size(5), draw.p, draw.rng
-    A = draw.matrix(d, d)
-    sizes = np.linalg.norm(A, axis=1)
-    claimed = p_norm(sizes, p)
-    rows = (sizes == sizes.max()).astype(float) if p == math.inf else sizes ** (p - 2) if p > 2 else np.ones(d)
-    _, s, V = np.linalg.svd(np.sqrt(np.maximum(rows, 0))[:, None] * A)
-    points = symmetric(V @ A.T)  # A v_i, of weights s_i^2: the best measure for this D
-    lower = dual(points, np.concatenate([s, s]) ** 2 + 1e-300, rows, p) if claimed else 0.0
-    inside = rng.normal(size=(4 * d + 4, d))
-    held = inside / np.linalg.norm(inside, axis=1, keepdims=True) @ A.T + rng.normal(size=d)
-    yield f"{A.shape} p = {p:g}", ratio(claimed, lower) if claimed else 0.0
-    yield f"points inside, p = {p:g}", ratio(gamma_p(held, p)[0], claimed)
-
-
-@nikolov.each(
     "Theorem 20",
     "hulls, inclusion, scaling, Gamma_p(K + L) <= Gamma_p(K) + Gamma_p(L)",
     "finite sets of 1 to 5 points, d = 1 to 4, also single points; p = 2 to inf",
@@ -200,23 +180,6 @@ def oracles(draw: Draw) -> Instances:
     if positive.any():
         better = np.maximum.outer(squares, squares)
         yield f"the better {K.shape}", ratio(float((products / better)[positive].max()), 1.0)
-
-
-@nikolov.each(
-    "Theorem 32",
-    "the oracle of cubes' images is within pi/2 of the largest value",
-    "zonotopes of 1 to 8 segments in d = 1 to 4, all signs tried",
-    limit=math.pi / 2,
-)
-def zonotopes(draw: Draw) -> Instances:
-    generators = draw.sized(4, 8)
-    d, k = generators.shape
-    if generators.any():
-        zero = torch.zeros(d, dtype=torch.float64)
-        root = draw.rng.normal(size=(d, d))
-        found = Zonotope(torch.as_tensor(generators), zero).maximise(torch.as_tensor(root), zero)
-        best = float(((vertices(k, -1.0, 1.0) @ generators.T @ root.T) ** 2).sum(1).max())
-        yield f"{k} segments, d = {d}", both_sides((found.upper, best), (best, found.upper))
 
 
 @nikolov.each(
@@ -342,18 +305,6 @@ def stacked(draw: Draw) -> Instances:
     W, V = draw.matrix(draw.size(3), n), draw.matrix(draw.size(3), n, later=2)
     both = product_norm(gamma_of(W, p)[1], gamma_of(V, p)[1], p)
     yield f"{W.shape}, {V.shape}, p = {p:g}", ratio(gamma_of(np.concatenate([W, V]), p)[0], both)
-
-
-@nikolov.each(
-    "Lemma 62",
-    "Gamma_p(K (x) L) = Gamma_p(K) Gamma_p(L) for symmetric sets",
-    "+-1 to 3 points, d = 1 to 3; p = 2 to inf",
-)
-def tensor_products(draw: Draw) -> Instances:
-    p, K, L = draw.p, symmetric(draw.sized(3, 3)), symmetric(draw.sized(3, 3, later=3))
-    of_k, of_l, both = gamma_p(K, p), gamma_p(L, p), gamma_p(np.kron(K, L), p)  # kron: a row for each pair
-    yield f"too small, p = {p:g}", ratio(both[0], of_k[1] * of_l[1])
-    yield f"too large, p = {p:g}", ratio(of_k[0] * of_l[0], both[1])
 
 
 @nikolov.each(
