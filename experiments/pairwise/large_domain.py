@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+from tables import counts_of
 
 from torchdp import pairwise, simulate
 from torchdp.randomness import keyed_generator
@@ -33,9 +34,8 @@ def measure(config: Config, report: Report) -> None:
     k = config.types
     statistic = pairwise.absolute_difference(k, spacing=1 / (k - 1))
     weights = 1 / torch.arange(1, k + 1, dtype=torch.float64)
-    counts = (weights / weights.sum() * config.users).floor().long()
-    counts[0] += config.users - counts.sum()
-    n, truth = int(counts.sum()), statistic.exact(counts)
+    counts, n = counts_of(weights, config.users), config.users
+    truth = statistic.exact(counts)
 
     predicted, measured = {}, {}
     report.say(f"Gini's mean difference on {k} types, epsilon = {config.epsilon:g}, n = {n}, Zipf histogram")
