@@ -2,10 +2,10 @@
 
 Paper: intervals of Wilson (1927), Fieller (1954) and Zou, Donner (2008), as ``torchdp.protocol.interval`` joins them.
 Command:  python experiments/league/local_coverage.py
-Expected: a statistic or workload of 16 types, users, epsilon, data, the chosen protocol (the first whose law
-    needs no messages), and the share of the trials whose interval holds the truth; of a workload the mean and the least
-    over its queries. 138 cells in all, .941 to .979; the seven above .965 are too wide: four of Gini's diversity of
-    uniform data, a stationary point of the form, and three of the AUC where one user in twenty is positive.
+Expected: a statistic or workload of 16 types, users, epsilon, data, the chosen protocol (the first whose estimates are
+    drawn without messages), and the share of the trials whose interval holds the truth; of a workload the mean and the
+    least over its queries. 138 cells in all, .941 to .979; the seven above .965 are too wide: four of Gini's diversity
+    of uniform data, a stationary point of the form, and three of the AUC where one user in twenty is positive.
     ``experiments/pairwise/random_kernels.py`` has random kernels, and cells at stationary points.
 Output: results/league/local_coverage/coverage.csv (kept: experiments/league/local_coverage.csv), ranges.csv,
     outside.csv.
@@ -75,7 +75,7 @@ def cells(config: Config) -> Iterator[Cell]:
 
 
 def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[str, Protocol[Tensor]]:
-    """The first candidate whose law is drawn without every message."""
+    """The first candidate whose estimates are drawn without every message."""
     if task in ASKED:
         choice = queries.choose(workload(task, k), n, epsilon, Objective.MEAN)
     else:

@@ -84,7 +84,7 @@ def density_privacy(n: int, instances: int, flip: float) -> Instances:
 
 
 def shuffled(n: int, ones: int, flip: float, own: float) -> np.ndarray:
-    """The law of the number of ones that are heard: ``ones`` of n - 1 others hold a one, the user with chance own."""
+    """The distribution of the number of ones heard: ``ones`` of n - 1 others hold a one, the user with chance own."""
     others = np.convolve(
         binom.pmf(np.arange(ones + 1), ones, 1 - flip), binom.pmf(np.arange(n - ones), n - 1 - ones, flip)
     )
@@ -104,8 +104,8 @@ def shuffled(n: int, ones: int, flip: float, own: float) -> np.ndarray:
 def support(n: int, flip: float, S: int) -> Instances:
     def losses(one: float, other: float) -> np.ndarray:
         """ln P/Q, (ones among the others, heard): the user's chance of a one under P and under Q."""
-        laws = [[shuffled(n, ones, flip, own) for ones in range(n)] for own in (one, other)]
-        return np.log(np.divide(*laws))
+        shares = [[shuffled(n, ones, flip, own) for ones in range(n)] for own in (one, other)]
+        return np.log(np.divide(*shares))
 
     # one coordinate leaves the support (1 -> 1/2), another enters it (1/2 -> 1)
     out, into = losses(1.0, 0.5), losses(0.5, 1.0)

@@ -195,7 +195,7 @@ def jensen(draw: Draw) -> Instances:
     yield f"{X.shape}, p = {p:g}", ratio(p_norm(np.sqrt(P @ moved**2), p) ** 2, error)
 
 
-def pairs_of_laws(draw: Draw, size: int) -> Instances:
+def private_pairs(draw: Draw, size: int) -> Instances:
     """(name, (P, Q)): probabilities that differ by factors within e^+-epsilon: randomized response, and random ones."""
     epsilon, rng = draw.epsilon, draw.rng
     q = 1 / (1 + math.exp(epsilon))
@@ -220,7 +220,7 @@ def pairs_of_laws(draw: Draw, size: int) -> Instances:
 )
 def chi_squared(draw: Draw) -> Instances:
     bound = 4 * math.sinh(draw.epsilon / 2) ** 2
-    for name, (P, Q) in pairs_of_laws(draw, draw.size(8, 2)):
+    for name, (P, Q) in private_pairs(draw, draw.size(8, 2)):
         yield f"{name}, epsilon = {draw.epsilon:g}", ratio(float(((P - Q) ** 2 / Q).sum()), bound)
 
 
@@ -230,7 +230,7 @@ def chi_squared(draw: Draw) -> Instances:
     "randomized response, which attains it, and unbiased channels of 2 to 6 outputs; epsilon = 0.01 to 32; n = 1",
 )
 def pure_bound(draw: Draw) -> Instances:
-    for name, (P, Q) in pairs_of_laws(draw, draw.size(6, 2)):
+    for name, (P, Q) in private_pairs(draw, draw.size(6, 2)):
         if np.abs(P - Q).max() < 1e-12:
             continue
         channel = np.stack([P, Q])
@@ -248,14 +248,14 @@ def pure_bound(draw: Draw) -> Instances:
 def knows_one(rng: np.random.Generator, count: int) -> Instances:
     for delta in (1e-9, 1e-3, 0.3, 0.999, 1.0):
         means = rng.integers(-3, 4, 4).astype(float)  # of X_0 and of three others
-        laws = [Counter({means[0]: 1 - delta}) for _ in means]
-        for law, mean in zip(laws, means, strict=True):
-            law[(mean - (1 - delta) * means[0]) / delta] += delta
-            yield f"bias, delta = {delta:g}", ratio(abs(sum(y * w for y, w in law.items()) - mean), 1e-6)
-        for a, b in itertools.product(laws, laws):
+        releases = [Counter({means[0]: 1 - delta}) for _ in means]
+        for release, mean in zip(releases, means, strict=True):
+            release[(mean - (1 - delta) * means[0]) / delta] += delta
+            yield f"bias, delta = {delta:g}", ratio(abs(sum(y * w for y, w in release.items()) - mean), 1e-6)
+        for a, b in itertools.product(releases, releases):
             far = sum(abs(a[y] - b[y]) for y in {*a, *b}) / 2
             yield f"distance, delta = {delta:g}", ratio(far, delta)
-        yield "error on X_0", ratio(sum(w * (y - means[0]) ** 2 for y, w in laws[0].items()), 1e-6)
+        yield "error on X_0", ratio(sum(w * (y - means[0]) ** 2 for y, w in releases[0].items()), 1e-6)
 
 
 def joined(sizes: np.ndarray, p: float) -> float:

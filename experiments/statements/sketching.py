@@ -46,9 +46,9 @@ def laplace(draw: Draw) -> Instances:
 
 def crowded(m: int, n: int, gamma: float) -> tuple[float, float]:
     """P of one given row's count being above (1 + gamma) n/m, and below (1 - gamma) n/m."""
-    mean, law = n / m, binom(n, 1 / m)
-    above = float(law.sf(math.floor(mean * (1 + gamma) + 1e-9)))
-    return above, float(law.cdf(math.ceil(mean * (1 - gamma) - 1e-9) - 1))
+    mean, inside = n / m, binom(n, 1 / m)
+    above = float(inside.sf(math.floor(mean * (1 + gamma) + 1e-9)))
+    return above, float(inside.cdf(math.ceil(mean * (1 - gamma) - 1e-9) - 1))
 
 
 ROWS = (
