@@ -20,7 +20,9 @@ def test_only_the_statements_known_to_be_false_fail(smoke):
     assert {each.kind for each in base.CHECKS} == {"", *base.KINDS}
     page = (FOLDER.parent / "docs/theorems.md").read_text()  # the full run's, committed
     verdicts = re.findall(r"^\| (?!result).*\| \**(holds|fails)\** \| (\w*) \|$", page, re.M)
-    assert verdicts == [("fails" if each.kind else "holds", each.kind) for each in module.chosen(module.EXPERIMENT.full)]
+    assert verdicts == [
+        ("fails" if each.kind else "holds", each.kind) for each in module.chosen(module.EXPERIMENT.full)
+    ]
 
 
 @pytest.mark.parametrize(
