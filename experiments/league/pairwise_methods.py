@@ -9,7 +9,7 @@ import numpy as np
 import pairwise_peers as peers
 import torch
 from contest import Cell, Method, Squares, shares
-from frequency_peers import norm_sub
+from frequency_peers import Asked, norm_sub
 
 from torchdp import pairwise
 from torchdp.pairwise import PairReports, PairwiseProtocol, PairwiseStatistic
@@ -111,7 +111,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     def theirs(name: str, side: str, afterwards: str, peer: peers.Peer) -> Method:
         def draw(trials: int) -> Squares:
-            found = squares(torch.as_tensor(peer(peers.Asked(counts.cpu().numpy(), cell.epsilon, trials, rng))))
+            found = squares(torch.as_tensor(peer(Asked(counts.cpu().numpy(), cell.epsilon, trials, rng))))
             return {afterwards: found["clipped"]} if afterwards else found
 
         return Method(name, side, draw)

@@ -144,5 +144,5 @@ def test_published_pairs_are_unbiased():
         f, counts = np.abs(x[:, None] - x), rng.multinomial(USERS, rng.dirichlet(np.ones(8)))
         truth = counts @ f @ counts / (USERS * (USERS - 1))
         for peer in (peers.randomized_response([f], 0.0, np.eye(8)), peers.two_messages(f)):
-            error = peer(peers.Asked(counts, 1.0, TRIALS, rng)) - truth
+            error = peer(peers.frequency.Asked(counts, 1.0, TRIALS, rng)) - truth
             assert abs(error.mean()) < 4.5 * error.std() / math.sqrt(TRIALS) < 0.05 * truth
