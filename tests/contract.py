@@ -38,7 +38,7 @@ from torchdp.noise import Noise, SeededNoise
 from torchdp.pairwise.rounds.round import Round
 from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, InteractiveProtocol, MessageProtocol, Objective, Tally
-from torchdp.queries import PrivateLearner
+from torchdp.queries import PrivateLearner, SecureQueries
 from torchdp.regression import SecondMoments
 from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
@@ -394,7 +394,8 @@ class MessageContract(Contract):
 
     def released(self, row, seed, times):
         """What users who hold this row send, each alone; what servers or a shuffler show where the first user does."""
-        if isinstance(channel_of(self.protocol), Amplified | Shuffled | SecureSums | SharedSum):
+        mixed = Amplified | Shuffled | SecureSums | SharedSum | SecureQueries
+        if isinstance(channel_of(self.protocol), mixed):
             x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
             (name,) = self.protocol.layout
             totals = [self.protocol.collect(x, noise=noise)[name].flatten() for _ in range(min(times, MIXED))]

@@ -25,7 +25,14 @@ from torchdp import pairwise, queries, workloads
 from torchdp.pairwise import Pairs
 from torchdp.pairwise.rounds.round import Round
 from torchdp.protocol import Objective
-from torchdp.queries import CentralFactorization, CentralLaplace, LocalFactorization, LocalOracle, ShuffledQueries
+from torchdp.queries import (
+    CentralFactorization,
+    CentralLaplace,
+    LocalFactorization,
+    LocalOracle,
+    SecureQueries,
+    ShuffledQueries,
+)
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -155,6 +162,9 @@ CHANNELS = {
     "poisson": Row(shuffled(PoissonSum), by_poisson, MessageContract, 1.0, SHUFFLED),
     "correlated": Row(shuffled(CorrelatedSum), None, MessageContract, 1.0),
     "bounded": Row(shuffled(BoundedSum), None, MessageContract, 1.0),
+    "servers": Row(
+        lambda question, epsilon: SecureQueries.of(question, len(MANY), epsilon, 1e-6), None, MessageContract, 1.0
+    ),
     "gaussian": Row(
         lambda question, epsilon: CentralFactorization.of(question, epsilon, 1e-6), gaussian, Contract, 1.0, CURATED
     ),

@@ -8,8 +8,8 @@
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
     torch.Size([8])
 
-``LocalFunction`` answers any smooth function of the users' shares of types, such as ``Spearman`` or the
-``EnergyDistance`` of two groups.
+``SecureQueries`` answers by servers that see secret shares, with a curator's error. ``LocalFunction`` answers any
+smooth function of the users' shares of types, such as ``Spearman`` or the ``EnergyDistance`` of two groups.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
@@ -32,6 +32,7 @@ from torchdp.queries.learn import ConceptClass, PrivateLearner, conjunctions, pa
 from torchdp.queries.oracle import LocalFactorization, LocalOracle
 from torchdp.queries.protocol import FactoredQueries
 from torchdp.queries.release import Answers, CentralRelease, Linear, MessageRelease, Several, through
+from torchdp.queries.servers import SecureQueries
 from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 from torchdp.queries.twice import Twice
 
@@ -55,6 +56,7 @@ __all__ = [
     "MessageRelease",
     "PrivateLearner",
     "Question",
+    "SecureQueries",
     "Several",
     "ShareFunction",
     "ShuffledQueries",
