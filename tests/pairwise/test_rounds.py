@@ -7,11 +7,11 @@ import pytest
 import torch
 from pairs import from_factors
 
-from pairwise.common import mse
+from pairwise.common import mse, vectors
 from torchdp import pairwise
 from torchdp.collection import Journal
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, Pairs, ProjectedTwoRound, ThreeRound, TwoRound
+from torchdp.pairwise import Pairs, ProjectedTwoRound, ThreeRound, TwoRound
 from torchdp.pairwise.rounds.interactive import extremes
 from torchdp.pairwise.rounds.round import (
     Question,
@@ -191,7 +191,7 @@ def test_chosen_split_is_the_best_of_a_grid_and_no_worse_than_one_message():
     for n in (300, 3000, 10**5):
         for histogram in (torch.ones(8), torch.eye(8)[0]):
             chosen = mse(TwoRound.tuned(SIGNS, n, 1.0, prior=histogram), histogram, n)
-            assert chosen < 1.02 * mse(OneMessage(SIGNS, 1.0), histogram, n)
+            assert chosen < 1.02 * mse(vectors(SIGNS, 1.0), histogram, n)
             for first in (0.1, 0.3, 0.5, 0.7, 0.9):
                 for weight in (0.1, 0.5, 0.8, 1.0):
                     assert chosen < 1.005 * mse(TwoRound(SIGNS, 1.0, first, weight), histogram, n)
@@ -215,7 +215,7 @@ def test_leading_error_is_free_of_gamma_2(epsilon):
         assert mse(projected, point, n) < 1.25 * limit
         assert mse(ThreeRound.tuned(statistic, n, epsilon), point, n) < 5 * limit
         radius = statistic.radius**2
-        assert mse(OneMessage(statistic, epsilon), point, n) > 0.9 * radius**2 * limit
+        assert mse(vectors(statistic, epsilon), point, n) > 0.9 * radius**2 * limit
 
 
 # ---- edges
@@ -243,7 +243,7 @@ def test_constant_kernel_asks_nothing():
 def test_the_square_of_the_noise_is_taken_off():
     """Where the weights do not add up to 0, as those of random signs may."""
     counts = torch.tensor([4, 2, 6, 12])
-    for protocol in (TwoRound(DIFFERENCE, 4.0, 0.5, 0.2), OneMessage(DIFFERENCE, 0.5)):
+    for protocol in (TwoRound(DIFFERENCE, 4.0, 0.5, 0.2), vectors(DIFFERENCE, 0.5)):
         found = protocol.sample_estimate(counts, generator=keyed_generator(b"square"), sample_shape=(40_000,))
         error = found.value - DIFFERENCE.exact(counts)
         assert abs(float(error.mean() / error.std())) * 200 < 4.5
