@@ -214,6 +214,14 @@ def test_every_question_through_every_channel(question, channel):
     assert protocol.guarantee.epsilon <= CHANNELS[channel].epsilon * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_a_constant_kernel_gets_a_sentence(channel):
+    points, one = torch.zeros(4, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    constant = pairwise.PairwiseStatistic("always 3", points, pairwise.Form(one, 3.0))
+    with pytest.raises(ValueError, match="'always 3' is constant: its mean is 3 whatever users hold"):
+        CHANNELS[channel].of(constant, 1.0)
+
+
 class Pairwise:
     x = X
     bad: ClassVar = [torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.5]), X[None]]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from contract import never_sent
 from pairs import from_factors
 
 from pairwise.common import mse, vectors
@@ -20,6 +21,7 @@ from torchdp.pairwise.rounds.round import (
     worst_variance,
 )
 from torchdp.privacy import Model, compose
+from torchdp.protocol import Tally
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
@@ -226,6 +228,46 @@ def test_every_budget_the_randomizers_take_can_be_split(kind):
     for epsilon in (1e-5, 1e-3, 40.0):
         protocol = kind.tuned(SIGNS, 10**9, epsilon)
         assert protocol.guarantee.epsilon == pytest.approx(epsilon, rel=1e-12)
+
+
+@pytest.mark.parametrize("index", [0, 3, 5])
+def test_tallies_that_no_users_can_have_sent(index):
+    """Of one round, shown to the next one."""
+    protocol = protocols(DIFFERENCE, 2.0)[index]
+    tally = protocol.collect(TYPES, noise=SeededNoise(1))
+    for wrong in never_sent(protocol.check(tally)):
+        with pytest.raises(ValueError, match=r"can have sent|must be|NaN"):
+            protocol.analyse(wrong)
+        if wrong.n and not torch.equal(wrong["0.vector0"], tally["0.vector0"]):
+            with pytest.raises(ValueError, match=r"can have sent|must be|NaN"):
+                protocol.round(protocol.split(wrong)[:1])
+    for part, each in tally.parts.items():
+        with pytest.raises(ValueError, match="same leading dimensions"):
+            protocol.analyse(Tally(tally.n, {**tally.parts, part: each[None]}))
+
+
+def test_what_rounds_do_not_answer_is_refused_before_anybody_is_asked():
+    """f(x, x) depends on x: the mean over all pairs does not give that over distinct ones."""
+    for pairs in Pairs:
+        uneven = pairwise.from_kernel(torch.arange(1.0, 5.0).diag(), pairs=pairs)
+        if pairs is Pairs.ALL:
+            assert TwoRound(uneven, 1.0, 0.5).estimate(TYPES, noise=SeededNoise(1)).value.isfinite()
+            continue
+        with pytest.raises(ValueError, match="depends on x"):
+            TwoRound(uneven, 1.0, 0.5)
+        assert vectors(uneven, 1.0).estimate(TYPES, noise=SeededNoise(1)).value.isfinite()  # channels do
+
+
+def test_errors_show_no_data():
+    secret, protocol = 987654, vectors(DIFFERENCE, 1.0)
+    for use in (
+        lambda: protocol.estimate(torch.tensor([1, secret])),
+        lambda: protocol.sample_estimate(torch.tensor([secret, -secret, 0, 0]), generator=keyed_generator(b"bad")),
+        lambda: protocol.predicted_mse(torch.tensor([secret, -1.0, 0, 0])),
+    ):
+        with pytest.raises(ValueError) as caught:
+            use()
+        assert str(secret) not in str(caught.value)
 
 
 def test_constant_kernel_asks_nothing():
