@@ -163,7 +163,11 @@ CHANNELS = {
         lambda question, epsilon: SecureQueries.of(question, len(MANY), epsilon, 1e-6), None, MessageContract, 1.0
     ),
     "gaussian": Row(
-        lambda question, epsilon: CentralFactorization.of(question, epsilon, 1e-6), gaussian, Contract, 1.0, own=RAGGED
+        lambda question, epsilon: CentralFactorization.of(question, epsilon, 1e-6),
+        gaussian,
+        Contract,
+        1.0,
+        own=RAGGED,
     ),
     "laplace": Row(CentralLaplace.of, discrete_laplace, Contract, 1.0, own=RAGGED),
 }

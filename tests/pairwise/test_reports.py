@@ -58,10 +58,10 @@ def spent(protocol):
 
 
 def said_is_sent(protocol):
-    """What users send is the oracle's report of their own type, and nothing else is kept of it."""
+    """What is heard are the oracle's reports of the users' types, and nothing else is kept of them."""
     types, oracle = torch.tensor([0, 3, 3, 1]), protocol.channel.client
     tally = protocol.collect(types, noise=SeededNoise(1))
-    sent = oracle.tally(oracle.randomize(types, noise=SeededNoise(1)))
+    sent = oracle.collect(types, noise=SeededNoise(1))
     assert set(tally.parts) == {"reports"} and torch.equal(tally["reports"], sent["reports"])
 
 
