@@ -1,7 +1,7 @@
 """Questions of pairs, shares and both through every channel; each truth is an average over pairs of users.
 
-A question is a row of QUESTIONS, a channel a row of CHANNELS: each two of them are a cell of the grid. The whole battery
-runs on the cells of BATTERY, and on protocols in rounds.
+A question is a row of QUESTIONS, a channel a row of CHANNELS: each two of them are a cell of the grid. The whole
+battery runs on the cells of BATTERY, and on protocols in rounds.
 """
 
 import dataclasses
