@@ -334,7 +334,13 @@ class FactoredProtocol(Channel):
         error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
         stretch = laplace_stretch if self.laplace else None
         found = Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch)
-        return replace(found, population=partial(self._of_population, found, tally.kept()))
+        kept = tally.kept()
+        covariance = partial(self.plausible, kept) if self.known_noise else None
+        return replace(found, population=partial(self._of_population, found, kept), covariance=covariance)
+
+    @property
+    def known_noise(self) -> bool:
+        return bool((self.variance == self.variance[:, :1]).all())
 
     def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
         """Var W_i under the nearest histogram; of those with its R h that of the largest where R tells less."""
@@ -352,6 +358,6 @@ class FactoredProtocol(Channel):
         def covariance() -> Tensor:
             users = tally.users(2)
             own = ((centred * h[:, None]) @ centred.mT).view(*batch, len(W), len(W))
-            return own / users + self.noise * self.queries.left @ self.queries.left.mT / users**self.power
+            return own / users + self.plausible(tally)
 
         return found.with_sampling(variance / n, covariance)
