@@ -58,7 +58,7 @@ class PairwiseStatistic(PairwiseForms, Question):
         if self.likely is not None:
             return self.likely
         k = self.types
-        zipf = 1 / torch.arange(1, k + 1).to(self.points)
+        zipf = 1 / torch.arange(1, k + 1, dtype=torch.float64).to(self.points)
         spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
         if self.denominator is not None:
             return spread

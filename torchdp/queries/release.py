@@ -271,7 +271,7 @@ class SeveralAnalyst:
         if objective is Objective.WORST:
             return each.amax(0)
         answers = [
-            one.predicted_mse(torch.full((self.question.types,), 2.0).double()).numel() for one in self.parts
+            one.predicted_mse(torch.full((self.question.types,), 2.0, dtype=torch.float64)).numel() for one in self.parts
         ]
         return torch.einsum("q...,q->...", each, each.new_tensor(answers) / sum(answers))
 
