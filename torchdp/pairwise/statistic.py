@@ -62,7 +62,8 @@ class PairwiseStatistic(PairwiseForms, Question):
         spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
         if self.denominator is not None:
             return spread
-        some = torch.linspace(0, k - 1, min(k, MOST_SINGLE)).to(self.points).round().long()
+        even = torch.linspace(0, k - 1, min(k, MOST_SINGLE), dtype=torch.float64)
+        some = even.to(self.points).round().long()
         return torch.cat([spread, torch.eye(k).to(self.points)[some]])
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
