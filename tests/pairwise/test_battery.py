@@ -140,7 +140,7 @@ CHANNELS = {
     "subsets": Row(local(SubsetSelection), from_oracle, own=RAGGED),
     "bits": Row(local(OptimizedUnaryEncoding), from_oracle),
     "hadamard": Row(local(HadamardResponse), from_oracle, times=8, own=RAGGED),
-    "strategy": Row(local(nested), from_oracle),
+    "strategy": Row(local(nested), from_oracle, times=8),
     "vectors": Row(LocalFactorization.of, lambda channel: two_densities(channel.client), epsilon=8.0),
     "twice": Row(queries.Twice.of, lambda channel: 2 * two_densities(channel.randomizer), epsilon=16.0),
     "poisson": Row(shuffled(PoissonSum), by_poisson, MessageContract, 1.0, own=SHUFFLED),
@@ -206,7 +206,7 @@ def test_every_question_through_every_channel(question, channel):
     assert protocol.guarantee.epsilon <= CHANNELS[channel].epsilon * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("channel", CHANNELS)
+@pytest.mark.parametrize("channel", sorted(CHANNELS.keys() - {"servers"}))  # which have no noise to make
 def test_a_constant_kernel_gets_a_sentence(channel):
     points, one = torch.zeros(4, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     constant = pairwise.PairwiseStatistic("always 3", points, pairwise.Form(one, 3.0))
