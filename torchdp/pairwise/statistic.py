@@ -58,11 +58,12 @@ class PairwiseStatistic(PairwiseForms, Question):
         if self.likely is not None:
             return self.likely
         k = self.types
-        zipf = 1 / torch.arange(1, k + 1).to(self.points)
+        zipf = 1 / torch.arange(1, k + 1, dtype=torch.float64).to(self.points)
         spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
         if self.denominator is not None:
             return spread
-        some = torch.linspace(0, k - 1, min(k, MOST_SINGLE)).to(self.points).round().long()
+        even = torch.linspace(0, k - 1, min(k, MOST_SINGLE), dtype=torch.float64)
+        some = even.to(self.points).round().long()
         return torch.cat([spread, torch.eye(k).to(self.points)[some]])
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:

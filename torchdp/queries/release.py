@@ -274,9 +274,8 @@ class SeveralAnalyst:
         each = torch.stack([one.worst_mse(n, objective) for one in self.parts])
         if objective is Objective.WORST:
             return each.amax(0)
-        answers = [
-            one.predicted_mse(torch.full((self.question.types,), 2.0).double()).numel() for one in self.parts
-        ]
+        two = torch.full((self.question.types,), 2.0, dtype=torch.float64)  # users of each type
+        answers = [one.predicted_mse(two).numel() for one in self.parts]
         return torch.einsum("q...,q->...", each, each.new_tensor(answers) / sum(answers))
 
 
