@@ -33,6 +33,14 @@ What is no channel asks twice:
 """
 
 from torchdp.pairwise.analyst import consistent
+from torchdp.pairwise.degree import (
+    DegreeStatistic,
+    VolumeUnderSurface,
+    statistic_of_degree,
+    third_central_moment,
+    triplet_comparisons,
+    volume_under_surface,
+)
 from torchdp.pairwise.forms import Form, Pairs
 from torchdp.pairwise.population import mann_whitney
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound, choose_rounds
@@ -52,12 +60,14 @@ from torchdp.pairwise.standard import (
 from torchdp.pairwise.statistic import PairwiseStatistic, merged
 
 __all__ = [
+    "DegreeStatistic",
     "Form",
     "Pairs",
     "PairwiseStatistic",
     "ProjectedTwoRound",
     "ThreeRound",
     "TwoRound",
+    "VolumeUnderSurface",
     "absolute_difference",
     "auc",
     "auc_of_sizes",
@@ -72,5 +82,9 @@ __all__ = [
     "mann_whitney",
     "merged",
     "ratio",
+    "statistic_of_degree",
+    "third_central_moment",
+    "triplet_comparisons",
     "unequal",
+    "volume_under_surface",
 ]

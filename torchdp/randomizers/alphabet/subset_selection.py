@@ -254,6 +254,19 @@ class SubsetSelection(BitVectorOracle):
             row.index_add_(0, member // WORD, torch.ones_like(member) << member % WORD)
         return words
 
+    @property
+    def together(self) -> tuple[float, float, float, float]:
+        p, w = self.on, self.subset
+        others = self.k - 1
+
+        def held(members: int, values: int) -> float:
+            """Chance that so many members of a set, drawn from the types but x, hold each of these values."""
+            return math.perm(members, values) / max(1, math.perm(others, values))
+
+        two = p * held(w - 1, 2) + self.lost * held(w, 2)
+        three = p * held(w - 1, 3) + self.lost * held(w, 3)
+        return p * held(w - 1, 1), p * held(w - 1, 2), two, three
+
     def covariance(self, x: int) -> Tensor:
         p, q, gap, w = self.on, self.off, self.gap, self.subset
         covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64)
