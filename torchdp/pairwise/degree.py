@@ -1,6 +1,6 @@
 """Means of kernels over tuples of m different users (U-statistics of degree m), as questions for every channel.
 
-Notation: f is a symmetric kernel, (k,) * m; c are counts of types of n users, h = c/n; (n)_m = n (n - 1) ... (n - m + 1).
+Notation: f is a symmetric kernel, (k,) * m; c are counts of types of n users, h = c/n; (n)_m = n!/(n - m)!.
 A sum over tuples of different users is one over permutations pi of m places, of sign(pi) times the sum over tuples in
 which the places of each cycle hold one user. With its tied kernels f_b, of an axis for each cycle of lengths b,
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -352,22 +353,21 @@ def tied(kernel: Tensor, blocks: Blocks, vectors: Tensor | None = None) -> Tenso
 
     vectors: V, (outputs, k): the blocks of two places and more at V_y of one output y instead.
     """
-    places = [axis for axis, length in enumerate(blocks) for _ in range(length)]
     axes = list(range(len(blocks)))
-    if vectors is None:
-        return torch.einsum(kernel, places, axes)
-    operands = [kernel, []]
+    places: list[int] = []
+    operands: list[Any] = []
     for axis, length in enumerate(blocks):
         for _ in range(length):
-            place = axis if length == 1 else len(blocks) + len(operands)
-            operands[1].append(place)
-            if length > 1:
+            apart = vectors is not None and length > 1
+            place = len(blocks) + len(places) if apart else axis
+            places.append(place)
+            if apart:
                 operands += [vectors, [axis, place]]
-    return torch.einsum(*operands, axes)
+    return torch.einsum(kernel, places, *operands, axes)
 
 
 def contracted(T: Tensor, vectors: list[Tensor]) -> Tensor:
-    """T(..., v, w): the last axes of T, one after the other from the last, with rows (b, size): (b, *the other axes)."""
+    """T(..., v, w): the last axes of T, one after the other, with rows (b, size) each: (b, *the other axes)."""
     value = T[None]
     for rows in reversed(vectors):
         lead = value.shape[1:-1]
