@@ -254,7 +254,8 @@ def third_central_moment(k: int, *, spacing: float = 1.0) -> DegreeStatistic:
     k = checks.integer("k", k, 2)
     spacing = checks.squarable("spacing", spacing, 6)
 
-    def kernel(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    def kernel(*indices: Tensor) -> Tensor:
+        x, y, z = [index.double() for index in indices]
         return (2 * x - y - z) * (2 * y - z - x) * (2 * z - x - y) * (spacing**3 / 6)
 
     return statistic_of_degree(kernel, 3, types=k, name="third central moment")
