@@ -39,7 +39,7 @@ from torchdp.pairwise import ShuffledForm
 from torchdp.pairwise.rounds.round import Round
 from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, InteractiveProtocol, MessageProtocol, Objective, Tally
-from torchdp.queries import PrivateLearner
+from torchdp.queries import PrivateLearner, SecureQueries
 from torchdp.regression import SecondMoments
 from torchdp.secure.shared_sum import SharedSum
 from torchdp.secure.sums import SecureSums
@@ -390,7 +390,7 @@ class MessageContract(Contract):
 
     def released(self, row, seed, times):
         """What users who hold this row send, each alone; what servers or a shuffler show where the first user does."""
-        if isinstance(self.protocol, Amplified | Shuffled | SecureSums | SharedSum):
+        if isinstance(self.protocol, Amplified | Shuffled | SecureSums | SharedSum | SecureQueries):
             x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
             (name,) = self.protocol.layout
             totals = [self.protocol.collect(x, noise=noise)[name].flatten() for _ in range(min(times, MIXED))]

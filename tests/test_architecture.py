@@ -36,7 +36,7 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "simulate": FLOOR,
     "factorization": FLOOR | {"workloads"},
     "randomizers": FLOOR | {"privacy", "kernels", "wire", "protocol"},
-    "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "shuffle"},
+    "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "shuffle", "secure"},
     "pairwise": FLOOR
     | {"wire", "protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
     "shuffle": FLOOR | {"privacy", "kernels", "protocol", "wire"},

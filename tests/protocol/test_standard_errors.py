@@ -73,6 +73,7 @@ MADE = {
     "factors": lambda: queries.LocalFactorization.calibrated(FACTORS, epsilon=EPSILON),
     "central factors": lambda: queries.CentralFactorization(FACTORS, EPSILON, DELTA),
     "central Laplace": lambda: queries.CentralLaplace(queries.FactoredQueries.spanned(FIRST, FIRST), EPSILON),
+    "secure sums": lambda: queries.SecureQueries(FACTORS, USERS, EPSILON, DELTA),
     "shuffled bits": lambda: queries.ShuffledQueries.calibrated(FIRST, PoissonSum, USERS, EPSILON, DELTA),
     "one message": lambda: pairwise.OneMessage(EVERY, EPSILON),
     "two messages": lambda: pairwise.TwoMessage(EVERY, EPSILON),

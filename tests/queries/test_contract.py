@@ -12,6 +12,7 @@ import torch
 from contract import Contract, MessageContract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import hockey_stick
+from products import gaussian_delta
 from scipy import stats
 from scipy.stats import energy_distance, kendalltau
 
@@ -30,6 +31,7 @@ from torchdp.queries import (
     LocalFunction,
     LocalOracle,
     PrivateLearner,
+    SecureQueries,
     ShuffledQueries,
     stumps,
 )
@@ -217,6 +219,30 @@ class TestCorrelatedQueries(Queries, Unbiased, MessageContract):
         law = self.protocol.law
         less = dataclasses.replace(law, ratio=law.ratio**1.2)
         assert self.loss(dataclasses.replace(self.protocol, law=less, epsilon=None)) > self.bound(self.protocol)
+
+
+class TestSecureQueries(Queries, Unbiased, MessageContract):
+    """32 clients of 40 are heard; the noise of 25 must be enough."""
+
+    alike = True
+    repeats = 4_000
+    bad: ClassVar = [*Queries.bad, torch.zeros(41, dtype=torch.int64)]
+    protocol = SecureQueries(GAMMA, 40, 2.0, 1e-3, corrupt=3, absent=12)
+
+    def loss(self, protocol):
+        """delta of a Gaussian pair as far apart as two columns can be; of Laplace noise of variance 2 b^2 epsilon."""
+        size = 1 if protocol.laplace else 2
+        distance = float(torch.pdist(GAMMA.right.mT, p=size).max())
+        apart = distance / math.sqrt(25 * protocol.noise)
+        return math.sqrt(2) * apart if protocol.laplace else gaussian_delta(apart, 2.0)
+
+    def bound(self, protocol):
+        return protocol.delta or self.protocol.epsilon
+
+
+class TestSecureQueriesWithLaplaceNoise(TestSecureQueries):
+    stacked = False
+    protocol = SecureQueries(GAMMA, 40, 2.0, corrupt=3, absent=12)
 
 
 class TestCentralFactorization(Queries, Unbiased, Contract):

@@ -1,14 +1,16 @@
-"""Local and central factorization mechanisms: privacy, exact errors, both paths."""
+"""Factorization mechanisms, local, central and by servers: privacy, exact errors, both paths."""
 
 import math
 
 import pytest
 import torch
+from laws import z_scores
+from products import gaussian_delta
 
 from torchdp import workloads
 from torchdp.factorization import approximate, factorize
 from torchdp.privacy import Model
-from torchdp.queries import FactoredQueries, LocalFactorization
+from torchdp.queries import FactoredQueries, LocalFactorization, SecureQueries
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
@@ -70,3 +72,41 @@ def test_guarantee_samples_reach_the_half_width():
     assert mechanism.half_width(n, 0.05) <= 0.3 < mechanism.half_width(n - 1, 0.05)
     with pytest.raises(ValueError, match="above the bias"):
         mechanism.samples(0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guarantee_servers_add_noise_for_the_farthest_columns(kind):
+    """All of epsilon and delta are spent on them; noise for columns 1 % nearer would not hide them."""
+    right = queries(kind).right.mT
+    noise = SecureQueries(queries(kind), 100, 0.5, 1e-5).noise
+    apart = float(torch.pdist(right).max()) / math.sqrt(100 * noise)
+    assert gaussian_delta(apart, 0.5) == pytest.approx(1e-5, rel=1e-5)
+    assert gaussian_delta(1.01 * apart, 0.5) > 1.01e-5
+    noise = SecureQueries(queries(kind), 100, 0.5).noise
+    assert float(torch.pdist(right, p=1).max()) / math.sqrt(50 * noise) == pytest.approx(0.5, rel=1e-6)
+
+
+def test_servers_leave_out_what_truncation_does_and_nothing_else():
+    """By the clients' own integers; what the analyst of the servers' sums reads is the same, to the bit."""
+    protocol = SecureQueries(queries("gamma_2"), 60, 1.0, 1e-6)
+    client = protocol.client
+    x = torch.arange(6).repeat_interleave(COUNTS)
+    m = client.exact(client.summary(protocol.client_input(x)))[0] / 60
+    off = protocol.queries.left @ m + protocol.queries.shift - TRUTH
+    torch.testing.assert_close(protocol.bias @ COUNTS.double() / 60, off, rtol=0, atol=1e-14)
+    assert 1e-12 < off.abs().max() < 1e-6
+    tally = protocol.collect(x)
+    found = protocol.released(client.analyse(tally)).of_population()
+    alone = protocol.analyse(tally).of_population()
+    assert torch.equal(found.value, alone.value) and torch.equal(found.standard_error, alone.standard_error)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+@pytest.mark.parametrize("W", [torch.eye(16).double(), workloads.prefix(32).dense()[:-1]], ids=len)
+def test_servers_answer_a_hundred_million_from_counts(W, delta):
+    n, k = 10**8, W.shape[1]
+    counts = torch.full((k,), n // k)
+    protocol = SecureQueries(FactoredQueries.of(W, factorize(W, shift=True)), n, 1.0, delta)
+    drawn = protocol.sample_estimate(counts, generator=keyed_generator(b"servers"), sample_shape=(4_000,))
+    ratios = (drawn.value - protocol.exact(counts)).square() / protocol.predicted_mse(counts)
+    assert z_scores(ratios, torch.tensor(1.0)).abs().max() < 4

@@ -21,6 +21,8 @@ from torchdp.queries.channel import Channel, nearest
 from torchdp.simplex import onto_simplex
 
 SMALL = 1 / 16  # relative variance of a denominator, from which a ratio is not near normal
+MOST_MISSED = 1e-6  # of the largest coordinate: what a channel of a question of pairs may miss
+ROUNDED = 1e-12  # of the largest coordinate: what rounding makes of exact factors
 TOLERANCE = 1e-7  # of the squared distance to the hull, relative to the largest squared norm
 
 
@@ -268,9 +270,11 @@ class ChannelPairs(PairwiseAnalyst):
             raise ValueError(
                 "channel must be of the statistic's queries: make it by its class's of(statistic, ...)"
             )
-        bias = self.channel.bias.abs().max()
-        if bool(bias > self.statistic.rounding(self.statistic.form).max()):
-            raise ValueError(f"channel must be of exact factors for a question of pairs; they miss up to {bias:g}")
+        missed = self.channel.bias.abs().max()
+        if bool(missed > MOST_MISSED * points.abs().max()):
+            raise ValueError(
+                f"channel must be of exact factors for a question of pairs; they miss up to {missed:g}"
+            )
 
     @property
     def estimated_pairs(self) -> Pairs:
@@ -310,12 +314,23 @@ class ChannelPairs(PairwiseAnalyst):
     def mean_point(self, tally: Tally) -> Tensor:
         return self.channel.mean(tally)
 
+    @cached_property
+    def _missed(self) -> Tensor | float:
+        """What the channel's bias b adds to the form at most: sum abs(w) (2 max abs(u) abs(b) + b^2), per answer."""
+        size = self.statistic.points.abs().amax(0)
+        missed = self.channel.bias.abs().amax(1)
+        if bool((missed <= ROUNDED * size.max()).all()):
+            return 0.0
+        return self.statistic.form.weights.abs() @ (2 * size * missed + missed.square())
+
     def approximation_bias(self, tally: Tally) -> Tensor | float:
         """For bins of types: sum_ab h_a h_b max abs(f - f') over each two bins, h nearest to their decoded shares."""
         near = self.statistic.approximates
+        if near is None:
+            return self._missed
         shares = self.channel.shares(tally)
-        if near is None or shares is None:
-            return self.distortion
+        if shares is None:
+            return self.distortion + self._missed
         bins, place = torch.unique(self.statistic.points, dim=0, return_inverse=True)
         apart = (near.kernel(near.form) - self.statistic.kernel(self.statistic.form)).abs()
         rows = apart.new_zeros(len(bins), len(apart))
@@ -333,11 +348,13 @@ class ChannelPairs(PairwiseAnalyst):
         n = beside_forms.users()
         z = self.channel.mean(beside_forms)
         # Of the mean over distinct pairs: s^T J s enters it n/(n - 1) times.
-        more = n / (n - 1) if self.channel.distinct else 1.0
-        factor = torch.as_tensor(more * self.slope(n), dtype=torch.float64, device=z.device)[..., None]
+        users = torch.as_tensor(n, dtype=torch.float64, device=z.device)[..., None]
+        more = users / (users - 1) if self.channel.distinct else torch.ones_like(users)
+        slope_n = torch.as_tensor(self.slope(n), dtype=torch.float64, device=z.device)[..., None]
+        factor = more * slope_n
 
         def slope_of(form: Form) -> Tensor:
-            return factor * (2 * form.weights * z + self._linear(form, n) / more)
+            return factor * 2 * form.weights * z + slope_n * self._linear(form, n)
 
         form = statistic.form
         if statistic.denominator is None:

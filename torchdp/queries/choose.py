@@ -23,6 +23,7 @@ from torchdp.queries.choose_local import CAREFUL_STRATEGY, COPIES, MARGIN, choos
 from torchdp.queries.oracle import KINDS, ORACLES, LocalFactorization, LocalOracle, decoding
 from torchdp.queries.protocol import FactoredQueries, dense
 from torchdp.queries.release import Linear, Several, through
+from torchdp.queries.servers import SecureQueries
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
 from torchdp.randomizers.alphabet.strategy_search import LARGEST_EPSILON, SMALLEST_EPSILON
@@ -46,6 +47,7 @@ ROUNDS = 2  # of strategy optimisation
 TRUST = {
     "local": Model.LOCAL,
     "shuffle": Model.SHUFFLE,
+    "servers": Model.LINEAR_TRANSFORM,
     "curator": Model.CENTRAL,
 }
 Named = tuple[str, Any, str]
@@ -76,7 +78,8 @@ def choose(
     coordinate that has two values, by each law of messages that ``torchdp.shuffle`` has and whose error is the same
     whatever the bits (:class:`ShuffledQueries`). A curator ("curator"): Gaussian noise by gamma_2, gamma_F, identity,
     binary tree, and on the plain vectors; discrete Laplace noise on the sums that are tried for a shuffler
-    (:class:`CentralLaplace`). A note says who is trusted, and what one user sends. Who trusts a curator gets the
+    (:class:`CentralLaplace`). Servers that do not all collude ("servers"): the same noise, made by the users
+    (:class:`SecureQueries`). A note says who is trusted, and what one user sends. Who trusts a curator gets the
     curator's best where no shuffled one has less than 0.95 of its error.
 
     Args:
@@ -84,9 +87,9 @@ def choose(
             ``ShareFunction``, or a tuple of such, which one collection answers together (:class:`Several`).
         n: users.
         epsilon: of each.
-        delta: in (0, 1), for "shuffle" and "curator".
+        delta: in (0, 1), but for "local".
         objective: what the error of several answers means.
-        trust: "local", "shuffle" or "curator": the most that is trusted.
+        trust: "local", "shuffle", "servers" or "curator": who is trusted.
         prior: public histograms that the users' is like, (k,) or (j, k): the error is the root of the mean over them of
             the squared error; None: the question's own, ``question.histograms``, or the worst data of linear queries.
         tol: relative gap of the factorizations.
@@ -121,6 +124,8 @@ def choose(
     asking = _Asking(asked, n, epsilon, delta or 0.0, family, objective, tol, search, prior is None)
     if model is Model.LOCAL:
         return Choice(asking.judged(_local(asking)), asking.bound)
+    if model is Model.LINEAR_TRANSFORM:
+        return Choice(asking.judged(list(_served(asking))))
     shuffled = asking.judged([*_crowds(asking), *_sums(asking)])
     if model is Model.SHUFFLE:
         return Choice(shuffled)
@@ -171,6 +176,12 @@ class _Asking:
         small = self.linear or max(self.W.shape) <= FACTORED
         known = [] if self.linear else [("vectors", FactoredQueries.vectors(self.W.mT))]
         return [*known, *(factors(self.W, self.tol) if small else ())]
+
+    @property
+    def vectors(self) -> list[tuple[str, FactoredQueries]]:
+        """What noise on sums is tried with."""
+        tree = [] if _is_histogram(self.W) else [("binary tree", FactoredQueries.tree(self.W))]
+        return [*self.factored, *tree]
 
     def by_reports(self, client: FrequencyOracle) -> Any:
         """The protocol by an oracle; a strategy's reports are decoded for the data where the question is linear."""
@@ -289,10 +300,19 @@ def _sums(asking: _Asking) -> Iterator[Named]:
                 yield f"{name}, {kind.__name__}", through(asking.question, sums), note
 
 
+def _served(asking: _Asking) -> Iterator[Named]:
+    """Sums by servers that do not all collude, of vectors and of bits."""
+    for name, queries in asking.vectors:
+        channel = SecureQueries(queries, asking.n, asking.epsilon, asking.delta)
+        yield name, through(asking.question, channel), "servers"
+    for name, queries in _encoders(asking.W):
+        laplace = SecureQueries(queries, asking.n, asking.epsilon)
+        yield f"{name}, discrete Laplace", through(asking.question, laplace), "servers, delta = 0"
+
+
 def _curated(asking: _Asking) -> Iterator[Named]:
     """Gaussian noise on vectors, and discrete Laplace noise on sums of bits."""
-    tree = [] if _is_histogram(asking.W) else [("binary tree", FactoredQueries.tree(asking.W))]
-    for name, queries in (*asking.factored, *tree):
+    for name, queries in asking.vectors:
         channel = CentralFactorization(queries, asking.epsilon, asking.delta)
         yield name, through(asking.question, channel), "a curator"
     for name, queries in _encoders(asking.W):

@@ -39,6 +39,26 @@ class Shown:
     l2: float
     l1: float = 0.0
 
+    def secure_sum(
+        self, clients: int, epsilon: float, delta: float, corrupt: int | None = None, absent: int = 0
+    ) -> SecureSums:
+        """The sum of what so many clients show, by two servers, its noise as of :class:`SharedSum`.
+
+        Raises TypeError, ValueError where no noise or grid fits.
+        """
+        coalition = AdaptiveCoalition(corrupt, absent)
+        if coalition.missing >= checks.integer("clients", clients, 1):
+            raise ValueError(
+                f"corrupt + absent = {coalition.missing} must be less than the {clients} clients: somebody's "
+                "noise has to count"
+            )
+        sketch = ones(clients)
+        given: dict[str, Any] = {"coalition": coalition, "entry": self.entry}
+        if checks.non_negative("delta", delta) > 0:
+            return SecureSketch(sketch, self.words, self.norm, epsilon, delta, sensitivity=self.l2, **given)
+        longest = min(self.words * self.entry, self.words**0.5 * self.norm)
+        return PureSecureSketch(sketch, self.words, longest, epsilon, sensitivity=self.l1, **given)
+
 
 class SharedSum(Relay[S, Words, SecureSums]):
     """The sum of what clients show, ``client_input(x)``, as integers under their noise: ``client`` says how.
@@ -80,19 +100,7 @@ class SharedSum(Relay[S, Words, SecureSums]):
     @cached_property
     def client(self) -> SecureSums:  # type: ignore[override]
         """The sum of integers, by two servers. Raises ValueError where no noise or grid fits."""
-        coalition = AdaptiveCoalition(self.corrupt, self.absent)
-        if coalition.missing >= checks.integer("clients", self.clients, 1):
-            raise ValueError(
-                f"corrupt + absent = {coalition.missing} must be less than the {self.clients} clients: somebody's "
-                "noise has to count"
-            )
-        shown, sketch = self.shown, ones(self.clients)
-        given: dict[str, Any] = {"coalition": coalition, "entry": shown.entry}
-        if checks.non_negative("delta", self.delta) > 0:
-            budget = self.epsilon, self.delta
-            return SecureSketch(sketch, shown.words, shown.norm, *budget, sensitivity=shown.l2, **given)
-        longest = min(shown.words * shown.entry, shown.words**0.5 * shown.norm)
-        return PureSecureSketch(sketch, shown.words, longest, self.epsilon, sensitivity=shown.l1, **given)
+        return self.shown.secure_sum(self.clients, self.epsilon, self.delta, self.corrupt, self.absent)
 
     @property
     def words(self) -> int:
