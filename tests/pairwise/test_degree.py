@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 
 from torchdp import pairwise, queries, shuffle
+from torchdp.noise import SeededNoise
 from torchdp.protocol import Tally
 from torchdp.queries import (
     CentralFactorization,
@@ -84,10 +85,9 @@ def all_messages(client):
     if isinstance(client, SubsetSelection):
         w = client.subset
         sets = sets[sets.sum(1) == w]
-        held = client.on / math.comb(k - 1, w - 1)
-        return sets, torch.where(sets.mT == 1, held, client.lost / math.comb(k - 1, w))
-    own = torch.eye(k).bool()[:, None]
-    on = torch.where(own, client.on, torch.as_tensor(client.off).double())
+        without = client.lost / math.comb(k - 1, w)
+        return sets, without + (client.on / math.comb(k - 1, w - 1) - without) * sets.mT.double()
+    on = client.off + client.gap * torch.eye(k, dtype=torch.float64)[:, None]
     return sets, torch.where(sets == 1, on, 1 - on).prod(-1)
 
 
@@ -110,6 +110,23 @@ def test_guarantee_no_bias_whatever_the_types(kind, m, k):
         assert float(weight @ value) == pytest.approx(float(protocol.exact(counts)), abs=1e-9)
 
 
+def test_second_order_alone_has_a_bias():
+    """The same polynomial as any function of shares is answered: what the exact value is for."""
+
+    class Plain(pairwise.DegreeStatistic):
+        def analyst(self, channel):
+            return queries.function.FunctionAnalyst(self, channel)
+
+    client = RandomizedResponse(2, 1.0)
+    protocol = LocalOracle.of(Plain("plain", pairwise.statistic_of_degree(kernel(2, 3), 3).kernel), client)
+    messages, chances = all_messages(client)
+    indices = torch.tensor(list(itertools.product(range(2), repeat=10)))
+    value = protocol.analyse(Tally(10, {"reports": messages[indices].sum(1)})).value
+    counts = torch.tensor([7, 3])
+    weight = chances[torch.arange(2).repeat_interleave(counts), indices].prod(1)
+    assert abs(float(weight @ value - protocol.exact(counts))) > 0.01
+
+
 def test_degree_two_of_reports_is_the_pairwise_statistic():
     f = kernel(4, 2)
     client = RandomizedResponse(4, 1.0)
@@ -123,7 +140,7 @@ def test_third_moment_of_a_ball_message():
     client = PrivUnit(4, 1.0, 1.2)
     T = pairwise.statistic_of_degree(kernel(4, 3), 3).kernel
     point = torch.tensor([[0.7, 0.1, -0.3, 0.5]], dtype=torch.float64)
-    messages = client.randomize(point.expand(200_000, 4), generator=keyed_generator(b"ball"))
+    messages = client.randomize(point.expand(200_000, 4), noise=SeededNoise(3, "cpu"))
     z = messages - point
     cubes = torch.einsum("abc,na,nb,nc->n", T, z, z, z)
     predicted = float(noise_moments(client).third_of(point / client.radius, T))
@@ -156,21 +173,6 @@ def test_no_bias_of_few_users(name):
     assert abs(Moments.of(error).z_score(0.0)) < 4
 
 
-def test_second_order_alone_is_biased_there():
-    """The same polynomial as any function of shares: what the exact value is for."""
-
-    class Plain(pairwise.DegreeStatistic):
-        def analyst(self, channel):
-            return queries.function.FunctionAnalyst(self, channel)
-
-    f = pairwise.statistic_of_degree(kernel(4, 3), 3).kernel
-    _, _, error = errors(CHANNELS["vectors"](Plain("plain", f), 10), 10, 40_000, "plain")
-    assert abs(Moments.of(error).z_score(0.0)) > 6
-    exact = pairwise.statistic_of_degree(f, 3)
-    _, _, error = errors(CHANNELS["vectors"](exact, 10), 10, 40_000, "plain")
-    assert abs(Moments.of(error).z_score(0.0)) < 4
-
-
 @pytest.mark.parametrize("m", [3, 4])
 @pytest.mark.parametrize("name", CHANNELS)
 def test_errors_are_the_predicted_ones_and_intervals_cover(name, m):
@@ -186,7 +188,7 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, m):
     assert float(found.standard_error.square().mean()) == pytest.approx(predicted, rel=0.1)
     wider = found.of_population()
     torch.testing.assert_close(wider.value, found.value)
-    assert bool((wider.standard_error > found.standard_error).all())
+    assert float(wider.standard_error.mean()) > float(found.standard_error.mean())
 
 
 def test_third_central_moment_is_scipys_k_statistic():
@@ -204,7 +206,7 @@ def test_triplets_by_loops(both):
     types = [0, 1, 1, 2, 3, 4, 4]
     held = [
         bool(d[i, j] < d[i, l]) and (not both or bool(e[i, j] < e[i, l]))
-        for i, j, l in itertools.permutations(types, 3)  # noqa: E741
+        for i, j, l in itertools.permutations(types, 3)
     ]
     statistic = pairwise.triplet_comparisons(d, e if both else None)
     found = LocalOracle.of(statistic, RandomizedResponse(5, 1.0)).exact(torch.tensor([1, 2, 1, 1, 2]))
@@ -235,7 +237,7 @@ def test_the_bound_is_below_every_oracle_and_near_the_best():
         bound = statistic.bound(n, 1.0, h)
         first = 3 * torch.einsum("abc,b,c->a", statistic.kernel, h, h)
         assert bound == pytest.approx(queries.lower_bound(first[None], n, 1.0, prior=h), rel=1e-9)
-        choice = queries.choose(statistic, n, 1.0, prior=h)
+        choice = queries.choose(statistic, n, 1.0, prior=h, search=False)
         assert 0 < bound < choice.candidates[0].error
     flat = statistic.histograms[0]
     assert queries.choose(statistic, n, 1.0, prior=flat).candidates[0].error < 2 * statistic.bound(n, 1.0, flat)
@@ -252,13 +254,13 @@ def test_it_is_chosen_for_whoever_is_trusted(trust):
 def test_several_questions_have_a_joint_covariance():
     asked = queries.Several((pairwise.absolute_difference(4), pairwise.third_central_moment(4)))
     protocol = LocalOracle.of(asked, SubsetSelection(4, 1.0))
-    _, found, error = errors(protocol, 20_000, 3_000, "several")
-    said = found.covariance.mean(0)
+    _, found, error = errors(protocol, 20_000, 1_000, "several")
+    said = found.covariance().mean(0)
     product = (error - error.mean(0)).prod(1)
     assert abs(Moments.of(product).z_score(float(said[0, 1]))) < 4
     low, high = found.together(0.95)
     truth = protocol.exact((SHARES * 20_000).round().long())
-    assert 0.935 < float(((low <= truth) & (truth <= high)).all(-1).double().mean()) < 0.98
+    assert 0.93 < float(((low <= truth) & (truth <= high)).all(-1).double().mean()) < 0.98
 
 
 def test_refusals():
@@ -266,7 +268,7 @@ def test_refusals():
         pairwise.statistic_of_degree(torch.ones(3, 3, 2), 3)
     with pytest.raises(ValueError, match="types must be given"):
         pairwise.statistic_of_degree(lambda x, y, z: x + y + z, 3)
-    with pytest.raises(ValueError, match="m must be an integer in"):
+    with pytest.raises(ValueError, match="m must be an integer of at most 6"):
         pairwise.statistic_of_degree(torch.ones(2, 2), 7)
     with pytest.raises(ValueError, match="other must be of shape"):
         pairwise.triplet_comparisons(torch.eye(3), torch.eye(4))
