@@ -73,7 +73,9 @@ def test_slopes_are_the_derivatives(m):
     value = torch.func.vmap(lambda h: statistic.of_users(h[None], n)[0])
     first, second = statistic.derivatives(SHARES[None], n)
     torch.testing.assert_close(first[0], torch.func.grad(lambda h: value(h[None])[0])(SHARES))
-    torch.testing.assert_close(second[0], torch.func.hessian(lambda h: value(h[None])[0])(SHARES))
+    hessian = torch.func.hessian(lambda h: value(h[None])[0])
+    torch.testing.assert_close(second[0], hessian(SHARES))
+    torch.testing.assert_close(statistic.third(SHARES[None], n)[0], torch.func.jacfwd(hessian)(SHARES))
 
 
 def all_messages(client):
@@ -118,7 +120,7 @@ def test_second_order_alone_has_a_bias():
             return queries.function.FunctionAnalyst(self, channel)
 
     client = RandomizedResponse(2, 1.0)
-    protocol = LocalOracle.of(Plain("plain", pairwise.statistic_of_degree(kernel(2, 3), 3).kernel), client)
+    protocol = LocalOracle.of(Plain(kernel(2, 3)), client)
     messages, chances = all_messages(client)
     indices = torch.tensor(list(itertools.product(range(2), repeat=10)))
     value = protocol.analyse(Tally(10, {"reports": messages[indices].sum(1)})).value
@@ -169,8 +171,13 @@ def errors(protocol, n, trials, key):
 @pytest.mark.parametrize("name", CHANNELS)
 def test_no_bias_of_few_users(name):
     asked = pairwise.statistic_of_degree(kernel(4, 3), 3)
-    _, _, error = errors(CHANNELS[name](asked, 50), 50, 20_000, name)
+    protocol = CHANNELS[name](asked, 50)
+    counts, _, error = errors(protocol, 50, 20_000, name)
     assert abs(Moments.of(error).z_score(0.0)) < 4
+    predicted = float(protocol.predicted_mse(counts))
+    if name == "gaussian":  # exact for normal noise
+        assert abs(Moments.of(error.square()).z_score(predicted)) < 4
+    assert float(error.square().mean()) == pytest.approx(predicted, rel=0.1)
 
 
 @pytest.mark.parametrize("m", [3, 4])
@@ -264,8 +271,12 @@ def test_several_questions_have_a_joint_covariance():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match=r"kernel must be of shape \(k,\) \* m"):
+    with pytest.raises(ValueError, match=r"kernel must be of shape \(k,\) \* m, k >= 2"):
         pairwise.statistic_of_degree(torch.ones(3, 3, 2), 3)
+    with pytest.raises(ValueError, match=r"kernel must be of shape \(k,\) \* 3, not \(2, 2\)"):
+        pairwise.statistic_of_degree(torch.ones(2, 2), 3)
+    with pytest.raises(ValueError, match="kernel"):
+        pairwise.statistic_of_degree(torch.full((2, 2, 2), torch.nan), 3)
     with pytest.raises(ValueError, match="types must be given"):
         pairwise.statistic_of_degree(lambda x, y, z: x + y + z, 3)
     with pytest.raises(ValueError, match="m must be an integer of at most 6"):

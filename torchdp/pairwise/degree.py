@@ -38,14 +38,25 @@ class DegreeStatistic(ShareFunction, Brief):
     """The mean of f(x_1, ..., x_m) over tuples of m different users; as a function of shares that of independent ones.
 
     Args:
+        kernel: f, (k,) * m, k >= 2, of which the mean over all orders of its arguments counts; m at most 6.
         name: what it is called.
-        kernel: f, (k,) * m, float64, symmetric; made so by :func:`statistic_of_degree`. Unchecked.
 
+    Raises TypeError, ValueError.
     Source: Hoeffding (1948).
     """
 
-    name: str
     kernel: Tensor
+    name: str = "kernel"
+
+    def __post_init__(self) -> None:
+        checks.instance("name", self.name, str)
+        values = checks.floating("kernel", checks.real("kernel", self.kernel)).detach().double()
+        if not 1 <= values.ndim <= MOST_DEGREE or len(set(values.shape)) > 1 or values.shape[0] < 2:
+            raise ValueError(
+                f"kernel must be of shape (k,) * m, k >= 2, m at most {MOST_DEGREE}, not {tuple(values.shape)}"
+            )
+        checks.fits("kernel", *values.shape, most=LARGEST)
+        object.__setattr__(self, "kernel", symmetric(values))
 
     @property
     def degree(self) -> int:
@@ -112,6 +123,16 @@ class DegreeStatistic(ShareFunction, Brief):
             first = first + axes * share[:, None] * (bent @ h[:, :, None])[..., 0]
         return first, second
 
+    def third(self, h: Tensor, n: Tensor) -> Tensor:
+        """The third derivatives of ``of_users``, (b, k, k, k)."""
+        k = self.types
+        total = h.new_zeros(len(h), k, k, k)
+        for part in self.parts[2:]:
+            axes = part.ndim
+            share = self._share(axes, n)[:, None, None, None]
+            total = total + axes * (axes - 1) * (axes - 2) * share * contracted(part, [h] * (axes - 3))
+        return total
+
     def _share(self, axes: int, n: Tensor) -> Tensor:
         """n^l/(n)_m, (b,), for (b, 1) users."""
         tuples = torch.ones_like(n)
@@ -133,8 +154,9 @@ class DegreeAnalyst(FunctionAnalyst):
     D(h) and R the second and third derivatives of P_n, C_x what C gains by h_x: exactly without bias for m <= 3, and to
     second order above: the bias is of order n^-2 from local noise, n^-3 and n^-4 from a shuffler's and a curator's.
 
-    ``predicted_mse`` is d^T C d + tr(D C D C)/2, d the slope of P_n: what is left out is a fraction of order 1/n of it
-    for local noise, 1/n^2 for noise of the whole. ``worst_mse`` is not known.
+    ``predicted_mse`` is d^T C d + tr(D C D C)/2 + <R, R(C, C, C)>/6, d the slope of P_n: exactly for normal noise and
+    m <= 3. What the cumulants of other noise add is a fraction of order 1/n; standard errors and intervals are of the
+    first two terms. ``worst_mse`` is not known.
 
     function: the statistic; channel: of the shares of its types, at most 256. Raises TypeError, ValueError.
 
@@ -166,6 +188,16 @@ class DegreeAnalyst(FunctionAnalyst):
         V = channel.decoded_messages + channel.workload.mean(1)
         kernel = self.function.kernel.to(V)
         return [(blocks, weight * tied(kernel, blocks, V)) for blocks, weight in cycles(kernel.ndim)]
+
+    def predicted_mse(self, summary: Tensor) -> Tensor:
+        h, n = self._shares(summary)
+        k = self.function.types
+        R = self.function.third(h.reshape(-1, k), rows_of(n, h))
+        C = self._covariance((h * n).reshape(-1, k))
+        turned = R
+        for _ in range(3):  # the axes take turns
+            turned = torch.einsum("nabc,ncd->ndab", turned, C)
+        return super().predicted_mse(summary) + (R * turned).sum((-3, -2, -1)).view(h.shape[:-1]) / 6
 
     def _corrected(self, tally: Tally, h: Tensor, to_second_order: Tensor) -> Tensor:
         k = self.function.types
@@ -225,22 +257,24 @@ def statistic_of_degree(
         name: what the statistic is called.
 
     Raises TypeError, ValueError.
+    Guarantees: through a ``LocalOracle`` its estimate has no bias, whatever the users' types: of any m where the
+        oracle's messages can be listed (at most 2^26 outputs times k^(m - 1)), of m <= 3 where they are sets of bits.
+    Source: Hoeffding (1948), section 5.
     """
     m = checks.integer("m", m, 1, MOST_DEGREE)
+    k = None if types is None else checks.integer("types", types, 2)
     if not isinstance(kernel, Tensor):
         checks.function("kernel", kernel)
-        if types is None:
+        if k is None:
             raise ValueError("types must be given where kernel is a function")
-        k = checks.integer("types", types, 2)
         checks.fits("kernel", *[k] * m, most=LARGEST)
         indices = torch.meshgrid(*[torch.arange(k)] * m, indexing="ij")
         kernel = checks.instance("what kernel returns", kernel(*indices), Tensor)
-    values = checks.real("kernel", kernel).detach().double()
-    if values.ndim != m or len(set(values.shape)) > 1 or values.shape[0] < 2 or types not in (None, len(values)):
-        shape = "(k,) * m, k >= 2" if types is None else f"({types},) * m"
-        raise ValueError(f"kernel must be of shape {shape} for m = {m}, not {tuple(values.shape)}")
-    checks.fits("kernel", *values.shape, most=LARGEST)
-    return DegreeStatistic(checks.instance("name", name, str), symmetric(values))
+    statistic = DegreeStatistic(kernel, name)
+    if statistic.degree != m or k not in (None, statistic.types):
+        wanted = "(k,)" if k is None else f"({k},)"
+        raise ValueError(f"kernel must be of shape {wanted} * {m}, not {tuple(kernel.shape)}")
+    return statistic
 
 
 def third_central_moment(k: int, *, spacing: float = 1.0) -> DegreeStatistic:
