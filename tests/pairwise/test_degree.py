@@ -75,7 +75,7 @@ def test_slopes_are_the_derivatives(m):
     torch.testing.assert_close(first[0], torch.func.grad(lambda h: value(h[None])[0])(SHARES))
     hessian = torch.func.hessian(lambda h: value(h[None])[0])
     torch.testing.assert_close(second[0], hessian(SHARES))
-    torch.testing.assert_close(statistic.third(SHARES[None], n)[0], torch.func.jacfwd(hessian)(SHARES))
+    torch.testing.assert_close(statistic.derivative(3, SHARES[None], n)[0], torch.func.jacfwd(hessian)(SHARES))
 
 
 def all_messages(client):
@@ -112,6 +112,14 @@ def test_guarantee_no_bias_whatever_the_types(kind, m, k):
         assert float(weight @ value) == pytest.approx(float(protocol.exact(counts)), abs=1e-9)
 
 
+def test_chances_of_bits_that_are_set_together():
+    client = SubsetSelection(6, 0.1)
+    assert client.subset == 3
+    sets, chances = all_messages(client)
+    held = [float(chances[0] @ sets[:, at].double().prod(1)) for at in ([0, 1], [0, 1, 2], [1, 2], [1, 2, 3])]
+    assert client.together == pytest.approx(held, rel=1e-9)
+
+
 def test_second_order_alone_has_a_bias():
     """The same polynomial as any function of shares is answered: what the exact value is for."""
 
@@ -145,7 +153,7 @@ def test_third_moment_of_a_ball_message():
     messages = client.randomize(point.expand(200_000, 4), noise=SeededNoise(3, "cpu"))
     z = messages - point
     cubes = torch.einsum("abc,na,nb,nc->n", T, z, z, z)
-    predicted = float(noise_moments(client).third_of(point / client.radius, T))
+    predicted = float(noise_moments(client).third_of(point / client.radius, torch.eye(4).double(), T))
     assert abs(Moments.of(cubes).z_score(predicted)) < 4
     assert abs(Moments.of(cubes).z_score(0.0)) > 10  # it is seen
 

@@ -103,37 +103,22 @@ class DegreeStatistic(ShareFunction, Brief):
         return [symmetric(part) for part in found]
 
     def of_users(self, h: Tensor, n: Tensor) -> Tensor:
-        value = torch.zeros_like(h[:, 0])
-        for part in self.parts:
-            value = value + self._share(part.ndim, n) * contracted(part, [h] * part.ndim)
-        return value
+        return self.derivative(0, h, n)
 
     def derivatives(self, h: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-        """l T_l(h, ..., h, .) and l (l - 1) T_l(h, ..., h, ., .), added up."""
-        first = torch.zeros_like(h)
-        second = torch.zeros_like(h[:, None] * h[:, :, None])
-        for part in self.parts:
-            axes = part.ndim
-            share = self._share(axes, n)
-            if axes == 1:
-                first = first + share[:, None] * part
-                continue
-            bent = contracted(part, [h] * (axes - 2)).expand_as(second)
-            second = second + axes * (axes - 1) * share[:, None, None] * bent
-            first = first + axes * share[:, None] * (bent @ h[:, :, None])[..., 0]
-        return first, second
+        return self.derivative(1, h, n), self.derivative(2, h, n)
 
-    def third(self, h: Tensor, n: Tensor) -> Tensor:
-        """The third derivatives of ``of_users``, (b, k, k, k)."""
-        k = self.types
-        total = h.new_zeros(len(h), k, k, k)
-        for part in self.parts[2:]:
-            axes = part.ndim
-            share = self._share(axes, n)[:, None, None, None]
-            total = total + axes * (axes - 1) * (axes - 2) * share * contracted(part, [h] * (axes - 3))
+    def derivative(self, order: int, h: Tensor, n: Tensor) -> Tensor:
+        """Of P_n, (b, k, ..., k): the sum of l!/(l - order)! n^l T_l(h, ..., h, ., ..., .)/(n)_m."""
+        shape = (len(h), *[self.types] * order)
+        total = h.new_zeros(shape)
+        for part in self.parts[max(0, order - 1) :]:
+            value = contracted(part, [h] * (part.ndim - order)).expand(shape)
+            share = math.perm(part.ndim, order) * self.share(part.ndim, n)
+            total = total + share.view(-1, *[1] * order) * value
         return total
 
-    def _share(self, axes: int, n: Tensor) -> Tensor:
+    def share(self, axes: int, n: Tensor) -> Tensor:
         """n^l/(n)_m, (b,), for (b, 1) users."""
         tuples = torch.ones_like(n)
         for used in range(self.degree):
@@ -192,7 +177,7 @@ class DegreeAnalyst(FunctionAnalyst):
     def predicted_mse(self, summary: Tensor) -> Tensor:
         h, n = self._shares(summary)
         k = self.function.types
-        R = self.function.third(h.reshape(-1, k), rows_of(n, h))
+        R = self.function.derivative(3, h.reshape(-1, k), rows_of(n, h))
         C = self._covariance((h * n).reshape(-1, k))
         turned = R
         for _ in range(3):  # the axes take turns
@@ -201,29 +186,24 @@ class DegreeAnalyst(FunctionAnalyst):
 
     def _corrected(self, tally: Tally, h: Tensor, to_second_order: Tensor) -> Tensor:
         k = self.function.types
-        users = rows_of(tally.users(1), h)
-        shares = h.reshape(-1, k)
+        told = h if self.reported is None else tally["reports"].double() / tally.users(1)
+        value = self._by_moments if self.reported is None else self._by_reports
         each = max(1, AT_ONCE // k ** max(2, self.function.degree - 1))
-        parts = [shares.split(each), users.split(each)]
-        if self.reported is None:
-            found = [self._by_moments(*some) for some in zip(*parts, strict=True)]
-        else:
-            reports = tally["reports"].double().reshape(len(shares), -1) / users
-            parts.append(reports.split(each))
-            found = [self._by_reports(*some) for some in zip(*parts, strict=True)]
-        return torch.cat(found).view(h.shape[:-1])
+        rows = [h.reshape(-1, k), rows_of(tally.users(1), h), told.reshape(-1, told.shape[-1])]
+        parts = zip(*[row.split(each) for row in rows], strict=True)
+        return torch.cat([value(*some) for some in parts]).view(h.shape[:-1])
 
     def _by_reports(self, h: Tensor, n: Tensor, reports: Tensor) -> Tensor:
         value = torch.zeros_like(h[:, 0])
         for blocks, kernel in self.reported or ():
             vectors = [h if length == 1 else reports for length in blocks]
-            value = value + self.function._share(len(blocks), n) * contracted(kernel, vectors)
+            value = value + self.function.share(len(blocks), n) * contracted(kernel, vectors)
         return value
 
-    def _by_moments(self, h: Tensor, n: Tensor) -> Tensor:
+    def _by_moments(self, h: Tensor, n: Tensor, _: Tensor) -> Tensor:
         C = self._covariance(h * n)
-        _, D = self.function.derivatives(h, n)
-        value = self.function.of_users(h, n) - (D * C).sum((-2, -1)) / 2
+        bend = self.function.derivative(2, h, n)
+        value = self.function.of_users(h, n) - (bend * C).sum((-2, -1)) / 2
         if self.function.degree != 3:
             return value
         T, mixed = self._cubic
@@ -232,7 +212,7 @@ class DegreeAnalyst(FunctionAnalyst):
             return value
         # R = 6 (n^3/(n)_3) T, and C_x is that of one user, over n.
         more = 3 * (mixed * C).sum((-2, -1)) / n[:, 0] - third / n[:, 0] ** 3
-        return value + self.function._share(3, n) * more
+        return value + self.function.share(3, n) * more
 
     @cached_property
     def _cubic(self) -> tuple[Tensor, Tensor]:

@@ -663,10 +663,8 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
     def third(self, counts: Tensor, T: Tensor) -> Tensor | None:
         if not isinstance(self.client, PrivUnit):
             return None
-        left = self.queries.left
         unit = self.queries.right.mT / self.client.radius
-        turned = torch.einsum("abc,ap,bq,cr->pqr", T, left, left, left)
-        return counts @ noise_moments(self.client).third_of(unit, turned)
+        return counts @ noise_moments(self.client).third_of(unit, self.queries.left, T)
 
     def beyond(self, counts: Tensor, weights: Tensor, slope: Tensor) -> Tensor | float:
         if self._moments is None:

@@ -66,10 +66,8 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
         return self.randomizer.moments.variance / 2
 
     def third(self, counts: Tensor, T: Tensor) -> Tensor:
-        left = self.queries.left
         unit = self.queries.right.mT / self.randomizer.radius
-        turned = torch.einsum("abc,ap,bq,cr->pqr", T, left, left, left)
-        return counts @ noise_moments(self.randomizer).third_of(unit, turned) / 4
+        return counts @ noise_moments(self.randomizer).third_of(unit, self.queries.left, T) / 4
 
     def heard(self, tally: Tally) -> Tensor:
         return (tally["first"] + tally["second"]) / (2 * tally.users(1))

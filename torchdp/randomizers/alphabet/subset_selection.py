@@ -256,16 +256,12 @@ class SubsetSelection(BitVectorOracle):
 
     @property
     def together(self) -> tuple[float, float, float, float]:
-        p, w = self.on, self.subset
-        others = self.k - 1
-
-        def held(members: int, values: int) -> float:
-            """Chance that so many members of a set, drawn from the types but x, hold each of these values."""
-            return math.perm(members, values) / max(1, math.perm(others, values))
-
-        two = p * held(w - 1, 2) + self.lost * held(w, 2)
-        three = p * held(w - 1, 3) + self.lost * held(w, 3)
-        return p * held(w - 1, 1), p * held(w - 1, 2), two, three
+        w = self.subset
+        # Where there are so few types the chances of more than there are do not count.
+        pairs = (self.k - 1) * max(1, self.k - 2)
+        own_two = self.on * (w - 1) * (w - 2) / pairs
+        three = own_two * (w - 3) + self.lost * w * (w - 1) * (w - 2) / pairs
+        return self.on * (w - 1) / (self.k - 1), own_two, self._pair, three / max(1, self.k - 3)
 
     def covariance(self, x: int) -> Tensor:
         p, q, gap, w = self.on, self.off, self.gap, self.subset
