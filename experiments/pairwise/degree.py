@@ -5,9 +5,9 @@ Command:  python experiments/pairwise/degree.py
 Expected: 63 cells, |z| of the bias at most 3.2. Measured over predicted RMSE .94 to 1.05 with 50 users, .98 to 1.03 of
     more; 95 % intervals cover .95 to 1 with 50 users, .94 to .99 with 1,000, .94 to .965 with 10,000. As a function
     of shares, corrected to second order, the third central moment of 50 users by randomized response is .0046 too high
-    (2.5 standard errors of the trials), else .0006 (.3). choices.csv, 10,000 users, RMSE of the third central moment:
-    local .0025, shuffle 5.8e-5, servers 5.6e-5, curator 5.5e-5 (predicted); of the volume under the surface, truth .34: .022,
-    8.2e-4, 7.9e-4, 7.8e-4.
+    (2.5 standard errors of the trials), else .0006 (.3). choices.csv, 10,000 users, predicted RMSE of the third
+    central moment: local .0025, shuffle 5.8e-5, servers 5.6e-5, curator 5.5e-5; of the volume under the surface, whose
+    value is .34: .022, 8.2e-4, 7.9e-4, 7.8e-4.
 Data: random types of a fixed histogram; the error is the privacy noise alone.
 Output: results/pairwise/degree/: cells.csv, choices.csv.
 Artifact: own | statistics of degree three
