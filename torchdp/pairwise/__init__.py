@@ -19,6 +19,28 @@ A statistic is a quadratic form in one vector for each type (``PairwiseStatistic
 | queries.ShuffledQueries | shuffled bits, (epsilon, delta) | sums | Ghazi et al. (2023), Remark; here |
 | queries.CentralFactorization, CentralLaplace | their types, to a curator | - | here |
 
+Means over tuples of three and more different users are questions for the same channels. Reports that can be listed,
+reports of bits, vectors, shuffled sums and curators answer them without bias up to degree three; degrees above are
+without bias from listed reports, else corrected to second order (``degree.DegreeAnalyst``):
+
+>>> from torchdp import queries
+>>> from torchdp.pairwise import statistic_of_degree, third_central_moment
+>>> skewness = third_central_moment(8)  # of numbers 0, ..., 7
+>>> choice = queries.choose(skewness, n=10_000, epsilon=1.0, delta=1e-6, trust="curator")
+>>> choice.candidates[0].name
+'sums, discrete Laplace'
+>>> low, high = choice.best.estimate(torch.arange(10_000) % 8).interval()
+>>> three = statistic_of_degree(lambda i, j, l: (i < j) & (j < l), 3, types=8)  # in this order: at most 1/6
+>>> LocalOracle.of(three, SubsetSelection(8, epsilon=1.0)).exact(torch.ones(8))
+tensor(0.1667, dtype=torch.float64)
+
+| statistic | degree | of |
+|---|---|---|
+| statistic_of_degree | 1 to 6 | any kernel |
+| third_central_moment | 3 | numbers |
+| triplet_comparisons | 3 | types with distances |
+| volume_under_surface | a ratio of degree 3 | scores of three classes |
+
 What is no channel asks twice:
 
 | protocol | rounds | analyst sees | source |
@@ -33,6 +55,14 @@ What is no channel asks twice:
 """
 
 from torchdp.pairwise.analyst import consistent
+from torchdp.pairwise.degree import (
+    DegreeStatistic,
+    VolumeUnderSurface,
+    statistic_of_degree,
+    third_central_moment,
+    triplet_comparisons,
+    volume_under_surface,
+)
 from torchdp.pairwise.forms import Form, Pairs
 from torchdp.pairwise.population import mann_whitney
 from torchdp.pairwise.rounds import ProjectedTwoRound, ThreeRound, TwoRound, choose_rounds
@@ -52,12 +82,14 @@ from torchdp.pairwise.standard import (
 from torchdp.pairwise.statistic import PairwiseStatistic, merged
 
 __all__ = [
+    "DegreeStatistic",
     "Form",
     "Pairs",
     "PairwiseStatistic",
     "ProjectedTwoRound",
     "ThreeRound",
     "TwoRound",
+    "VolumeUnderSurface",
     "absolute_difference",
     "auc",
     "auc_of_sizes",
@@ -72,5 +104,9 @@ __all__ = [
     "mann_whitney",
     "merged",
     "ratio",
+    "statistic_of_degree",
+    "third_central_moment",
+    "triplet_comparisons",
     "unequal",
+    "volume_under_surface",
 ]

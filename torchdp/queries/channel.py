@@ -122,6 +122,13 @@ class Channel(Protocol[Tensor]):
     def form_errors(self, tally: Tally) -> Callable[[Tensor, Tensor, Tensor], Error]:
         """What makes, of weights, a linear part and the value of ``form``, its error."""
 
+    def third(self, counts: Tensor, T: Tensor) -> Tensor | None:
+        """T(kappa), kappa the third cumulant of n z for counts (*batch, k), negative ones allowed: (*batch).
+
+        Affine in the counts of n users. None: not known. T: (r, r, r), symmetric.
+        """
+        return None
+
     def shares(self, tally: Tally) -> Tensor | None:
         """Unbiased shares of the types, (*batch, k), where the tally tells each of them; else None."""
         return None

@@ -30,6 +30,14 @@ class ShareFunction(Question):
     def __call__(self, h: Tensor) -> Tensor:
         """g(h), for shares that are only nearly those of users: entries may be below 0, the sum is 1."""
 
+    def of_users(self, h: Tensor, n: Tensor) -> Tensor:
+        """g of n users of these shares, (b, k), (b, 1) -> (b,); here whatever n is."""
+        return vmap(self)(h)
+
+    def derivatives(self, h: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+        """Of ``of_users`` in the shares: the first, (b, k), and the second, (b, k, k)."""
+        return vmap(grad(self))(h), vmap(hessian(self))(h)
+
     @property
     def limits(self) -> tuple[float, float]:
         """What g of users' shares can be."""
@@ -50,7 +58,7 @@ class ShareFunction(Question):
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
         """d, and (D C D)^{1/2} for the covariance C: tr(D C D C)/2 is linear in C up to its own size."""
         h = self.histograms if family is None else family
-        first, second = derivatives(self, h)
+        first, second = self.derivatives(h, torch.full_like(h[:, :1], n))
         values, vectors = torch.linalg.eigh((second @ (covariance / n) @ second).mean(0))
         root = (vectors * values.clamp_min(0).sqrt()).mT / math.sqrt(2)
         return torch.cat([first / math.sqrt(len(h)), root])
@@ -58,7 +66,7 @@ class ShareFunction(Question):
     def bound(self, n: int, epsilon: float, histogram: Tensor) -> float:
         """To first order in 1/n: the slopes are one linear query."""
         h = checks.shares("histogram", histogram, self.types)
-        return lower_bound(derivatives(self, h[None])[0], n, epsilon, prior=h)
+        return lower_bound(vmap(grad(self))(h[None]), n, epsilon, prior=h)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +105,12 @@ class FunctionAnalyst:
         h = self._shares_of(tally)
         batch = h.shape[:-1]
         plain, linear, square, twice = (part.view(batch) for part in self._expanded(h, n, sampling))
-        value = plain - twice / 2
+        value = self._corrected(tally, h, plain - twice / 2)
         variance = torch.maximum(linear - square / 2, square / 2)
         known = (value + variance).isfinite()
         if not bool(known.all()):
             inside = (onto_simplex(h) * n + 1 / self.function.types) / (n + 1)
-            nearest = vmap(self.function)(inside.view(-1, self.function.types)).view(batch)
+            nearest = self._of_users(inside, n)
             value = torch.where(known, value, nearest)
             variance = torch.where(known, variance, torch.inf)
             _warn("the function is not defined at the decoded shares: the value is that of a histogram near them")
@@ -120,9 +128,13 @@ class FunctionAnalyst:
             population=partial(self._estimate, tally.kept(), sampling=True),
         )
 
+    def _corrected(self, tally: Tally, h: Tensor, to_second_order: Tensor) -> Tensor:
+        """The value at decoded shares (*batch, k), given that less its bias of second order."""
+        return to_second_order
+
     def _error(self, h: Tensor, n: float | Tensor, sampling: bool, known: Tensor) -> QuadraticError:
         """As if g were its second-order expansion at the decoded shares; without end where that is not known."""
-        found = [coordinates(d / 2, D / 2, C) for _, d, D, C in self._derived(h, n, sampling)]
+        found = [coordinates(d / 2, D / 2, C) for *_, d, D, C in self._derived(h, n, sampling)]
         both = (torch.cat(each).view(*h.shape[:-1], -1) for each in zip(*found, strict=True))
         curved, linear = (torch.where(known[..., None], each, 0.0) for each in both)
         none = torch.zeros_like(curved[..., 0])
@@ -136,7 +148,7 @@ class FunctionAnalyst:
     def expansion(self, tally: Tally) -> tuple[Tensor, Tensor]:
         h = self._shares_of(tally)
         k = self.function.types
-        first, second = derivatives(self.function, h.reshape(-1, k))
+        first, second = self.function.derivatives(h.reshape(-1, k), rows_of(tally.users(1), h))
         # Shares of the channel are moved to the sum 1 before g reads them.
         first = first - first.mean(-1, keepdim=True)
         second = second - second.mean(-1, keepdim=True)
@@ -149,8 +161,8 @@ class FunctionAnalyst:
         return torch.full_like(tensor_of(checks.people("n", n, 1)), torch.inf, dtype=torch.float64)
 
     def exact(self, summary: Tensor) -> Tensor:
-        h, _ = self._shares(summary)
-        return vmap(self.function)(h.reshape(-1, h.shape[-1])).view(h.shape[:-1])
+        h, n = self._shares(summary)
+        return self._of_users(h, n)
 
     def predicted_mse(self, summary: Tensor) -> Tensor:
         """d^T C d + tr(D C D C)/2, (*batch), for counts (*batch, k) of users, real numbers allowed."""
@@ -163,43 +175,52 @@ class FunctionAnalyst:
         n = counts.sum(-1, keepdim=True)
         return counts / n, n
 
+    def _of_users(self, h: Tensor, n: float | Tensor) -> Tensor:
+        """(*batch, k), (*batch, 1) -> (*batch)."""
+        return self.function.of_users(h.reshape(-1, h.shape[-1]), rows_of(n, h)).view(h.shape[:-1])
+
     def _expanded(
         self, h: Tensor, n: float | Tensor, sampling: bool = False
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(*batch, k), (*batch, 1) -> g, d^T C d, tr(D C D C), tr(D C), one row after the other."""
         found = []
-        for part, first, second, C in self._derived(h, n, sampling):
+        for part, users, first, second, C in self._derived(h, n, sampling):
             both = second @ C
             linear = (first[:, None] @ C @ first[:, :, None]).flatten()
             trace = both.diagonal(dim1=-2, dim2=-1).sum(-1)
-            found.append((vmap(self.function)(part), linear, (both * both.mT).sum((-2, -1)), trace))
+            found.append((self.function.of_users(part, users), linear, (both * both.mT).sum((-2, -1)), trace))
         value, linear, square, trace = (torch.cat(each) for each in zip(*found, strict=True))
         return value, linear, square, trace
 
     def _derived(
         self, h: Tensor, n: float | Tensor, sampling: bool
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Some shares, (b, k), d, D and C, of the nearest histogram, in turn.
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """Some shares, (b, k), their n, (b, 1), d, D and C, of the nearest histogram, in turn.
 
         sampling: C has that of a sample from a population too.
         """
-        users = torch.as_tensor(n, dtype=torch.float64).to(h).expand(*h.shape[:-1], 1)
-        rows = max(1, AT_ONCE // self.function.types**2)
-        for part, some in zip(*(x.reshape(-1, x.shape[-1]).split(rows) for x in (h, users)), strict=True):
-            first, second = derivatives(self.function, part)
+        k = self.function.types
+        rows = max(1, AT_ONCE // k**2)
+        for part, some in zip(h.reshape(-1, k).split(rows), rows_of(n, h).split(rows), strict=True):
+            first, second = self.function.derivatives(part, some)
             shares = onto_simplex(part)
-            C = self.channel.covariance(shares * some)
-            C = C - C.mean(-1, keepdim=True)
-            C = C - C.mean(-2, keepdim=True)
+            C = self._covariance(shares * some)
             if sampling:
                 C = C + (shares.diag_embed() - shares[:, :, None] * shares[:, None]) / some[..., None]
-            yield part, first, second, C
+            yield part, some, first, second, C
+
+    def _covariance(self, counts: Tensor) -> Tensor:
+        """Of the shares moved to the sum 1, of users (*batch, k): (*batch, k, k)."""
+        C = self.channel.covariance(counts)
+        C = C - C.mean(-1, keepdim=True)
+        return C - C.mean(-2, keepdim=True)
 
 
 def _warn(what: str) -> None:
     warnings.warn(f"{what}; use interval()", stacklevel=5)
 
 
-def derivatives(function: ShareFunction, h: Tensor) -> tuple[Tensor, Tensor]:
-    """(b, k) -> the first, (b, k), and the second, (b, k, k)."""
-    return vmap(grad(function))(h), vmap(hessian(function))(h)
+def rows_of(n: float | Tensor, h: Tensor) -> Tensor:
+    """n, a number or (*batch, 1), of each row of h (*batch, k): (b, 1)."""
+    users = torch.as_tensor(n, dtype=torch.float64).to(h)
+    return users.expand(*h.shape[:-1], 1).reshape(-1, 1)

@@ -247,6 +247,19 @@ class OracleQueries(Channel, Relay[Tensor, Tensor, FrequencyOracle]):
     def plausible(self, tally: Tally) -> Tensor:
         return self.noise(self.nearest(tally)) / tally.users(2)
 
+    def third(self, counts: Tensor, T: Tensor) -> Tensor | None:
+        if not isinstance(self.client, BitVectorOracle):
+            return None
+        W = self._centred
+        flat, own = self._spread
+        every, at_own, beside_own = self.client.third_moment
+        turned = torch.einsum("abc,ax,by,cz->xyz", T, W, W, W)
+        traces = turned.diagonal().sum(-1)
+        cubes = turned.diagonal().diagonal()
+        # E (Z - e_x)^3 = E Z^3 - 3 (Cov Z + e_x^2) e_x + 2 e_x^3 for a report Z of mean e_x.
+        each = every * cubes.sum() + (beside_own - 3 * flat) * traces + (at_own - 3 * own - 1) * cubes
+        return counts @ each
+
     def form(self, tally: Tally, weights: Tensor, linear: Tensor) -> Tensor:
         """(sum Z)^T J (sum Z) less sum Z^T J Z, over n (n - 1), for decoded reports Z.
 
@@ -646,6 +659,12 @@ class LocalFactorization(FactoredProtocol, Relay[Tensor, Tensor, BallRandomizer]
         left = self.queries.left
         unit = self.queries.right.mT / self.client.radius
         return moments.beyond_normal(unit, (slope / 2) @ left, weights @ left.square())
+
+    def third(self, counts: Tensor, T: Tensor) -> Tensor | None:
+        if not isinstance(self.client, PrivUnit):
+            return None
+        unit = self.queries.right.mT / self.client.radius
+        return counts @ noise_moments(self.client).third_of(unit, self.queries.left, T)
 
     def beyond(self, counts: Tensor, weights: Tensor, slope: Tensor) -> Tensor | float:
         if self._moments is None:

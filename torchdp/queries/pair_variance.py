@@ -58,6 +58,13 @@ class NoiseMoments:
         v = self.variance
         return 2 * linear * square * cubic + square**2 * (quartic - v**2 * (trace**2 + 2 * squared))
 
+    def third_of(self, u: Tensor, left: Tensor, T: Tensor) -> Tensor:
+        """E T(L z, L z, L z) for each row of u, (k, r), as above; L: left, (m, r), T: symmetric, (m, m, m): (k,)."""
+        T = torch.einsum("abc,ap,bq,cr->pqr", T, left, left, left)
+        along = torch.einsum("abc,xa,xb,xc->x", T, u, u, u)
+        across = u @ T.diagonal().sum(-1)
+        return (self.third - 3 * self.mixed_third) * along + 3 * self.mixed_third * across
+
 
 def noise_moments(randomizer: PrivUnit) -> NoiseMoments:
     """The moments of a randomizer's noise at the lifted unit vector.

@@ -317,6 +317,14 @@ class FactoredProtocol(Channel):
         """Third and fourth of the coordinates of n m, (*batch, q); None: those of normal noise, 0."""
         return None
 
+    def third(self, counts: Tensor, T: Tensor) -> Tensor | None:
+        cumulants = self.cumulants(counts)
+        if cumulants is None:
+            return torch.zeros_like(counts[..., 0])
+        left = self.queries.left
+        own = torch.einsum("abc,aq,bq,cq->q", T, left, left, left)
+        return (cumulants[0] * own).sum(-1)
+
     def beyond(self, counts: Tensor, weights: Tensor, slope: Tensor) -> Tensor | float:
         """What the noise's third and fourth cumulants add to the variance of slope . e + e^T J e."""
         cumulants = self.cumulants(counts)

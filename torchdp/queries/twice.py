@@ -13,6 +13,7 @@ from torchdp.privacy import Guarantee, compose
 from torchdp.protocol import Crowd, Layout, Limits, MessageProtocol, Tally, Users
 from torchdp.protocol.quadratic import QuadraticError
 from torchdp.queries.channel import Question
+from torchdp.queries.pair_variance import noise_moments
 from torchdp.queries.protocol import FactoredProtocol, FactoredQueries
 from torchdp.queries.release import through
 from torchdp.randomizers import PrivUnit
@@ -63,6 +64,10 @@ class Twice(FactoredProtocol, MessageProtocol[Tensor, Tensor]):
     @property
     def noise(self) -> float:
         return self.randomizer.moments.variance / 2
+
+    def third(self, counts: Tensor, T: Tensor) -> Tensor:
+        unit = self.queries.right.mT / self.randomizer.radius
+        return counts @ noise_moments(self.randomizer).third_of(unit, self.queries.left, T) / 4
 
     def heard(self, tally: Tally) -> Tensor:
         return (tally["first"] + tally["second"]) / (2 * tally.users(1))

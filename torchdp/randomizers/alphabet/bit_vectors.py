@@ -148,6 +148,27 @@ class BitVectorOracle(FrequencyOracle):
         covariance[self._type(x), x] = self.variance.own
         return covariance
 
+    @property
+    def together(self) -> tuple[float, float, float, float]:
+        """Chances that the bits of x and one, x and two, two, three other values are all 1."""
+        p, q = self.on, self.off
+        return p * q, p * q**2, q**2, q**3
+
+    @property
+    def third_moment(self) -> tuple[float, float, float]:
+        """(a, b, c): E T(Y, Y, Y) = a sum_v T_vvv + b T_xxx + c sum_v T_vvx, T symmetric and of sums 0 along each axis.
+
+        By how many of three values differ. With D = sum_v T_vvv and t = sum_v T_vvx sums of T_vvw over v != w are -D,
+        t - 2 T_xxx of them with x; sums over three values are 2 D, 3 (2 T_xxx - t) of them with x.
+        """
+        own_one, own_two, two, three = self.together
+        more_two = own_one - two
+        more_three = own_two - three
+        every = self.off - 3 * two + 2 * three
+        own = self.gap - 6 * more_two + 6 * more_three
+        beside = 3 * (more_two - more_three)
+        return every / self.gap**3, own / self.gap**3, beside / self.gap**3
+
     def workload_variance(self, W: Tensor) -> Tensor:
         """(sum_v W_iv^2 q (1 - q) + W_ix^2 (p (1 - p) - q (1 - q)))/(p - q)^2. O(m k)."""
         squares, variance = self._workload(W).square(), self.variance

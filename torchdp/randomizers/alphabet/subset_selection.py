@@ -254,6 +254,15 @@ class SubsetSelection(BitVectorOracle):
             row.index_add_(0, member // WORD, torch.ones_like(member) << member % WORD)
         return words
 
+    @property
+    def together(self) -> tuple[float, float, float, float]:
+        w = self.subset
+        # Where there are so few types the chances of more than there are do not count.
+        pairs = (self.k - 1) * max(1, self.k - 2)
+        own_two = self.on * (w - 1) * (w - 2) / pairs
+        three = own_two * (w - 3) + self.lost * w * (w - 1) * (w - 2) / pairs
+        return self.on * (w - 1) / (self.k - 1), own_two, self._pair, three / max(1, self.k - 3)
+
     def covariance(self, x: int) -> Tensor:
         p, q, gap, w = self.on, self.off, self.gap, self.subset
         covariance = torch.full((self.k, self.k), self._pair - q * q, dtype=torch.float64)

@@ -1,0 +1,298 @@
+"""Means over tuples of different users: by loops, by enumeration of all messages, and errors by sampling."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from torchdp import pairwise, queries, shuffle
+from torchdp.noise import SeededNoise
+from torchdp.protocol import Tally
+from torchdp.queries import (
+    CentralFactorization,
+    CentralLaplace,
+    LocalFactorization,
+    LocalOracle,
+    ShuffledQueries,
+    Twice,
+)
+from torchdp.queries.pair_variance import noise_moments
+from torchdp.randomizers import (
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    PrivUnit,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
+from torchdp.randomness import keyed_generator
+from torchdp.simulate import Moments
+
+pytestmark = [pytest.mark.usefixtures("brief"), pytest.mark.filterwarnings("ignore:the value lies outside")]
+SHARES = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+BITS = (SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding)
+
+
+def kernel(k, m):
+    return torch.randn((k,) * m, dtype=torch.float64, generator=keyed_generator(b"kernel"))
+
+
+def strategy(k, epsilon):
+    """One that treats types differently."""
+    rows = RandomizedResponse(k, epsilon / 2).laws(torch.arange(k)).mT
+    weights = torch.arange(1, k + 1).double()
+    return StrategyMatrix(rows * weights[:, None] / (rows * weights[:, None]).sum(0))
+
+
+def by_loops(f, types):
+    """The mean of f over all tuples of different places of a list."""
+    m = f.ndim
+    values = [float(f[each]) for each in itertools.permutations(types, m)]
+    return math.fsum(values) / len(values)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5])
+def test_exact_is_the_mean_over_tuples_of_different_users(m):
+    f = kernel(3, m)
+    statistic = pairwise.statistic_of_degree(f, m)
+    protocol = LocalOracle.of(statistic, RandomizedResponse(3, 1.0))
+    counts = torch.tensor([[3, 2, 1], [0, 5, 0], [1, 2, 3]])
+    want = [by_loops(f, torch.arange(3).repeat_interleave(row).tolist()) for row in counts]
+    assert protocol.exact(counts).tolist() == pytest.approx(want, rel=1e-9)
+    same = pairwise.statistic_of_degree(lambda *types: f[types], m, types=3)
+    assert torch.equal(same.kernel, statistic.kernel)
+
+
+@pytest.mark.parametrize("m", [2, 3, 4])
+def test_slopes_are_the_derivatives(m):
+    statistic = pairwise.statistic_of_degree(kernel(4, m), m)
+    n = torch.full((1, 1), 7.0, dtype=torch.float64)
+    value = torch.func.vmap(lambda h: statistic.of_users(h[None], n)[0])
+    first, second = statistic.derivatives(SHARES[None], n)
+    torch.testing.assert_close(first[0], torch.func.grad(lambda h: value(h[None])[0])(SHARES))
+    hessian = torch.func.hessian(lambda h: value(h[None])[0])
+    torch.testing.assert_close(second[0], hessian(SHARES))
+    torch.testing.assert_close(statistic.derivative(3, SHARES[None], n)[0], torch.func.jacfwd(hessian)(SHARES))
+
+
+def all_messages(client):
+    """What a message adds to a tally, and its chances for each type (k, messages)."""
+    k = client.k
+    if client.entry_variance is None:
+        return torch.eye(client.outputs, dtype=torch.int64), client.laws(torch.arange(k))
+    sets = torch.tensor(list(itertools.product((0, 1), repeat=k)))
+    if isinstance(client, SubsetSelection):
+        w = client.subset
+        sets = sets[sets.sum(1) == w]
+        without = client.lost / math.comb(k - 1, w)
+        return sets, without + (client.on / math.comb(k - 1, w - 1) - without) * sets.mT.double()
+    on = client.off + client.gap * torch.eye(k, dtype=torch.float64)[:, None]
+    return sets, torch.where(sets == 1, on, 1 - on).prod(-1)
+
+
+LISTED = [(kind, m) for kind in (RandomizedResponse, HadamardResponse, strategy) for m in (2, 3, 4)]
+
+
+@pytest.mark.parametrize(("kind", "m"), [*LISTED, *((kind, m) for kind in BITS for m in (2, 3))])
+@pytest.mark.parametrize("k", [2, 3])
+def test_guarantee_no_bias_whatever_the_types(kind, m, k):
+    """Over all messages of all users, weighted with their chances."""
+    client = kind(k, 1.0)
+    protocol = LocalOracle.of(pairwise.statistic_of_degree(kernel(k, m), m), client)
+    messages, chances = all_messages(client)
+    n = max(m, 3)
+    indices = torch.tensor(list(itertools.product(range(len(messages)), repeat=n)))
+    value = protocol.analyse(Tally(n, {"reports": messages[indices].sum(1)})).value
+    for types in itertools.combinations_with_replacement(range(k), n):
+        weight = chances[torch.tensor(types), indices].prod(1)
+        counts = torch.bincount(torch.tensor(types), minlength=k)
+        assert float(weight @ value) == pytest.approx(float(protocol.exact(counts)), abs=1e-9)
+
+
+def test_chances_of_bits_that_are_set_together():
+    client = SubsetSelection(6, 0.1)
+    assert client.subset == 3
+    sets, chances = all_messages(client)
+    held = [float(chances[0] @ sets[:, at].double().prod(1)) for at in ([0, 1], [0, 1, 2], [1, 2], [1, 2, 3])]
+    assert client.together == pytest.approx(held, rel=1e-9)
+
+
+def test_second_order_alone_has_a_bias():
+    """The same polynomial as any function of shares is answered: what the exact value is for."""
+
+    class Plain(pairwise.DegreeStatistic):
+        def analyst(self, channel):
+            return queries.function.FunctionAnalyst(self, channel)
+
+    client = RandomizedResponse(2, 1.0)
+    protocol = LocalOracle.of(Plain(kernel(2, 3)), client)
+    messages, chances = all_messages(client)
+    indices = torch.tensor(list(itertools.product(range(2), repeat=10)))
+    value = protocol.analyse(Tally(10, {"reports": messages[indices].sum(1)})).value
+    counts = torch.tensor([7, 3])
+    weight = chances[torch.arange(2).repeat_interleave(counts), indices].prod(1)
+    assert abs(float(weight @ value - protocol.exact(counts))) > 0.01
+
+
+def test_degree_two_of_reports_is_the_pairwise_statistic():
+    f = kernel(4, 2)
+    client = RandomizedResponse(4, 1.0)
+    mine = LocalOracle.of(pairwise.statistic_of_degree(f, 2), client)
+    theirs = LocalOracle.of(pairwise.from_kernel((f + f.mT) / 2), client)
+    tally = mine.sample_tally(torch.tensor([5, 3, 2, 4]), generator=keyed_generator(b"two"), sample_shape=(5,))
+    torch.testing.assert_close(mine.analyse(tally).value, theirs.analyse(tally).value)
+
+
+def test_third_moment_of_a_ball_message():
+    client = PrivUnit(4, 1.0, 1.2)
+    T = pairwise.statistic_of_degree(kernel(4, 3), 3).kernel
+    point = torch.tensor([[0.7, 0.1, -0.3, 0.5]], dtype=torch.float64)
+    messages = client.randomize(point.expand(200_000, 4), noise=SeededNoise(3, "cpu"))
+    z = messages - point
+    cubes = torch.einsum("abc,na,nb,nc->n", T, z, z, z)
+    predicted = float(noise_moments(client).third_of(point / client.radius, torch.eye(4).double(), T))
+    assert abs(Moments.of(cubes).z_score(predicted)) < 4
+    assert abs(Moments.of(cubes).z_score(0.0)) > 10  # it is seen
+
+
+CHANNELS = {
+    "responses": lambda asked, n: LocalOracle.of(asked, RandomizedResponse(4, 1.0)),
+    "subsets": lambda asked, n: LocalOracle.of(asked, SubsetSelection(4, 1.0)),
+    "bits": lambda asked, n: LocalOracle.of(asked, OptimizedUnaryEncoding(4, 1.0)),
+    "vectors": lambda asked, n: LocalFactorization.of(asked, 1.0),
+    "twice": lambda asked, n: Twice.of(asked, 2.0),
+    "shuffled": lambda asked, n: ShuffledQueries.of(asked, shuffle.PoissonSum, n, 1.0, 1e-6),
+    "gaussian": lambda asked, n: CentralFactorization.of(asked, 1.0, 1e-6),
+    "laplace": lambda asked, n: CentralLaplace.of(asked, 1.0),
+}
+
+
+def errors(protocol, n, trials, key):
+    counts = (SHARES * n).round().long()
+    found = protocol.sample_estimate(counts, generator=keyed_generator(key.encode()), sample_shape=(trials,))
+    return counts, found, found.value - protocol.exact(counts)
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_no_bias_of_few_users(name):
+    asked = pairwise.statistic_of_degree(kernel(4, 3), 3)
+    protocol = CHANNELS[name](asked, 50)
+    counts, _, error = errors(protocol, 50, 20_000, name)
+    assert abs(Moments.of(error).z_score(0.0)) < 4
+    predicted = float(protocol.predicted_mse(counts))
+    if name == "gaussian":  # exact for normal noise
+        assert abs(Moments.of(error.square()).z_score(predicted)) < 4
+    assert float(error.square().mean()) == pytest.approx(predicted, rel=0.1)
+
+
+@pytest.mark.parametrize("m", [3, 4])
+@pytest.mark.parametrize("name", CHANNELS)
+def test_errors_are_the_predicted_ones_and_intervals_cover(name, m):
+    asked = pairwise.statistic_of_degree(kernel(4, m), m)
+    protocol = CHANNELS[name](asked, 3_000)
+    counts, found, error = errors(protocol, 3_000, 2_000, name)
+    predicted = float(protocol.predicted_mse(counts))
+    assert abs(Moments.of(error.square()).z_score(predicted)) < 4
+    assert abs(Moments.of(error).z_score(0.0)) < 4
+    low, high = found.interval()
+    truth = protocol.exact(counts)
+    assert 0.93 < float(((low <= truth) & (truth <= high)).double().mean()) < 0.97
+    assert float(found.standard_error.square().mean()) == pytest.approx(predicted, rel=0.1)
+    wider = found.of_population()
+    torch.testing.assert_close(wider.value, found.value)
+    assert float(wider.standard_error.mean()) > float(found.standard_error.mean())
+
+
+def test_third_central_moment_is_scipys_k_statistic():
+    types = torch.randint(6, (40,), generator=keyed_generator(b"moment"))
+    statistic = pairwise.third_central_moment(6, spacing=0.5)
+    counts = torch.bincount(types, minlength=6)
+    found = LocalOracle.of(statistic, RandomizedResponse(6, 1.0)).exact(counts)
+    assert float(found) == pytest.approx(stats.kstat(types.numpy() / 2, 3), rel=1e-9)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_triplets_by_loops(both):
+    d = torch.rand(5, 5, dtype=torch.float64, generator=keyed_generator(b"d")).mul(4).round()
+    e = torch.rand(5, 5, dtype=torch.float64, generator=keyed_generator(b"e"))
+    types = [0, 1, 1, 2, 3, 4, 4]
+    held = [
+        bool(d[i, j] < d[i, l]) and (not both or bool(e[i, j] < e[i, l]))
+        for i, j, l in itertools.permutations(types, 3)
+    ]
+    statistic = pairwise.triplet_comparisons(d, e if both else None)
+    found = LocalOracle.of(statistic, RandomizedResponse(5, 1.0)).exact(torch.tensor([1, 2, 1, 1, 2]))
+    assert float(found) == pytest.approx(sum(held) / len(held), rel=1e-12)
+
+
+def test_volume_by_loops():
+    """Ties broken at random: each order of equal scores alike."""
+    k = 4
+    types = torch.randint(3 * k, (30,), generator=keyed_generator(b"volume"))
+    classes = [[int(t) % k for t in types if int(t) // k == each] for each in range(3)]
+    chance = {(True, True, False, False): 1.0, (False, True, True, False): 0.5, (True, False, False, True): 0.5}
+    total = 0.0
+    for x, y, z in itertools.product(*classes):
+        total += 1 / 6 if x == y == z else chance.get((x < y, y < z, x == y, y == z), 0.0)
+    want = total / math.prod(len(each) for each in classes)
+    statistic = pairwise.volume_under_surface(k)
+    counts = torch.bincount(types, minlength=3 * k).double()
+    assert float(statistic(counts / 30)) == pytest.approx(want, rel=1e-12)
+    alike = statistic.histograms[0]
+    assert float(statistic(alike)) == pytest.approx(1 / 6, rel=1e-12)
+
+
+def test_the_bound_is_below_every_oracle_and_near_the_best():
+    statistic = pairwise.third_central_moment(4)
+    n = 10_000
+    for h in statistic.histograms:
+        bound = statistic.bound(n, 1.0, h)
+        first = 3 * torch.einsum("abc,b,c->a", statistic.kernel, h, h)
+        assert bound == pytest.approx(queries.lower_bound(first[None], n, 1.0, prior=h), rel=1e-9)
+        choice = queries.choose(statistic, n, 1.0, prior=h, search=False)
+        assert 0 < bound < choice.candidates[0].error
+    flat = statistic.histograms[0]
+    assert queries.choose(statistic, n, 1.0, prior=flat).candidates[0].error < 2 * statistic.bound(n, 1.0, flat)
+
+
+@pytest.mark.parametrize("trust", ["local", "shuffle", "curator"])
+def test_it_is_chosen_for_whoever_is_trusted(trust):
+    delta = None if trust == "local" else 1e-6
+    choice = queries.choose(pairwise.third_central_moment(4), 3_000, 1.0, delta, trust=trust, search=False)
+    counts, _, error = errors(choice.best, 3_000, 2_000, trust)
+    assert abs(Moments.of(error.square()).z_score(float(choice.best.predicted_mse(counts)))) < 4
+
+
+def test_several_questions_have_a_joint_covariance():
+    asked = queries.Several((pairwise.absolute_difference(4), pairwise.third_central_moment(4)))
+    protocol = LocalOracle.of(asked, SubsetSelection(4, 1.0))
+    _, found, error = errors(protocol, 20_000, 1_000, "several")
+    said = found.covariance().mean(0)
+    product = (error - error.mean(0)).prod(1)
+    assert abs(Moments.of(product).z_score(float(said[0, 1]))) < 4
+    low, high = found.together(0.95)
+    truth = protocol.exact((SHARES * 20_000).round().long())
+    assert 0.93 < float(((low <= truth) & (truth <= high)).all(-1).double().mean()) < 0.98
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"kernel must be of shape \(k,\) \* m, k >= 2"):
+        pairwise.statistic_of_degree(torch.ones(3, 3, 2), 3)
+    with pytest.raises(ValueError, match=r"kernel must be of shape \(k,\) \* 3, not \(2, 2\)"):
+        pairwise.statistic_of_degree(torch.ones(2, 2), 3)
+    with pytest.raises(ValueError, match="kernel"):
+        pairwise.statistic_of_degree(torch.full((2, 2, 2), torch.nan), 3)
+    with pytest.raises(ValueError, match="types must be given"):
+        pairwise.statistic_of_degree(lambda x, y, z: x + y + z, 3)
+    with pytest.raises(ValueError, match="m must be an integer of at most 6"):
+        pairwise.statistic_of_degree(torch.ones(2, 2), 7)
+    with pytest.raises(ValueError, match="other must be of shape"):
+        pairwise.triplet_comparisons(torch.eye(3), torch.eye(4))
+    protocol = LocalOracle.of(pairwise.third_central_moment(3), RandomizedResponse(3, 1.0))
+    with pytest.raises(ValueError, match="at least 3 users"):
+        protocol.exact(torch.tensor([1, 1, 0]))
+    with pytest.raises(ValueError, match=">= 3"):
+        protocol.estimate(torch.tensor([0, 1]))
