@@ -43,10 +43,7 @@ class PairwiseAnalyst(ABC):
     def refuse(self) -> None:
         """Raises ValueError for a statistic that is known beforehand, or can not be read off these pairs."""
         statistic = self.statistic
-        if statistic.radius == 0:
-            known = torch.as_tensor(statistic.form.constant, dtype=torch.float64).view(-1).tolist()
-            told = f"is constant: its mean is {', '.join(map('{:g}'.format, known))} whatever users hold"
-            raise ValueError(f"{statistic.name!r} {told}, so no user needs to send anything")
+        statistic.refuse_constant()
         if statistic.pairs is not self.estimated_pairs and statistic.form.diagonal is None:
             checks.validated(statistic, "common_diagonals")
 

@@ -143,6 +143,13 @@ class PairwiseForms(Brief):
         """Largest norm of a user's vector; its square is the form's gamma_2 bound where abs(weights) = 1."""
         return float(self.points.norm(dim=1).max())
 
+    def refuse_constant(self) -> None:
+        """Raises ValueError for a statistic that is known beforehand."""
+        if self.radius == 0:
+            known = torch.as_tensor(self.form.constant, dtype=torch.float64).view(-1).tolist()
+            told = f"is constant: its mean is {', '.join(map('{:g}'.format, known))} whatever users hold"
+            raise ValueError(f"{self.name!r} {told}, so no user needs to send anything")
+
     @property
     def forms(self) -> tuple[Form, ...]:
         """The form, and the denominator where there is one."""

@@ -40,6 +40,7 @@ class PairwiseStatistic(PairwiseForms, Question):
 
     def queries(self, distinct: bool) -> Tensor:
         """The points' coordinates, those of ``wide`` where the channel averages over the other pairs."""
+        self.refuse_constant()
         return self._read(distinct).points.mT.contiguous()
 
     def analyst(self, channel: Channel) -> ChannelPairs:
