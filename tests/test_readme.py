@@ -43,6 +43,7 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("queries.md", 0): HEAD + r"optimised strategy[\s\S]*local differential privacy, exactly",
     ("queries.md", 1): r"linear-transform.*\ntensor\(1\.000.*\ntensor\(1\.25",
     ("queries.md", 2): r"tensor[\s\S]*local differential privacy, .*epsilon = 4\ntensor\(0\.[5-8]",
+    ("queries.md", 3): r"all 16 held 0\.5\d+, width 0\.0038\d\nall 16 held 0\.95\d, width 0\.0057\d\n",
     ("release.md", 0): r"\d+ bytes from three users\n5000 users; 8 intervals; local differential privacy, exactly",
     ("sweeps.md", 0): r"$",  # tests/cli/test_sweep_command.py runs its sweep
     ("table.md", 0): r" +value +standard_error +low +high\ntown +\nBasel( +0\.\d+){4}\nBern",

@@ -19,11 +19,12 @@ z1^T J_a z2 - s^T J_a s = J_a s . (e1 + e2) + e1^T J_a e2 has the covariance
 4 s^T J_a N J_b s + tr(J_a 2N J_b 2N) = 4 s^T J_a N J_b s + 4 T_ab, again exactly; slopes are those at z, so that
 slope N slope^T - 4 T + 4 T is unbiased.
 
-**A smooth function.** With N of order 1/n, D the third derivatives and c_ab = sum slope_ai N_ij D_bjkl N_kl over i, j, k,
-l, Cov(g_a(z), g_b(z)) is slope N slope^T + 2 T + (c_ab + c_ba)/2 at s, up to terms of order n^-3; the slope at z is that at s plus 2 J e plus half the third derivative, so that E slope N slope^T is the same with 4 T in
-the place of 2 T. The third derivatives cancel: the expectation is that of g(z)'s covariance to second order. Of the
-estimate g(z) - tr(J(z) N), whose correction moves with z, the covariance lacks (c_ab + c_ba)/2, which is of the
-order 1/n relative to the whole.
+**A smooth function.** Let N be of order 1/n, D the third derivatives, and c_ab the sum of
+slope_ai N_ij D_bjkl N_kl over i, j, k, l. Up to terms of order n^-3, Cov(g_a(z), g_b(z)) is
+slope_a^T N slope_b + 2 T_ab + (c_ab + c_ba)/2 with the slopes at s. The slope at z is that at s, plus 2 J e, plus half
+of D e e, so that E slope_a^T N slope_b is the same with 4 T_ab in the place of 2 T_ab: the third derivatives cancel,
+and what is told of g(z) holds to second order. The estimate g(z) - tr(J(z) N), whose correction moves with z, has a
+covariance without (c_ab + c_ba)/2; what is told of it is off by this, 1/n relative to the whole.
 
 Where e is not normal, third and fourth cumulants come in; of a mean of n reports they are 1/n relative to the whole.
 """
@@ -71,15 +72,16 @@ class Expansion(Brief):
 
     def __post_init__(self) -> None:
         checks.keep(self, squares=checks.non_negative)
-        *batch, a, r = checks.shaped(
-            "slope", checks.dense("slope", self.slope), ..., "answers", "coordinates"
-        ).shape
+        slope = checks.dense("slope", self.slope)
+        checks.shaped("slope", slope, ..., "answers", "coordinates")
+        batch = slope.shape[:-2]
+        a, r = slope.shape[-2:]
         noise = checks.dense("noise", self.noise)
-        _fits("noise", noise, (*batch, r), (*batch, r, r), exact=1)
+        _fits("noise", noise, (*batch, r), (*batch, r, r))
         if self.bend is None:
             return
         bend = checks.dense("bend", self.bend)
-        _fits("bend", bend, (*batch, a, r), (*batch, a, r, r), exact=1)
+        _fits("bend", bend, (*batch, a, r), (*batch, a, r, r))
         if self._full_bend:
             uneven = (bend - bend.mT).abs().amax() > EVEN * bend.abs().amax()
             if bool(uneven):
@@ -192,11 +194,11 @@ class Expansion(Brief):
         return coordinates(half, J.expand(each), N[..., None, :, :].expand(each))
 
 
-def _fits(name: str, value: Tensor, *shapes: tuple[int, ...], exact: int) -> None:
+def _fits(name: str, value: Tensor, *shapes: tuple[int, ...]) -> None:
     """Refuses a tensor of none of these shapes, of which leading dimensions may be 1. Raises ValueError."""
     found = tuple(value.shape)
     for shape in shapes:
-        leading = len(shapes[0]) - exact
+        leading = len(shapes[0]) - 1
         if len(found) != len(shape) or found[leading:] != shape[leading:]:
             continue
         if all(own in (1, size) for own, size in zip(found[:leading], shape[:leading], strict=True)):

@@ -367,7 +367,7 @@ class Estimate(Brief):
 
         - With a ``covariance``, that of z standard errors, z the quantile of the largest of m correlated normals. It
           is found by draws that are public and always the same, as an upper bound that is below the quantile with a
-          chance of 1e-6 over the draws; it is at most Sidak's z.
+          chance of 1e-6, for each covariance, over the draws; it is at most Sidak's z.
         - Without one, or with more than 1,024 entries: Sidak's level^(1/m), for any correlations.
         - Where ``stretch`` says that errors are far from normal: Bonferroni's 1 - (1 - level)/m, for any errors.
 

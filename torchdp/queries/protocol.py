@@ -240,6 +240,11 @@ class FactoredProtocol(Channel):
         return self.queries.left @ self.queries.left.mT
 
     @cached_property
+    def _squared(self) -> Tensor:
+        """Its entries' squares."""
+        return self._square.square()
+
+    @cached_property
     def _isotropic(self) -> bool:
         """Whether no coordinate of m is read by two queries, so that their errors are independent."""
         return bool(((self.queries.left != 0).sum(0) <= 1).all())
@@ -305,7 +310,7 @@ class FactoredProtocol(Channel):
         """(Var slope . e, tr(J Cov J Cov)) for an error e of z, J = diag(weights)."""
         level = self._level(n)
         straight = level * (slope @ self.queries.left).square().sum(-1)
-        curved = level**2 * ((weights @ self._square.square()) * weights).sum(-1)
+        curved = level**2 * ((weights @ self._squared) * weights).sum(-1)
         return straight, curved
 
     def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -329,7 +334,16 @@ class FactoredProtocol(Channel):
         error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
         stretch = laplace_stretch if self.laplace else None
         found = Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch)
-        return replace(found, population=partial(self._of_population, found, tally.kept()))
+        covariance = None
+        if bool((self.variance == self.variance[:, :1]).all()):  # the same whatever the data, and so is all of it
+            covariance = partial(self._noise_covariance, tally.users(2))
+        population = partial(self._of_population, found, tally.kept())
+        return replace(found, population=population, covariance=covariance)
+
+    def _noise_covariance(self, users: float | Tensor) -> Tensor:
+        """Of the errors of the answers, (m, m), or (*batch, m, m) of numbers of users (*batch, 1, 1)."""
+        left = self.queries.left
+        return self.noise * (left @ left.mT) / users**self.power
 
     def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
         """Var W_i under the nearest histogram; of those with its R h that of the largest where R tells less."""
@@ -347,6 +361,6 @@ class FactoredProtocol(Channel):
         def covariance() -> Tensor:
             users = tally.users(2)
             own = ((centred * h[:, None]) @ centred.mT).view(*batch, len(W), len(W))
-            return own / users + self.noise * self.queries.left @ self.queries.left.mT / users**self.power
+            return own / users + self._noise_covariance(users)
 
         return found.with_sampling(variance / n, covariance)
