@@ -98,6 +98,13 @@ def test_intervals_hold_where_one_large_curvature_lies_beside_small_ones(monkeyp
         assert covered(curved, linear, 1_000) < 0.91
 
 
+def test_a_gradient_shorter_than_the_deviation_of_what_noise_adds_is_not_taken_off():
+    """Noise of 20 coordinates adds 20 to the squared length, give or take sqrt(40), and 4.5 is less than that."""
+    linear = torch.tensor([[0.01], [1.5]]) * (torch.arange(20) < 2)
+    for none, seen in error_of(torch.tensor([1.0, -1.0]).repeat(2, 10), linear).margins(Z):
+        assert seen > 1.03 * none
+
+
 def beside(small, mean, many):
     """w and l of one large coordinate, whose mean is 1.3 standard deviations, and of many small ones."""
     return [1.0] + [small] * many, [1.3] + [small * mean] * many

@@ -173,6 +173,25 @@ def test_gradients_that_begin_to_mix_later_are_seen_at_the_next_check():
     assert sums.route.startswith("vmap")
 
 
+def largest_in_gradients(z, x):
+    stopped = z.detach()
+    return stopped + (z - stopped) * x.abs().max().clamp_min(1e5) / 1e5
+
+
+FACTORS = [torch.tensor(1.0), torch.tensor(3.0)]
+FAR_ALONE = {
+    "factors": lambda z, x: z * FACTORS[bool((x > 1e5).any())],
+    "vmap": largest_in_gradients,
+}
+
+
+@pytest.mark.parametrize("route", FAR_ALONE)
+def test_guarantee_what_the_batch_says_to_python_or_in_one_number_moves_no_other_example(route):
+    """The program is one for all batches, and no example that was looked at is so far."""
+    sums = Clipper(Mixes(FAR_ALONE[route]), cross_entropy)
+    assert 0.5 < most(sums, 1e6, range(5, 7)) <= 1 + 1e-5 and sums.route.startswith(route)
+
+
 def test_branches_on_data_that_some_checked_example_takes_are_left_to_other_routes():
     """The output is no other by the branch; gradients are."""
     sums = Clipper(Mixes(lambda z, x: hooked_forward(z, x) if bool((x[:, 0] > 0).any()) else z), cross_entropy)

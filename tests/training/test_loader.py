@@ -13,7 +13,7 @@ from trained import STEPS, X, gradient, model, squares, started
 
 from torchdp.noise import SeededNoise
 from torchdp.privacy import Model, Neighbours, gaussian_guarantee
-from torchdp.training import ONCE, CyclicPoisson, Epochs, Iterates, Plan, Separated, choose
+from torchdp.training import ONCE, CyclicPoisson, Epochs, Iterates, Passes, Plan, Separated, choose
 from torchdp.training.batches import Collate
 
 USERS, RULE = 30, Separated(3, 2)
@@ -68,6 +68,19 @@ def test_a_loader_reads_the_batches_of_the_run_ahead(plans, kind, workers):
     for (rows, found), (users, wanted) in zip(seen, expected, strict=True):
         assert torch.equal(rows, X[users, 0]) and torch.equal(found, wanted)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_each_iteration_is_one_pass_or_the_rest_of_one(plans):
+    run = started(plans["ordered"])
+    seen = []
+    passes = Passes(run, TensorDataset(X, 2 * X))
+    run.backward(*next(iter(passes)))
+    for _ in range(3):
+        before = run.step
+        for batch in passes:
+            run.backward(*batch)
+        seen.append(run.step - before)
+    assert len(passes) == 4 and seen == [3, 4, 0]
 
 
 def test_a_batch_of_nobody_has_tensors_of_no_rows(plans):

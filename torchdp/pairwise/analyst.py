@@ -346,11 +346,13 @@ class ChannelPairs(PairwiseAnalyst):
         n = beside_forms.users()
         z = self.channel.mean(beside_forms)
         # Of the mean over distinct pairs: s^T J s enters it n/(n - 1) times.
-        more = n / (n - 1) if self.channel.distinct else 1.0
-        factor = torch.as_tensor(more * self.slope(n), dtype=torch.float64, device=z.device)[..., None]
+        users = torch.as_tensor(n, dtype=torch.float64, device=z.device)[..., None]
+        more = users / (users - 1) if self.channel.distinct else torch.ones_like(users)
+        slope_n = torch.as_tensor(self.slope(n), dtype=torch.float64, device=z.device)[..., None]
+        factor = more * slope_n
 
         def slope_of(form: Form) -> Tensor:
-            return factor * (2 * form.weights * z + self._linear(form, n) / more)
+            return factor * 2 * form.weights * z + slope_n * self._linear(form, n)
 
         form = statistic.form
         if statistic.denominator is None:
