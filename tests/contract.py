@@ -506,16 +506,18 @@ class RelayContract(LocalContract):
     """A relay keeps its client's guarantee, which has an entry of its own: what is shown must be the client's data."""
 
     def loss(self, protocol):
-        protocol.client.validate(protocol.client_input(protocol.validate(self.x)))
-        assert protocol.guarantee == protocol.client.guarantee
-        return protocol.client.epsilon
+        relay = channel_of(protocol)
+        relay.client.validate(relay.client_input(relay.validate(self.x)))
+        assert protocol.guarantee == relay.client.guarantee
+        return relay.client.epsilon
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
-        client = self.protocol.client
-        louder = dataclasses.replace(client, epsilon=1.1 * client.epsilon)
-        assert self.loss(dataclasses.replace(self.protocol, client=louder)) > self.bound(self.protocol) * (
-            1 + 1e-9
-        )
+        relay = channel_of(self.protocol)
+        louder = dataclasses.replace(relay.client, epsilon=1.1 * relay.client.epsilon)
+        changed = dataclasses.replace(relay, client=louder)
+        if relay is not self.protocol:
+            changed = dataclasses.replace(self.protocol, channel=changed)
+        assert self.loss(changed) > self.bound(self.protocol) * (1 + 1e-9)
 
 
 def forms(x, held):

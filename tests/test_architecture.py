@@ -38,7 +38,7 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "randomizers": FLOOR | {"privacy", "kernels", "wire", "protocol"},
     "queries": FLOOR | {"privacy", "protocol", "workloads", "factorization", "randomizers", "shuffle", "secure"},
     "pairwise": FLOOR
-    | {"wire", "protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "shuffle"},
+    | {"wire", "protocol", "collection", "privacy", "workloads", "factorization", "randomizers", "queries"},
     "shuffle": FLOOR | {"privacy", "kernels", "protocol", "wire"},
     "density": FLOOR | {"privacy", "kernels", "protocol", "randomizers", "shuffle", "secure"},
     "sketching": FLOOR | {"privacy", "kernels"},

@@ -166,7 +166,8 @@ def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
         below = MANY.form.weights.abs().flip(1)[at]
         form = pairwise.Form(MANY.form.weights[at], MANY.form.constant[at])
         chosen = replace(MANY, form=form, denominator=pairwise.Form(below, 40.0) if ratio else None)
-        return PAIRS[name](chosen)
+        own = PAIRS[name](pairwise.unequal(5)).analyst.estimated_pairs  # others take coordinates of their own
+        return PAIRS[name](replace(chosen, pairs=own))
 
     def answers(protocol):
         found, ends = protocol.analyse(tally), () if ratio else protocol.analyse(tally).interval(0.9)

@@ -1,7 +1,7 @@
 """Questions of pairs, shares and both through every channel; each truth is an average over pairs of users.
 
-A question is a row of QUESTIONS, a channel a row of CHANNELS: each two of them are a cell of the grid. The whole battery
-runs on the cells of BATTERY, and on protocols in rounds.
+A question is a row of QUESTIONS, a channel a row of CHANNELS: each two of them are a cell of the grid. The whole
+battery runs on the cells of BATTERY, and on protocols in rounds.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from channels import channel as messages
-from channels import spent_by, two_densities
+from channels import nested, spent_by, two_densities
 from contract import Contract, LocalContract, MessageContract
 from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import generator, hockey_stick, z_scores
@@ -38,7 +38,6 @@ from torchdp.randomizers import (
     OptimizedUnaryEncoding,
     PrivUnit,
     RandomizedResponse,
-    StrategyMatrix,
     SubsetSelection,
 )
 from torchdp.shuffle import BoundedSum, CorrelatedSum, PoissonSum
@@ -90,20 +89,6 @@ QUESTIONS = {  # what is asked, its truth
 SECOND_ORDER = {"auc", "ratio", "spearman"}
 
 
-def uneven(k, epsilon):
-    """A strategy of 2k outputs without any symmetry, which spends epsilon."""
-    logits = torch.rand(2 * k, k, dtype=torch.float64, generator=generator(3))
-    logits = (logits - logits.amin(1, keepdim=True)) / (logits.amax(1) - logits.amin(1))[:, None]
-    low, high = 0.0, 2 * epsilon
-    for _ in range(60):
-        size = (low + high) / 2
-        matrix = (size * logits).exp() / (size * logits).exp().sum(0)
-        spent = float((matrix.amax(1) / matrix.amin(1)).log().max())
-        low, high = (size, high) if spent < epsilon else (low, size)
-    matrix = (low * logits).exp()
-    return StrategyMatrix(matrix / matrix.sum(0))
-
-
 def by_poisson(channel):
     """Types that differ in two sums, each Poisson or one more: the larger delta at epsilon 1."""
     zero = stats.poisson(channel.law.mean).pmf(np.arange(150))
@@ -153,7 +138,7 @@ CHANNELS = {
     "subsets": Row(local(SubsetSelection), from_oracle, own=RAGGED),
     "bits": Row(local(OptimizedUnaryEncoding), from_oracle),
     "hadamard": Row(local(HadamardResponse), from_oracle, times=8, own=RAGGED),
-    "strategy": Row(local(uneven), from_oracle),
+    "strategy": Row(local(nested), from_oracle),
     "vectors": Row(LocalFactorization.of, lambda channel: two_densities(channel.client), epsilon=8.0),
     "twice": Row(queries.Twice.of, lambda channel: 2 * two_densities(channel.randomizer), epsilon=16.0),
     "poisson": Row(shuffled(PoissonSum), by_poisson, MessageContract, 1.0, own=SHUFFLED),

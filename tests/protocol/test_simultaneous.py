@@ -10,7 +10,8 @@ from scipy.integrate import quad
 from scipy.special import ndtr, ndtri
 
 from torchdp import queries, workloads
-from torchdp.protocol import Estimate, Expansion
+from torchdp.protocol import Estimate
+from torchdp.protocol.expansion import Expansion
 from torchdp.protocol.interval import laplace_stretch
 from torchdp.protocol.simultaneous import DRAWS, MISSED, MOST_CORRELATED, _order, largest_deviate, sidak
 from torchdp.randomizers import DuchiJordanWainwright
@@ -170,7 +171,8 @@ def test_far_from_normal_errors_have_bonferronis_level():
 
 def test_skewed_intervals_stay_skewed():
     slope = torch.tensor([[1.0, 0.2], [0.3, 1.5]], dtype=F64)
-    made = Expansion(slope, torch.tensor([[0.3, 0.1], [0.2, 0.4]], dtype=F64), torch.ones(2, dtype=F64))
+    bend = torch.tensor([[0.3, 0.1], [0.2, 0.4]], dtype=F64).diag_embed()
+    made = Expansion(slope, bend, torch.eye(2, dtype=F64))
     value = torch.zeros(2, dtype=F64)
     found = Estimate(value, made.variance.sqrt(), 10, error=made.error, covariance=lambda: made.covariance)
     z = float(largest_deviate(made.covariance, 0.95))

@@ -58,15 +58,18 @@ class PairwiseStatistic(PairwiseForms, Question):
         if self.likely is not None:
             return self.likely
         k = self.types
-        zipf = 1 / torch.arange(1, k + 1).to(self.points)
+        zipf = 1 / torch.arange(1, k + 1, dtype=torch.float64).to(self.points)
         spread = torch.stack([torch.ones_like(zipf) / k, zipf / zipf.sum(), (zipf / zipf.sum()).flip(0)])
         if self.denominator is not None:
             return spread
-        some = torch.linspace(0, k - 1, min(k, MOST_SINGLE)).to(self.points).round().long()
+        even = torch.linspace(0, k - 1, min(k, MOST_SINGLE), dtype=torch.float64)
+        some = even.to(self.points).round().long()
         return torch.cat([spread, torch.eye(k).to(self.points)[some]])
 
     def aims(self, n: int, family: Tensor | None, covariance: Tensor) -> Tensor:
-        """J mean u of one user, at 4/n, and (J C J)^{1/2}, at 4/n^2: 2 tr(J C J C)/n^2 is linear in C up to its own size.
+        """J mean u of one user, at 4/n, and (J C J)^{1/2}, at 4/n^2.
+
+        2 tr(J C J C)/n^2 is linear in C up to its own size.
 
         Without histograms the first is not known: all directions of the users' mean vector alike. A ratio mean f/mean g
         is f - r g over mean g to first order, r the ratio at each histogram. What r is not known to, the denominator
@@ -104,7 +107,7 @@ class PairwiseStatistic(PairwiseForms, Question):
         return weights.mean(0), queries
 
     def bound(self, n: int, epsilon: float, histogram: Tensor) -> float:
-        """No unbiased one-round epsilon-LDP protocol has a smaller root mean squared error over n users of ``histogram``.
+        """No unbiased one-round epsilon-LDP protocol has a smaller root mean squared error on such data of n users.
 
         On average over users drawn from it. What is expected of the others makes an unbiased estimate of the mean an
         unbiased answer from one user's report to the linear query 2/n f_1, f_1(x) = E f(x, Y) (of all pairs,

@@ -5,7 +5,6 @@
 | :class:`Protocol` | one query under one guarantee; by a curator, by one message of each user, or in rounds |
 | :class:`Tally` | what the analyst needs of the users heard: named tensors and n |
 | :class:`Estimate` | value, standard error, n, ``interval(level)``, ``together(level)`` |
-| :class:`Expansion` | what noise makes of answers to second order: variances, joint covariance, intervals |
 | :class:`Crowd` | data by value and count, where these are not finitely many types |
 | :class:`Choice` | candidates, the least predicted error first |
 
@@ -24,7 +23,6 @@
 """
 
 from torchdp.protocol.choice import Choice
-from torchdp.protocol.expansion import Expansion
 from torchdp.protocol.frames import rows_of
 from torchdp.protocol.protocol import CuratorProtocol, MessageProtocol, Protocol, Relay
 from torchdp.protocol.records import Crowd, Estimate, Layout, Limits, Objective, Tally, Users
@@ -35,7 +33,6 @@ __all__ = [
     "Crowd",
     "CuratorProtocol",
     "Estimate",
-    "Expansion",
     "InteractiveProtocol",
     "Layout",
     "Limits",

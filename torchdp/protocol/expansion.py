@@ -30,35 +30,25 @@ Where e is not normal, third and fourth cumulants come in; of a mean of n report
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from torchdp import checks
 from torchdp.brief import Brief
-from torchdp.protocol.interval import Error, ErrorParts
 from torchdp.protocol.quadratic import QuadraticError, coordinates
-
-# Relative to the largest entry: what rounding makes of a symmetric matrix.
-EVEN = 1e-9
-SQUARE, PRODUCT = 2.0, 4.0
 
 
 @dataclass(frozen=True, eq=False)
 class Expansion(Brief):
-    """g(z + e) = g(z) + slope . e + e^T bend e, for an error e of covariance ``noise``.
-
-    The number of dimensions says what is diagonal, so leading dimensions are never left out; each may be 1.
+    """g(z + e) = g(z) + slope . e + e^T bend e, for an error e of covariance ``noise``. Unchecked.
 
     Args:
         slope: the gradient at the estimate z, (*b, a, r), of a answers in r coordinates.
-        bend: half the Hessian, (*b, a, r, r), symmetric; (*b, a, r): of diagonal ones the diagonals; None: g is
-            linear.
-        noise: covariance of z, (*b, r, r); (*b, r): of independent coordinates the variances.
+        bend: half the Hessian, (*b, a, r, r), symmetric.
+        noise: covariance of z, (*b, r, r).
         squares: how often ``curved`` counts: 2 of a square, 4 of a product of two independent copies, whose mean z
             has this noise.
-
-    Raises TypeError, ValueError.
 
     Guarantees:
         For a quadratic form and a known normal noise, linear - 4 curved + squares curved is unbiased for the
@@ -66,53 +56,30 @@ class Expansion(Brief):
     """
 
     slope: Tensor
-    bend: Tensor | None
+    bend: Tensor
     noise: Tensor
-    squares: float = SQUARE
-
-    def __post_init__(self) -> None:
-        checks.keep(self, squares=checks.non_negative)
-        slope = checks.dense("slope", self.slope)
-        checks.shaped("slope", slope, ..., "answers", "coordinates")
-        batch = slope.shape[:-2]
-        a, r = slope.shape[-2:]
-        noise = checks.dense("noise", self.noise)
-        _fits("noise", noise, (*batch, r), (*batch, r, r))
-        if self.bend is None:
-            return
-        bend = checks.dense("bend", self.bend)
-        _fits("bend", bend, (*batch, a, r), (*batch, a, r, r))
-        if self._full_bend:
-            uneven = (bend - bend.mT).abs().amax() > EVEN * bend.abs().amax()
-            if bool(uneven):
-                raise ValueError("bend must be symmetric in its last two dimensions; take (bend + bend.mT) / 2")
+    squares: float = 2.0
 
     @property
     def linear(self) -> Tensor:
         """slope N slope^T, the covariance of slope . e, (*b, a, a)."""
-        return self._spread @ self.slope.mT
+        return self.slope @ self.noise @ self.slope.mT
+
+    @cached_property
+    def moved(self) -> Tensor:
+        """bend N, (*b, a, r, r): its trace is what e^T bend e adds to an answer on average."""
+        return self.bend @ self.noise[..., None, :, :]
 
     @property
     def curved(self) -> Tensor:
         """T, tr(bend_a N bend_b N), (*b, a, a): half the covariance of the quadratic parts."""
-        if self.bend is None:
-            return torch.zeros_like(self.linear)
-        if self._full_bend:
-            moved = self._moved(self.bend)
-            return moved.flatten(-2) @ moved.mT.flatten(-2).mT
-        return self._weighed(self.bend) @ self.bend.mT
+        return self.moved.flatten(-2) @ self.moved.mT.flatten(-2).mT
 
     @property
     def variance(self) -> Tensor:
         """[linear - 4 curved]_+ + squares curved of each answer by itself, (*b, a)."""
-        linear = (self._spread * self.slope).sum(-1)
-        if self.bend is None:
-            return linear
-        if self._full_bend:
-            moved = self._moved(self.bend)
-            curved = (moved * moved.mT).sum((-2, -1))
-        else:
-            curved = (self._weighed(self.bend) * self.bend).sum(-1)
+        linear = (self.slope @ self.noise * self.slope).sum(-1)
+        curved = (self.moved * self.moved.mT).sum((-2, -1))
         # The slope is noisy itself, see the module: its square is too large by four times ``curved``.
         return (linear - 4 * curved).clamp_min(0) + self.squares * curved
 
@@ -123,85 +90,16 @@ class Expansion(Brief):
         Its diagonal is at least ``variance``, and the same where no eigenvalue is cut. NaN where a number is not
         finite.
         """
-        linear = self.linear
-        if self.bend is None:
-            return linear
         curved = self.curved
-        straight = linear - 4 * curved
+        straight = self.linear - 4 * curved
         finite = straight.isfinite().all(-1).all(-1)[..., None, None]
         values, vectors = torch.linalg.eigh(straight.where(finite, 0.0))
         positive = (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
         return positive.where(finite, torch.nan) + self.squares * curved
 
-    def error(self, offset: Tensor | None = None) -> Error:
-        """The error of each answer, (*b, a), as intervals need it.
-
-        Args:
-            offset: z^T bend z - tr(bend N) less the estimate, (*b, a), of a quadratic form; None: 0. A product z1^T
-                bend z2 of copies with mean z needs it, since it is not a function of z.
-
-        Raises ValueError.
-        """
-        if self.bend is None:
-            return ErrorParts.normal(self.variance)
-        if self.squares not in (SQUARE, PRODUCT):
-            raise ValueError(f"squares must be 2 or 4 for an error's distribution, not {self.squares!r}")
-        if self.squares == PRODUCT and offset is None:
-            raise ValueError("offset must be given for a product of two copies: it depends on their difference")
-        curved, linear = self._coordinates(self.bend)
+    def error(self) -> QuadraticError:
+        """The error of each answer, (*b, a), as intervals need it: of a square."""
+        noise = self.noise[..., None, :, :].expand_as(self.bend)
+        curved, linear = coordinates(self.slope / 2, self.bend, noise)
         zero = torch.zeros_like(linear[..., 0])
-        # z1^T J z2 = z^T J z - d^T J d, d half the difference, of mean 0 and of the same noise.
-        central = -curved if self.squares == PRODUCT else curved[..., :0]
-        return QuadraticError(curved, linear, central, zero if offset is None else zero + offset, zero)
-
-    @property
-    def _full_noise(self) -> bool:
-        return self.noise.ndim == self.slope.ndim
-
-    @property
-    def _full_bend(self) -> bool:
-        return self.bend is not None and self.bend.ndim > self.slope.ndim
-
-    @property
-    def _spread(self) -> Tensor:
-        """slope N, (*b, a, r)."""
-        if self._full_noise:
-            return self.slope @ self.noise
-        return self.slope * self.noise[..., None, :]
-
-    def _moved(self, bend: Tensor) -> Tensor:
-        """bend N of full bends, (*b, a, r, r)."""
-        if self._full_noise:
-            return bend @ self.noise[..., None, :, :]
-        return bend * self.noise[..., None, None, :]
-
-    def _weighed(self, weights: Tensor) -> Tensor:
-        """M of diagonal bends, (*b, a, r), with curved = M weights^T: tr(diag(v) N diag(w) N) = v^T (N * N) w."""
-        if self._full_noise:
-            return weights @ self.noise.square()
-        return weights * self.noise.square()[..., None, :]
-
-    def _coordinates(self, bend: Tensor) -> tuple[Tensor, Tensor]:
-        """(curved, linear) of each answer's form, (*b, a, r); slope is 2 J z."""
-        half = self.slope / 2
-        if not self._full_bend and not self._full_noise:
-            variances = self.noise[..., None, :]
-            curved = (variances * bend).expand_as(half)
-            return curved, variances.sqrt() * half
-        J = bend if self._full_bend else bend.diag_embed()
-        N = self.noise if self._full_noise else self.noise.diag_embed()
-        each = (*half.shape, half.shape[-1])
-        return coordinates(half, J.expand(each), N[..., None, :, :].expand(each))
-
-
-def _fits(name: str, value: Tensor, *shapes: tuple[int, ...]) -> None:
-    """Refuses a tensor of none of these shapes, of which leading dimensions may be 1. Raises ValueError."""
-    found = tuple(value.shape)
-    for shape in shapes:
-        leading = len(shapes[0]) - 1
-        if len(found) != len(shape) or found[leading:] != shape[leading:]:
-            continue
-        if all(own in (1, size) for own, size in zip(found[:leading], shape[:leading], strict=True)):
-            return
-    wanted = " or ".join(map(str, shapes))
-    raise ValueError(f"{name} must have shape {wanted}, as slope has it, not {found}")
+        return QuadraticError(curved, linear, curved[..., :0], zero, zero)

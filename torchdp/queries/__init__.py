@@ -1,15 +1,25 @@
-"""Linear queries W h of users' types: local and central protocols, the choice between them, agnostic learning.
+"""Questions about users' types, through anyone who is trusted; the choice between channels; agnostic learning.
 
     >>> import torch
     >>> from torchdp import queries, workloads
-    >>> choice = queries.choose_trusted(workloads.prefix(8), n=1_000, epsilon=1.0, delta=1e-6)
+    >>> choice = queries.choose(workloads.prefix(8), n=1_000, epsilon=1.0, delta=1e-6, trust="curator")
     >>> choice.candidates[0].name
     'sums, discrete Laplace'
     >>> choice.best.estimate(torch.randint(8, (1_000,))).value.shape
     torch.Size([8])
 
-``SecureQueries`` answers by servers that see secret shares, with a curator's error. ``LocalFunction`` answers any
-smooth function of the users' shares of types, such as ``Spearman`` or the ``EnergyDistance`` of two groups.
+A *question* is a workload of linear queries, a pairwise statistic, or any smooth function of the users' shares of types
+(``ShareFunction``), such as ``Spearman`` or the ``EnergyDistance`` of two groups; ``Several`` are answered by one
+collection. A *channel* tells the means that a question needs, by who is trusted:
+
+| trusted | channel | noise |
+|---|---|---|
+| nobody | ``LocalOracle``, ``LocalFactorization``, ``Twice`` | of each user's report, or vector |
+| a shuffler | ``ShuffledQueries`` | of shuffled sums of bits |
+| servers that do not all collude | ``SecureQueries`` | of secure sums: a curator's error |
+| a curator | ``CentralFactorization``, ``CentralLaplace`` | of sums |
+
+``X.of(question, ...)`` is the protocol of a channel; ``choose`` finds the one of least predicted error.
 
 | API name | symbol | meaning | squared? |
 |---|---|---|---|
@@ -33,7 +43,7 @@ from torchdp.queries.oracle import LocalFactorization, LocalOracle
 from torchdp.queries.protocol import FactoredQueries
 from torchdp.queries.release import Answers, CentralRelease, Linear, MessageRelease, Several, through
 from torchdp.queries.servers import SecureQueries
-from torchdp.queries.statistics import Correlation, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
+from torchdp.queries.statistics import Correlation, Covariance, EnergyDistance, KendallB, MeanDiscrepancy, Spearman
 from torchdp.queries.twice import Twice
 
 __all__ = [
@@ -44,6 +54,7 @@ __all__ = [
     "Channel",
     "ConceptClass",
     "Correlation",
+    "Covariance",
     "EnergyDistance",
     "FactoredQueries",
     "Fit",

@@ -85,6 +85,11 @@ class Channel(Protocol[Tensor]):
         """u_x, (k, r)."""
         return self.workload.mT
 
+    @property
+    def known_noise(self) -> bool:
+        """Whether the analyst can tell Cov z for the data that a tally shows, as questions of second order need it."""
+        return True
+
     @abstractmethod
     def mean(self, tally: Tally) -> Tensor:
         """z, (*batch, r). Unchecked."""

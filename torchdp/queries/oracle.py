@@ -453,7 +453,7 @@ class LocalOracle(OracleQueries):
         W = checks.instance("question", question, Question).queries(cls.distinct)
         k = question.types
         family = None if prior is None else histograms_of(prior, k).to(W)
-        h = torch.full((k,), 1 / k).to(W) if family is None else family.mean(0)
+        h = torch.full((k,), 1 / k, dtype=torch.float64).to(W) if family is None else family.mean(0)
         law = None if family is None else 0.98 * h + 0.02 / k
         covariance = cls(W, SubsetSelection(k, epsilon)).noise(h)
         found = []

@@ -334,16 +334,13 @@ class FactoredProtocol(Channel):
         error = (self.variance.amax(1) / tally.users(1) ** self.power).sqrt()
         stretch = laplace_stretch if self.laplace else None
         found = Estimate(value, error.expand_as(value), tally.n, bias=self.bias.abs().amax(1), stretch=stretch)
-        covariance = None
-        if bool((self.variance == self.variance[:, :1]).all()):  # the same whatever the data, and so is all of it
-            covariance = partial(self._noise_covariance, tally.users(2))
-        population = partial(self._of_population, found, tally.kept())
-        return replace(found, population=population, covariance=covariance)
+        kept = tally.kept()
+        covariance = partial(self.plausible, kept) if self.known_noise else None
+        return replace(found, population=partial(self._of_population, found, kept), covariance=covariance)
 
-    def _noise_covariance(self, users: float | Tensor) -> Tensor:
-        """Of the errors of the answers, (m, m), or (*batch, m, m) of numbers of users (*batch, 1, 1)."""
-        left = self.queries.left
-        return self.noise * (left @ left.mT) / users**self.power
+    @property
+    def known_noise(self) -> bool:
+        return bool((self.variance == self.variance[:, :1]).all())
 
     def _of_population(self, found: Estimate, tally: Tally) -> Estimate:
         """Var W_i under the nearest histogram; of those with its R h that of the largest where R tells less."""
@@ -361,6 +358,6 @@ class FactoredProtocol(Channel):
         def covariance() -> Tensor:
             users = tally.users(2)
             own = ((centred * h[:, None]) @ centred.mT).view(*batch, len(W), len(W))
-            return own / users + self._noise_covariance(users)
+            return own / users + self.plausible(tally)
 
         return found.with_sampling(variance / n, covariance)

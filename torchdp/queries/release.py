@@ -13,7 +13,8 @@ from torchdp import checks
 from torchdp.brief import Brief
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
-from torchdp.protocol import CuratorProtocol, Estimate, Expansion, Layout, Limits, Objective, Tally, Users
+from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Objective, Tally, Users
+from torchdp.protocol.expansion import Expansion
 from torchdp.protocol.frames import Held
 from torchdp.protocol.protocol import MessageProtocol, Protocol, Same
 from torchdp.queries.channel import Analyst, Channel, Question
@@ -124,6 +125,10 @@ def through(question: Question, channel: Channel) -> Any:
     checks.instance("channel", channel, Channel)
     if isinstance(question, Linear):
         return channel
+    if not channel.known_noise:
+        raise ValueError(
+            "channel must have noise of one size, such as PrivUnit's, for a question that is not linear"
+        )
     kind = MessageRelease if isinstance(channel, MessageProtocol) else CentralRelease
     release = kind(question, channel)
     checks.validated(release, "analyst")  # what the channel can not answer is refused at once
@@ -265,9 +270,8 @@ class SeveralAnalyst:
         each = torch.stack([one.worst_mse(n, objective) for one in self.parts])
         if objective is Objective.WORST:
             return each.amax(0)
-        answers = [
-            one.predicted_mse(torch.full((self.question.types,), 2.0).double()).numel() for one in self.parts
-        ]
+        two = torch.full((self.question.types,), 2.0, dtype=torch.float64)  # users of each type
+        answers = [one.predicted_mse(two).numel() for one in self.parts]
         return torch.einsum("q...,q->...", each, each.new_tensor(answers) / sum(answers))
 
     def expansion(self, tally: Tally) -> tuple[Tensor, Tensor]:

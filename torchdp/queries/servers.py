@@ -72,7 +72,7 @@ class SecureQueries(FactoredProtocol, Relay[Tensor, Words, SecureSums]):
         corrupt: int | None = None,
         absent: int = 0,
     ) -> Any:
-        """The protocol that answers a question; queries: factors of ``question.queries``, None: the vectors as they are.
+        """The protocol that answers a question; queries: factors of ``question.queries``, None: its vectors.
 
         Raises TypeError, ValueError.
         """

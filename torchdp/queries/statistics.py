@@ -49,6 +49,22 @@ class Correlation(Grid):
 
 
 @dataclass(frozen=True)
+class Covariance(Grid):
+    """Of two numbers in evenly spaced bins, in units of their widths, divisor n."""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        most = (self.a - 1) * (self.b - 1) / 4
+        return -most, most
+
+    def __call__(self, h: Tensor) -> Tensor:
+        table = h.view(self.a, self.b)
+        first = torch.arange(self.a).to(h)
+        second = torch.arange(self.b).to(h)
+        return first @ table @ second - (table.sum(1) @ first) * (table.sum(0) @ second)
+
+
+@dataclass(frozen=True)
 class Spearman(Grid):
     """Spearman's rho: Pearson's correlation of ranks, users of one bin sharing the mean of theirs.
 
