@@ -42,10 +42,6 @@ class Config:
     benches: tuple[tuple[str, ...], ...] = BENCHES
 
 
-FULL = Config()
-SMOKE = Config(2**7, 2**10, (), ())
-
-
 def measure(config: Config, report: Report) -> None:
     device = torch.get_default_device()
     run(config.parity, report)
@@ -78,7 +74,7 @@ def run(commands: tuple[tuple[str, ...], ...], report: Report) -> None:
         report.row("commands", command=" ".join(command), exit=done.returncode)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(2**7, 2**10, (), ()))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -114,10 +114,6 @@ class Config:
     kills: int = 50
 
 
-FULL = Config()
-SMOKE = Config(batches=40, kills=3)
-
-
 def measure(config: Config, report: Report) -> None:
     if not hasattr(os, "fork"):
         sys.exit("this bench forks processes: it runs on Linux and macOS")
@@ -129,7 +125,7 @@ def measure(config: Config, report: Report) -> None:
     report.row("journal", kills=config.kills, **found._asdict(), seconds=seconds)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(batches=40, kills=3))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

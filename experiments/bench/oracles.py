@@ -11,8 +11,7 @@ from floors import DEVICE, words
 from harness import Case, Part, Work
 from torch import Tensor
 
-from torchdp.draws import Simulated
-from torchdp.noise import Noise, SeededNoise
+from torchdp.noise import SeededNoise
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -118,14 +117,6 @@ def drawn(kind: type, k: int) -> Work:
     return Work(lambda: oracle.sample_tally(counts, generator=generator), 1, floor)
 
 
-def cipher(kind: type, n: int, k: int) -> Work:
-    """Words of the system's cipher beside those of a generator."""
-    oracle, x = kind(k, EPSILON), users(n, k)
-    plain, private = Simulated(keyed_generator(b"oracles", DEVICE)), Noise(DEVICE)
-    floor = {"by a generator": lambda: oracle.randomize_unchecked(x, plain)}
-    return Work(lambda: oracle.randomize_unchecked(x, private), n, floor)
-
-
 def cases(small: bool) -> Iterator[Case]:
     for k in (16, 64) if small else (16, 1024, 100_000):
         for kind in ORACLES:
@@ -134,11 +125,6 @@ def cases(small: bool) -> Iterator[Case]:
             yield Case(f"{kind.__name__}.collect, k = {k}", partial(collect, kind, n, k))
             if k <= 1024:
                 yield Case(f"{kind.__name__}.sample_tally, 1e9 users, k = {k}", partial(drawn, kind, k))
-    for kind in ORACLES[:4]:
-        yield Case(
-            f"{kind.__name__}.randomize_unchecked, k = 1024, cipher",
-            partial(cipher, kind, 200 if small else 10_000, 1024),
-        )
 
 
 if __name__ == "__main__":

@@ -61,10 +61,6 @@ class Config:
     small: bool = False
 
 
-FULL = Config()
-SMOKE = Config(short=True, small=True)
-
-
 def measured(bench: str, config: Config, cases: Sequence[str] = ()) -> list[Row]:
     """A bench's rows from a fresh process."""
     options = ["--rounds", "3" if config.short and not config.quick else str(ROUNDS), *["--small"] * config.small]
@@ -181,7 +177,7 @@ def measure(config: Config, report: Report) -> None:
         raise SystemExit(1)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(short=True, small=True))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -1,7 +1,6 @@
-"""Samplers, a draw for each of n users and 768 columns, beside torch's, numpy's, OpenDP's and the words alone."""
+"""Rounded normals, a draw for each of n users and 768 columns, beside torch, numpy, OpenDP and the words alone."""
 
 import importlib
-import os
 from collections.abc import Iterator
 from functools import partial
 
@@ -45,28 +44,8 @@ def rounded(users: int, sigma: float) -> Work:
     return Work(lambda: normal.draw(size, noise), count, {"a word in four draws": words(-(-count // 4))}, peers)
 
 
-def ciphered(count: int) -> Work:
-    """Words of 64 bits of the system's cipher, into memory that is kept: what all that hides a user is made of."""
-    noise, held, rng = (
-        Noise(DEVICE),
-        torch.empty(2**15, dtype=torch.int64, device=DEVICE),
-        np.random.default_rng(0),
-    )
-
-    def ours() -> None:
-        for first in range(0, count, len(held)):
-            noise.fill(held[: count - first])
-
-    peers = {
-        "numpy, PCG64": lambda: lambda: rng.integers(-(2**63), 2**63, count),
-        "os.urandom": lambda: lambda: os.urandom(8 * count),
-    }
-    return Work(ours, count, {"torch's random_": words(count)}, peers)
-
-
 def cases(small: bool) -> Iterator[Case]:
     users = 2 if small else 130
-    yield Case("words of the cipher", partial(ciphered, users * COLUMNS * 10))
     for sigma in (4.0, 64.0, 1024.0, 1e5):
         yield Case(f"rounded normal, sigma = {sigma:g}", partial(rounded, users, sigma))
 

@@ -1,7 +1,7 @@
-"""Secure sketches, d = 10, m = 100 rows, 3 servers: words of the cipher, shares, one server's transform, the whole."""
+"""Secure sketches, d = 10, m = 100 rows, 3 servers: words of the cipher, one server's transform, the whole."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from torchdp.kernels import chacha
 from torchdp.kernels.secure_sketch import add_rows
 from torchdp.noise import Noise, SeededNoise
 from torchdp.randomness import keyed_generator
-from torchdp.secure import Links, SecureSketch, Server, client_frames, share
+from torchdp.secure import Links, SecureSketch, Server, client_frames
 from torchdp.secure.ring import masks
 from torchdp.sketching import AdaptiveCoalition, balanced_osnap
 
@@ -106,22 +106,16 @@ def server(clients: int, most: int) -> Work:
     return Work(served, clients, {"one read of the words": read(shares)})
 
 
-def shared(count: int) -> object:
-    return share(torch.zeros(count, dtype=torch.int64, device=DEVICE), SERVERS, noise=Noise(DEVICE))
-
-
-def source(run: Callable[[int], object], count: int) -> Work:
-    """``count`` words of 64 bits."""
+def stream(count: int) -> Work:
+    """``count`` words of 64 bits of the cipher."""
+    key = chacha.system_key(DEVICE)
     peers = {"the operating system": lambda: lambda: os.urandom(8 * count)}
-    return Work(lambda: run(count), count, {"a generator's words": words(count)}, peers)
+    return Work(lambda: chacha.keystream(key, 0, count // 8), count, {"a generator's words": words(count)}, peers)
 
 
 def cases(small: bool) -> Iterator[Case]:
     n = 1000 if small else 100_000
-    noise, key = Noise(DEVICE), chacha.system_key(DEVICE)
-    yield Case("key stream", partial(source, lambda count: chacha.keystream(key, 0, count // 8), 8 * n))
-    yield Case("masks of shares", partial(source, lambda count: masks((count,), torch.int64, noise), 8 * n))
-    yield Case("share, 3 servers", partial(source, shared, n))
+    yield Case("key stream", partial(stream, 8 * n))
     for dtype in (torch.int64, torch.int32):
         yield Case(f"one server's transform, {str(dtype)[6:]}", partial(transform, 10 * n, dtype))
     for most in (0, n // 1000):

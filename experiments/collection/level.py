@@ -41,10 +41,6 @@ class Config:
     users: int = 4000  # in each sample
 
 
-FULL = Config()
-SMOKE = Config(pairs=20, users=200)
-
-
 def of_types(protocol, shares: Tensor, config: Config, generator: torch.Generator) -> Estimate:
     """Estimates from samples of users whose types have these shares."""
     drawn = torch.multinomial(shares.expand(config.pairs, -1), config.users, replacement=True, generator=generator)
@@ -101,7 +97,7 @@ def measure(config: Config, report: Report) -> None:
     types("mean of types alone", "curator", CentralFactorization(FactoredQueries.plain(values), 1.0, DELTA))
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(pairs=20, users=200))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -43,8 +43,6 @@ class Config:
     users: tuple[int, ...] = (1_000, 100_000)
 
 
-FULL = Config()
-SMOKE = Config((768,), (2.0,), (100_000,))
 DELTA = 1e-6
 KINDS = (RandomizedResponseSum, CorrelatedSum, PoissonSum, NegativeBinomialSum, CentralGaussianSum)
 SHARE = 0.05  # of the budget of 3NB that calibration spends on the flood
@@ -94,7 +92,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"{time.perf_counter() - start:.1f} s")
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((768,), (2.0,), (100_000,)))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -121,8 +121,7 @@ def measure(config: Config, report: Report) -> None:
     measure_classes(config, report)
 
 
-SMOKE = Config(("1:60",), (4.5,), 2, 4)
-EXPERIMENT = Experiment(measure, Config(), SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(("1:60",), (4.5,), 2, 4))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

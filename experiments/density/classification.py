@@ -139,7 +139,6 @@ class Config:
     trials: int = 8
 
 
-FULL = Config()
 QUICK = ("no privacy", CURATOR, "3NB", "3NB, paper")  # calibrated within a second
 SMOKE = Config(
     "digits", label_epsilon=math.inf, kernels=("Gaussian, orthogonal",), protocols=QUICK, epsilons=(4.5,), trials=2
@@ -209,7 +208,7 @@ def curves(rows: list):
     return figure
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

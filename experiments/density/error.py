@@ -36,7 +36,6 @@ class Config:
     queries: int = 300
 
 
-FULL = Config()
 SMOKE = Config(kernels=("Gaussian, orthogonal",), protocols=QUICK, epsilons=(4.5,))
 
 
@@ -112,7 +111,7 @@ def curves(rows: list):
     return figure
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

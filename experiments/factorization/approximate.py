@@ -43,10 +43,6 @@ class Config:
     variances: tuple[float, ...] = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
-FULL = Config()
-SMOKE = Config(8, 5, (1e-3,))
-
-
 def measure(config: Config, report: Report) -> None:
     alpha, found = torch.linspace(0, 1, config.points, dtype=torch.float64), {}
     for name, W in problems(config.k).items():
@@ -103,7 +99,7 @@ def draw(tables: dict) -> dict:
     return {"curves.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config(8, 5, (1e-3,)), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -80,10 +80,6 @@ class Config:
     first: int = 9  # sizes of each workload
 
 
-FULL = Config()
-SMOKE = Config(3)
-
-
 def measure(config: Config, report: Report) -> None:
     for name, bounds in MEASURES.items():
         for k in SIZES.get(name, OTHER_SIZES)[: config.first]:
@@ -117,7 +113,7 @@ def draw(tables: dict) -> dict:
     return {"growth.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config(3), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -28,10 +28,6 @@ class Config:
     k: int = 512  # of the last line
 
 
-FULL = Config()
-SMOKE = Config(3, 64)
-
-
 def measure(config: Config, report: Report) -> None:
     for workload, known in (
         (workloads.prefix(64), 2.111366),
@@ -71,7 +67,7 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(3, 64))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -37,8 +37,6 @@ class Config:
     bits: int = 8
 
 
-FULL = Config()
-SMOKE = Config((1.0,), (16,), 4)
 DELTA = 1e-6
 DRAWS = 4_000  # of the noise, for the mean of its largest entry
 
@@ -112,7 +110,7 @@ def measure(config: Config, report: Report) -> None:
     central(found, config, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((1.0,), (16,), 4))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

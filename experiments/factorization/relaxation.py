@@ -21,9 +21,10 @@ Time: about 15 minutes on one core without peers; --smoke in seconds.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 
 import torch
 from solvers import (
@@ -34,8 +35,8 @@ from solvers import (
     by_jax_privacy,
     fixed_point,
     judged,
-    random_signs,
     relaxation,
+    workload,
 )
 from torch import Tensor
 
@@ -63,11 +64,12 @@ NAMED: dict[str, Line] = {
     "relaxation": (LINES["relaxation"][0], GAPS[:7]),
     "relaxation by Adam": LINES["relaxation by Adam"],
     "cvxpy, SCS": (LINES["cvxpy, SCS"][0], GAPS[:4]),
-    "jax-privacy, max": (lambda steps: partial(by_jax_privacy, reduction="max", steps=int(steps)), STEPS),
-    "jax-privacy, p-norm 128": (
-        lambda steps: partial(by_jax_privacy, reduction="p-norm 128", steps=int(steps)),
+} | {
+    f"jax-privacy, {kind}": (
+        lambda steps, kind=kind: partial(by_jax_privacy, reduction=kind, steps=int(steps)),
         STEPS,
-    ),
+    )
+    for kind in ("max", "p-norm 128")
 }
 LARGEST = {"cvxpy, SCS": 128, "jax-privacy, max": 512, "jax-privacy, p-norm 128": 512}  # rows + columns
 
@@ -108,62 +110,48 @@ class Config:
     points: int = 8  # of each line of a named problem
 
 
-FULL = Config()
-SMOKE = Config(instances=2, settings=1, prefix=8, batch=2, problems=("prefix 8",), points=2)
-
-
-def once(run: Run, W: Tensor) -> dict[str, object]:
+def once(run: Run, W: Tensor, weights: tuple[Tensor, Tensor]) -> dict[str, object]:
     size = W.abs().max()  # cvxpy knows no scales
-    seconds, certificate, steps = judged(W / size, run, (W[:, 0].abs() / size, W[0].abs() / size), math.inf)
+    seconds, certificate, steps = judged(W / size, run, weights, math.inf)
     bounds = {"gap": certificate.gap, "lower": certificate.lower * size, "upper": certificate.upper * size}
     return {"seconds": seconds, "steps": steps, **bounds}
 
 
-def measure(config: Config, report: Report) -> None:
-    torch.set_num_threads(1)
-    for solver, (make, settings) in LINES.items():
+def there(
+    lines: dict[str, Line], report: Report
+) -> Iterator[tuple[str, Callable[[float], Run], tuple[float, ...]]]:
+    """Solvers that are installed."""
+    for solver, (make, settings) in lines.items():
         if missing := available(make(settings[-1])):
             report.say(f"{solver} missing: {missing.name}")
-            continue
-        for setting in settings[: config.settings]:
-            for number in range(config.instances):
-                key = {"solver": solver, "setting": setting, "instance": number, "kind": KINDS[number % 10]}
-                report.once("relaxation", key, partial(once, make(setting), instance(number)))
-    together = torch.randn(
-        config.batch, 32, 32, dtype=torch.float64, generator=keyed_generator(b"relaxation, together")
-    )
+        else:
+            yield solver, make, settings
+
+
+def measure(config: Config, report: Report) -> None:
+    torch.set_num_threads(1)
+    for solver, make, settings in there(LINES, report):
+        for setting, number in product(settings[: config.settings], range(config.instances)):
+            W = instance(number)
+            key = {"solver": solver, "setting": setting, "instance": number, "kind": KINDS[number % 10]}
+            report.once("relaxation", key, partial(once, make(setting), W, (W[:, 0].abs(), W[0].abs())))
+    generator = keyed_generator(b"relaxation, together")
     large = {
         f"prefix {config.prefix}": workloads.prefix(config.prefix).dense(),
-        f"{config.batch} of 32 x 32": together,
+        f"{config.batch} of 32 x 32": torch.randn(config.batch, 32, 32, dtype=torch.float64, generator=generator),
     }
-    for name, W in large.items():
-        for solver, run in (("relaxation", relaxation), ("fixed point", fixed_point)):
-            for tol in (1e-4, 1e-5):
-                key = {"problem": name, "solver": solver, "setting": tol}
-                report.once("large", key, partial(largest, W, partial(run, tol=tol)))
-    for solver, (make, settings) in NAMED.items():
-        if missing := available(make(settings[0])):
-            report.say(f"{solver} missing: {missing.name}")
-            continue
+    runs = {"relaxation": relaxation, "fixed point": fixed_point}
+    for (name, W), (solver, run), tol in product(large.items(), runs.items(), (1e-4, 1e-5)):
+        key = {"problem": name, "solver": solver, "setting": tol}
+        report.once("large", key, partial(largest, W, partial(run, tol=tol)))
+    for solver, make, settings in there(NAMED, report):
         for problem in config.problems:
             W = workload(problem)
+            weights = fixed_point(W, 1e-8)[2:4]
             for setting in settings[: config.points] if sum(W.shape) <= LARGEST.get(solver, 10_000) else ():
                 key = {"problem": problem, "solver": solver, "setting": setting}
-                if report.once("named", key, partial(point, make(setting), W))["seconds"] > LONGEST:
+                if report.once("named", key, partial(once, make(setting), W, weights))["seconds"] > LONGEST:
                     break
-
-
-def workload(name: str) -> Tensor:
-    kind, _, k = name.rpartition(" ")
-    if kind == "random signs":
-        return torch.as_tensor(random_signs(int(k)))
-    return {"prefix": workloads.prefix, "all ranges": workloads.all_ranges}[kind](int(k)).dense()
-
-
-def point(run: Run, W: Tensor) -> dict[str, object]:
-    c, P = fixed_point(W, 1e-8)[2:4]
-    seconds, certificate, _ = judged(W, run, (c, P), float("inf"))
-    return {"seconds": seconds, "gap": certificate.gap, "lower": certificate.lower, "upper": certificate.upper}
 
 
 def largest(W: Tensor, run: Run) -> dict[str, object]:
@@ -195,7 +183,8 @@ def draw(tables: dict) -> dict:
     return {"relaxation.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+SMOKE = Config(instances=2, settings=1, prefix=8, batch=2, problems=("prefix 8",), points=2)
+EXPERIMENT = Experiment(measure, Config(), SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

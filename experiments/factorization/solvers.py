@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from torchdp import workloads
-from torchdp.factorization import Certificate, Relaxation, certify, smooth_log_norm, train
+from torchdp.factorization import Certificate, Factorization, Relaxation, certify, smooth_log_norm, train
 from torchdp.factorization.solvers.fixed_point import solve
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
@@ -41,7 +41,7 @@ SHORTEST = 0.1  # seconds: shorter runs are repeated
 Run = Callable[[Tensor], tuple]
 
 
-def plain(W: Tensor, tol: float, step: float, most: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+def plain(W: Tensor, tol: float, step: float, most: int) -> tuple:
     """The unaccelerated iteration for gamma_2 in its simplest form: one SVD of the whole matrix each time."""
     m, n = W.shape
     c, P = torch.full((m,), 1 / m, dtype=W.dtype), torch.full((n,), 1 / n, dtype=W.dtype)
@@ -64,17 +64,19 @@ def plain(W: Tensor, tol: float, step: float, most: int) -> tuple[Tensor, Tensor
     return *best, *weights, iteration
 
 
+def parts(found: Factorization) -> tuple:
+    return found.left, found.right, found.row_weights, found.column_weights, found.iterations
+
+
 def fixed_point(W: Tensor, tol: float, memory: int = MEMORY, p: float = math.inf) -> tuple:
-    found = solve(W, tol=tol, memory=memory, p=p)
-    return found.left, found.right, found.row_weights, found.column_weights, found.iterations
+    return parts(solve(W, tol=tol, memory=memory, p=p))
 
 
-def relaxation(W: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
-    found = train(W, tol=tol, progress=False)
-    return found.left, found.right, found.row_weights, found.column_weights, found.iterations
+def relaxation(W: Tensor, tol: float) -> tuple:
+    return parts(train(W, tol=tol, progress=False))
 
 
-def by_adam(W: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+def by_adam(W: Tensor, steps: int) -> tuple:
     """The relaxation in an ordinary loop of Adam, the sharpness rising; the smoothed maxima's slopes for weights."""
     module = Relaxation(W)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.03, betas=(0.9, 0.99))
@@ -89,7 +91,7 @@ def by_adam(W: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor, Tensor, int]
     return left, right, *slopes, steps
 
 
-def by_cvxpy(W: Tensor, solver: str, **settings: float) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+def by_cvxpy(W: Tensor, solver: str, **settings: float) -> tuple:
     """min t, Z PSD with off-diagonal block W and diagonal <= t; weights from the diagonal's multipliers."""
     import cvxpy as cp
 
@@ -184,22 +186,6 @@ class Config:
     problems: tuple[str, ...] = ()  # none: all of this norm
 
 
-FULL = Config()
-SMOKE = Config(problems=("prefix 16",))
-
-
-def show(
-    report: Report, problem: str, name: str, W: Tensor, run: Run, weights: tuple[Tensor, Tensor], p: float
-) -> None:
-    """One row of the table."""
-    if missing := available(run):
-        report.say(f"{problem:<18}{name:<34}missing: {missing.name}")
-        return
-    seconds, certificate, iterations = judged(W, run, weights, p)
-    bounds = {"gap": certificate.gap, "lower": certificate.lower, "upper": certificate.upper}
-    report.row("solvers", problem=problem, solver=name, iterations=iterations, seconds=seconds, **bounds)
-
-
 def gamma_2_runs(W: Tensor, tol: float, most: int) -> dict[str, Run]:
     runs: dict[str, Run] = {
         f"fixed point, to {tol:g}": partial(fixed_point, tol=tol),
@@ -217,58 +203,56 @@ def gamma_2_runs(W: Tensor, tol: float, most: int) -> dict[str, Run]:
     return runs
 
 
-def gamma_2(config: Config, report: Report) -> None:
-    problems = {
-        "prefix 64": (workloads.prefix(64), 1e-6, 10_000),
-        "prefix 256": (workloads.prefix(256), 1e-6, 1_000),
-        "all ranges 64": (workloads.all_ranges(64), 1e-6, 8_000),
-        "prefix 1024": (workloads.prefix(1024), 1e-4, 500),
-        "all ranges 256": (workloads.all_ranges(256), 1e-3, 500),
-        "prefix 16": (workloads.prefix(16), 1e-6, 1_000),
+def gamma_f_runs(W: Tensor, tol: float, most: int) -> dict[str, Run]:
+    runs: dict[str, Run] = {
+        f"fixed point, to {gap:g}": partial(fixed_point, tol=gap, p=2) for gap in (1e-4, 1e-6, 1e-8)
     }
-    for name in config.problems or list(problems)[:-1]:
-        workload, tol, most = problems[name]
-        W = workload.dense()
-        table(report, name, W, gamma_2_runs(W, tol, most), tol, math.inf)
+    runs["  without acceleration, to 1e-06"] = partial(fixed_point, tol=1e-6, memory=0, p=2)
+    for gap in (1e-4, 1e-6):
+        runs[f"federated, to {gap:g}"] = partial(by_federated, tol=gap)
+    runs["HDMM, McKennaConvex"] = by_hdmm
+    runs["jax-privacy, mean"] = partial(by_jax_privacy, reduction="mean")
+    return runs
 
 
-def gamma_f(config: Config, report: Report) -> None:
-    signs = torch.as_tensor(random_signs(256))
-    problems = {
-        "prefix 64": workloads.prefix(64).dense(),
-        "prefix 256": workloads.prefix(256).dense(),
-        "random signs 256": signs,
-        "all ranges 64": workloads.all_ranges(64).dense(),
-        "all ranges 256": workloads.all_ranges(256).dense(),
-        "prefix 1024": workloads.prefix(1024).dense(),
-        "prefix 16": workloads.prefix(16).dense(),
-    }
-    for name in config.problems or list(problems)[:-1]:
-        runs: dict[str, Run] = {
-            f"fixed point, to {tol:g}": partial(fixed_point, tol=tol, p=2) for tol in (1e-4, 1e-6, 1e-8)
-        }
-        runs["  without acceleration, to 1e-06"] = partial(fixed_point, tol=1e-6, memory=0, p=2)
-        for tol in (1e-4, 1e-6):
-            runs[f"federated, to {tol:g}"] = partial(by_federated, tol=tol)
-        runs["HDMM, McKennaConvex"] = by_hdmm
-        runs["jax-privacy, mean"] = partial(by_jax_privacy, reduction="mean")
-        table(report, name, problems[name], runs, 1e-9, 2)
+# Of each problem the gap to which our side is solved, and the plain form's iterations at most.
+GAMMA_2 = {
+    "prefix 64": (1e-6, 10_000),
+    "prefix 256": (1e-6, 1_000),
+    "all ranges 64": (1e-6, 8_000),
+    "prefix 1024": (1e-4, 500),
+    "all ranges 256": (1e-3, 500),
+}
+GAMMA_F = dict.fromkeys(
+    ("prefix 64", "prefix 256", "random signs 256", "all ranges 64", "all ranges 256", "prefix 1024"), (1e-9, 0)
+)
+NORMS = {"gamma_2": (math.inf, gamma_2_runs, GAMMA_2), "gamma_F": (2.0, gamma_f_runs, GAMMA_F)}
 
 
-def table(report: Report, problem: str, W: Tensor, runs: dict[str, Run], tol: float, p: float) -> None:
-    weights = fixed_point(W, tol, p=p)[2:4]
-    for name, run in runs.items():
-        show(report, problem, name, W, run, weights, p)
+def workload(name: str) -> Tensor:
+    kind, _, k = name.rpartition(" ")
+    if kind == "random signs":
+        return torch.as_tensor(random_signs(int(k)))
+    return {"prefix": workloads.prefix, "all ranges": workloads.all_ranges}[kind](int(k)).dense()
 
 
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     report.say(f"bounds on {'gamma_2' if config.norm == 'gamma_2' else 'sqrt(m) gamma_F'}")
-    compare = gamma_2 if config.norm == "gamma_2" else gamma_f
-    compare(config, report)
+    p, runs, problems = NORMS[config.norm]
+    for problem in config.problems or problems:
+        W, (tol, most) = workload(problem), problems.get(problem, (1e-6, 1_000))
+        weights = fixed_point(W, tol, p=p)[2:4]
+        for name, run in runs(W, tol, most).items():
+            if missing := available(run):
+                report.say(f"{problem:<18}{name:<34}missing: {missing.name}")
+                continue
+            seconds, certificate, iterations = judged(W, run, weights, p)
+            bounds = {"gap": certificate.gap, "lower": certificate.lower, "upper": certificate.upper}
+            report.row("solvers", problem=problem, solver=name, iterations=iterations, seconds=seconds, **bounds)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(problems=("prefix 16",)))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -105,10 +105,6 @@ class Config:
     dense: bool = False  # the dense route for every grid: minutes
 
 
-FULL = Config()
-SMOKE = Config((16, 32, 64), (16,))
-
-
 def prefix_sums(config: Config, report: Report) -> None:
     report.say("prefix sums: norm of the factorization over the certified lower bound of the optimum")
     for p, error in ((math.inf, "worst"), (2.0, "mean squared")):
@@ -165,7 +161,7 @@ def measure(config: Config, report: Report) -> None:
     products(config, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((16, 32, 64), (16,)))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

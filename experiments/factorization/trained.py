@@ -94,10 +94,6 @@ class Config:
     tol: float = 1e-4
 
 
-FULL = Config()
-SMOKE = Config(n=8, bits=20, draws=40, tol=1e-3)
-
-
 @dataclass(frozen=True)
 class Case:
     name: str
@@ -238,7 +234,7 @@ def draw(tables: dict) -> dict:
     return {"trained.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config(n=8, bits=20, draws=40, tol=1e-3), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

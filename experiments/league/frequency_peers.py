@@ -1,13 +1,14 @@
 """Published local protocols for histograms and ranges, as their authors state them: unbiased shares of k types.
 
-Each function draws the reports of users with these counts, in law and without a message for each user, and decodes
-them: ``peer(counts (k,), epsilon, trials, rng) -> (trials, k)``. Answers to a workload are then products with these
-shares, as the authors' packages leave them (pure-ldp, multi-freq-ldpy). Nothing here is imported from torchdp but the
-sums of random subsets, whose law is that of the messages.
+Each function draws the reports of the users that it is asked about, in distribution and without a message for each
+user, and decodes them: ``peer(asked) -> (trials, k)``. Answers to a workload are then products with these shares, as
+the authors' packages leave them (pure-ldp, multi-freq-ldpy). Nothing here is imported from torchdp but the sums of
+random subsets, whose distribution is that of the messages.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,71 +16,113 @@ from scipy.linalg import hadamard
 
 from torchdp.randomizers import SubsetSelection
 
-Peer = Callable[[np.ndarray, float, int, np.random.Generator], np.ndarray]
+
+@dataclass(frozen=True)
+class Asked:
+    """counts (k,): users of each type; so many trials of all their reports at epsilon, drawn by rng."""
+
+    counts: np.ndarray
+    epsilon: float
+    trials: int
+    rng: np.random.Generator
+
+    @property
+    def k(self) -> int:
+        return len(self.counts)
+
+    @property
+    def n(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def growth(self) -> float:
+        return math.exp(self.epsilon)
+
+    @property
+    def flip(self) -> float:
+        """Of one bit by randomized response."""
+        return 1 / (1 + self.growth)
+
+    def generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(int(self.rng.integers(2**62)))
+
+    def levels(self, fan_out: int, height: int) -> list[np.ndarray]:
+        """Users of each node of a tree, (trials, fan_out^level) from the root's children on: one level a user."""
+        leaves = np.pad(self.counts, (0, fan_out**height - self.k))
+        split = self.rng.multinomial(leaves, np.full(height, 1 / height), (self.trials, len(leaves)))
+        return [
+            split[:, :, level].reshape(self.trials, fan_out ** (level + 1), -1).sum(-1) for level in range(height)
+        ]
 
 
-def direct(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+Peer = Callable[[Asked], np.ndarray]
+
+
+def direct(asked: Asked) -> np.ndarray:
     """k-RR (Warner 1965; Kairouz, Oh, Viswanath 2014): one's own type with e^epsilon times the chance of another."""
-    k, n = len(counts), counts.sum()
-    q = 1 / (math.exp(epsilon) + k - 1)
-    kept = rng.binomial(counts, 1 - k * q, (trials, k))  # the others' reports are uniform over all types
-    reports = kept + rng.multinomial(n - kept.sum(1), np.full(k, 1 / k))
+    k, n = asked.k, asked.n
+    q = 1 / (asked.growth + k - 1)
+    kept = asked.rng.binomial(asked.counts, 1 - k * q, (asked.trials, k))
+    reports = kept + asked.rng.multinomial(
+        n - kept.sum(1), np.full(k, 1 / k)
+    )  # the others' are uniform over all types
     return (reports / n - q) / (1 - k * q)
 
 
-def _bits(counts: np.ndarray, own: float, other: float, trials: int, rng: np.random.Generator) -> np.ndarray:
-    """How many reports support each type, supported by its own users with chance own, by others with ``other``."""
-    n, shape = counts.sum(), (trials, len(counts))
-    support = rng.binomial(counts, own, shape) + rng.binomial(n - counts, other, shape)
+def _bits(asked: Asked, own: float, other: float) -> np.ndarray:
+    """From how many reports support each type, its own users' with chance own, others' with ``other``."""
+    counts, n, shape = asked.counts, asked.n, (asked.trials, asked.k)
+    support = asked.rng.binomial(counts, own, shape) + asked.rng.binomial(n - counts, other, shape)
     return (support / n - other) / (own - other)
 
 
-def optimized_unary(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+def optimized_unary(asked: Asked) -> np.ndarray:
     """OUE (Wang, Blocki, Li, Jha 2017): a bit for each type, kept with chance 1/2, set with 1/(e^epsilon + 1)."""
-    return _bits(counts, 0.5, 1 / (math.exp(epsilon) + 1), trials, rng)
+    return _bits(asked, 0.5, asked.flip)
 
 
-def symmetric_unary(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+def symmetric_unary(asked: Asked) -> np.ndarray:
     """SUE, basic RAPPOR (Erlingsson, Pihur, Korolova 2014): each bit by randomized response at epsilon/2."""
-    own = 1 / (1 + math.exp(-epsilon / 2))
-    return _bits(counts, own, 1 - own, trials, rng)
+    own = 1 / (1 + math.exp(-asked.epsilon / 2))
+    return _bits(asked, own, 1 - own)
 
 
-def local_hashing(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+def local_hashing(asked: Asked) -> np.ndarray:
     """OLH (Wang et al. 2017): randomized response on a hash to g = round(e^epsilon) + 1 values, a fresh one a user."""
-    g = round(math.exp(epsilon)) + 1
-    return _bits(counts, math.exp(epsilon) / (math.exp(epsilon) + g - 1), 1 / g, trials, rng)
+    g = round(asked.growth) + 1
+    return _bits(asked, asked.growth / (asked.growth + g - 1), 1 / g)
 
 
-def hadamard_response(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+def hadamard_response(asked: Asked) -> np.ndarray:
     """HR (Acharya, Sun, Zhang 2019, any epsilon): B blocks of a Hadamard matrix of order b, two rows never alike."""
-    k, n, growth = len(counts), int(counts.sum()), math.exp(epsilon)
+    k, n, rng, growth = asked.k, asked.n, asked.rng, asked.growth
+    types = np.arange(k)
     blocks = 2 ** max(0, math.ceil(math.log2(min(growth, 2 * k))) - 1)
     order = 2 ** math.ceil(math.log2(math.ceil(k / blocks) + 1))
-    half = order // 2
-    signs = hadamard(order)[np.arange(k) // blocks + 1]  # row of a type in its block, never the constant one
-    inside = np.nonzero(signs > 0)[1].reshape(k, half) + (np.arange(k) % blocks * order)[:, None]
-    total = half * growth + blocks * order - half
-    shares = np.empty((trials, k))
-    for each in range(trials):
-        own = rng.binomial(counts, half * (growth - 1) / total)
-        seen = rng.multinomial(n - own.sum(), np.full(blocks * order, 1 / (blocks * order)))
-        drawn = rng.multinomial(own, np.full(half, 1 / half))
-        np.add.at(seen, inside.ravel(), drawn.ravel())
-        block = seen.reshape(blocks, order).sum(1)[np.arange(k) % blocks]
+    half, outputs = order // 2, blocks * order
+    signs = hadamard(order)[types // blocks + 1]  # row of a type in its block, never the constant one
+    inside = np.nonzero(signs > 0)[1].reshape(k, half) + (types % blocks * order)[:, None]
+    total = half * growth + outputs - half
+    shares = np.empty((asked.trials, k))
+    for each in range(asked.trials):
+        own = rng.binomial(asked.counts, half * (growth - 1) / total)
+        seen = rng.multinomial(n - own.sum(), np.full(outputs, 1 / outputs))
+        np.add.at(seen, inside, rng.multinomial(own, np.full(half, 1 / half)))
+        block = seen.reshape(blocks, order).sum(1)[types % blocks]
         shares[each] = (seen[inside].sum(1) - block / 2) / n
     return shares * 2 * total / (half * (growth - 1))
 
 
-def subset_selection(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+def subset_selection(asked: Asked) -> np.ndarray:
     """Ye, Barg (2018): a set of about k/(e^epsilon + 1) types, likelier one that holds the user's own."""
-    oracle = SubsetSelection(len(counts), epsilon)
-    generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-    tally = oracle.sample_tally(torch.from_numpy(counts), generator=generator, sample_shape=(trials,))
-    n, k, w = counts.sum(), len(counts), oracle.subset
-    own = w * math.exp(epsilon) / (w * math.exp(epsilon) + k - w)
-    other = (w - own) / (k - 1)
-    return (tally["reports"].numpy() / n - other) / (own - other)
+    oracle = SubsetSelection(asked.k, asked.epsilon)
+    given = {"generator": asked.generator(), "sample_shape": (asked.trials,)}
+    reports = oracle.sample_tally(torch.from_numpy(asked.counts), **given)["reports"].numpy()
+    w = oracle.subset
+    likelier = w * asked.growth
+    own = likelier / (likelier + asked.k - w)
+    other = (w - own) / (asked.k - 1)
+    return (reports / asked.n - other) / (own - other)
 
 
 def tree(fan_out: int) -> Peer:
@@ -88,15 +131,13 @@ def tree(fan_out: int) -> Peer:
     Cormode, Kulkarni, Srivastava (2019), section 4; Hay, Rastogi, Miklau, Suciu (2010), section 4, for consistency.
     """
 
-    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
-        k, height = len(counts), max(1, math.ceil(round(math.log(len(counts), fan_out), 9)))
-        leaves = np.pad(counts, (0, fan_out**height - k))
-        split = rng.multinomial(leaves, np.full(height, 1 / height), (trials, len(leaves)))
-        levels = []  # from the root's children to the leaves
-        for level in range(1, height + 1):
-            held = split[:, :, level - 1].reshape(trials, fan_out**level, -1).sum(-1)
-            levels.append(np.stack([optimized_unary(each, epsilon, 1, rng)[0] for each in held]))
-        return consistent_tree(levels, fan_out)[:, :k]
+    def peer(asked: Asked) -> np.ndarray:
+        height = max(1, math.ceil(round(math.log(asked.k, fan_out), 9)))
+        nodes = [
+            np.concatenate([optimized_unary(replace(asked, counts=each, trials=1)) for each in held])
+            for held in asked.levels(fan_out, height)
+        ]
+        return consistent_tree(nodes, fan_out)[:, : asked.k]
 
     return peer
 
@@ -115,32 +156,27 @@ def consistent_tree(levels: list[np.ndarray], fan_out: int) -> np.ndarray:
     return best
 
 
-def haar(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
+def haar(asked: Asked) -> np.ndarray:
     """DJW-wavelet, HaarHRR: one level of Haar coefficients a user, one Hadamard coefficient of them by one bit.
 
     Cormode, Kulkarni, Srivastava (2019), section 5.
     """
-    k, height = len(counts), max(1, math.ceil(math.log2(len(counts))))
-    leaves = np.pad(counts, (0, 2**height - k))
-    flip = 1 / (1 + math.exp(epsilon))
-    shares = np.ones((trials, 1))
-    split = rng.multinomial(leaves, np.full(height, 1 / height), (trials, len(leaves)))
-    for level in range(height):
-        held = split[:, :, level].reshape(trials, 2 ** (level + 1), -1).sum(-1)
-        detail = np.stack([_signed(each.reshape(-1, 2), flip, rng) for each in held])
-        shares = np.stack([(shares + detail) / 2, (shares - detail) / 2], -1).reshape(trials, -1)
-    return shares[:, :k]
+    shares = np.ones((asked.trials, 1))
+    for held in asked.levels(2, max(1, math.ceil(math.log2(asked.k)))):
+        detail = np.stack([_signed(each.reshape(-1, 2), asked) for each in held])
+        shares = np.stack([(shares + detail) / 2, (shares - detail) / 2], -1).reshape(asked.trials, -1)
+    return shares[:, : asked.k]
 
 
-def _signed(held: np.ndarray, flip: float, rng: np.random.Generator) -> np.ndarray:
+def _signed(held: np.ndarray, asked: Asked) -> np.ndarray:
     """Left less right share of each node, (nodes,), from one bit of each user, held (nodes, 2), by HRR."""
     nodes, n = len(held), max(1, int(held.sum()))
     signs, sums = hadamard(nodes), np.zeros(nodes)
     for side, sign in ((0, 1), (1, -1)):
-        asked = rng.multinomial(held[:, side], np.full(nodes, 1 / nodes))  # (nodes, coefficients)
-        wrong = rng.binomial(asked, flip)
-        sums += (sign * signs * (asked - 2 * wrong)).sum(0)
-    return signs @ sums / (n * (1 - 2 * flip))
+        heard = asked.rng.multinomial(held[:, side], np.full(nodes, 1 / nodes))  # (nodes, coefficients)
+        wrong = asked.rng.binomial(heard, asked.flip)
+        sums += (sign * signs * (heard - 2 * wrong)).sum(0)
+    return signs @ sums / (n * (1 - 2 * asked.flip))
 
 
 def fourier(order: int) -> Peer:
@@ -149,19 +185,17 @@ def fourier(order: int) -> Peer:
     The other coefficients are put at 0: right for parities and marginals up to that order.
     """
 
-    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
-        k = len(counts)
-        sizes = np.array([each.bit_count() for each in range(k)])
+    def peer(asked: Asked) -> np.ndarray:
+        sizes = np.array([each.bit_count() for each in range(asked.k)])
         sets = np.nonzero((sizes > 0) & (sizes <= order))[0]
-        signs = hadamard(k)[sets]  # (sets, k)
-        flip, shares = 1 / (1 + math.exp(epsilon)), np.empty((trials, k))
-        for each in range(trials):
-            asked = rng.multinomial(counts, np.full(len(sets), 1 / len(sets))).T  # (sets, k)
-            positive = np.where(signs > 0, asked, 0).sum(1)
-            total = asked.sum(1)
-            said = rng.binomial(positive, 1 - flip) + rng.binomial(total - positive, flip)
-            means = (2 * said / np.maximum(total, 1) - 1) / (1 - 2 * flip)
-            shares[each] = (1 + means @ signs) / k
+        signs = hadamard(asked.k)[sets]  # (sets, k)
+        shares = np.empty((asked.trials, asked.k))
+        for each in range(asked.trials):
+            heard = asked.rng.multinomial(asked.counts, np.full(len(sets), 1 / len(sets))).T  # (sets, k)
+            positive, total = np.where(signs > 0, heard, 0).sum(1), heard.sum(1)
+            said = asked.rng.binomial(positive, 1 - asked.flip) + asked.rng.binomial(total - positive, asked.flip)
+            means = (2 * said / np.maximum(total, 1) - 1) / (1 - 2 * asked.flip)
+            shares[each] = (1 + means @ signs) / asked.k
         return shares
 
     return peer

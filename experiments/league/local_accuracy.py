@@ -80,7 +80,6 @@ class Config:
     trials: int = 200  # of all queries of a workload; five times as many of a statistic
 
 
-FULL = Config()
 SMOKE = Config(("prefix/4/1e3/1/skewed", "Gini diversity/4/1e3/1/skewed"), 60)
 
 
@@ -123,17 +122,15 @@ def measure(config: Config, report: Report) -> None:
 def summary(rows: list[dict]) -> dict[str, object]:
     """The chosen one, the least of ours and of the published, as they are and done something afterwards."""
     plain, mended = ([row for row in rows if bool(row["afterwards"]) is after] for after in (False, True))
-    own, outside = (
-        min((row for row in plain if row["side"] == side), key=lambda row: row["rmse"])
-        for side in ("own", "outside")
-    )
-    after = min((row for row in mended if row["side"] == "outside"), key=lambda row: row["rmse"])
+
+    def least(among: list[dict], side: str) -> dict:
+        return min((row for row in among if row["side"] == side), key=lambda row: row["rmse"])
+
+    own, outside, after = least(plain, "own"), least(plain, "outside"), least(mended, "outside")
     ours = next(row for row in rows if row["main"])
     return {
         "chosen": plain[0]["method"],
-        "predicted": plain[0]["predicted"],
-        "rmse": plain[0]["rmse"],
-        "standard_error": plain[0]["standard_error"],
+        **{name: plain[0][name] for name in ("predicted", "rmse", "standard_error")},
         "own": own["method"],
         "own_rmse": own["rmse"],
         "outside": outside["method"],
@@ -155,37 +152,31 @@ def label(row: dict) -> str:
 
 def page(rows: list[dict]) -> str:
     """The table of the cells in Markdown: error, standard error in the last digits, who."""
-    head = [
-        "cell",
-        "chosen",
-        "predicted",
-        "RMSE",
-        "best other of ours",
-        "best published",
-        "z",
-        "mended",
-        "published",
-        "z",
-    ]
-    lines = ["| " + " | ".join([*head, "least"]) + " |", "|---" * (len(head) + 1) + "|"]
+    head = (
+        "cell, chosen, predicted, RMSE, best other of ours, best published, z, mended, published, z, least".split(
+            ", "
+        )
+    )
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
-        error = f"{row['rmse']:.3g} +- {row['standard_error']:.1g}"
-        cells = [label(row), row["chosen"], f"{row['predicted']:.3g}", error]
-        cells += [
+        cells = (
+            label(row),
+            row["chosen"],
+            f"{row['predicted']:.3g}",
+            f"{row['rmse']:.3g} +- {row['standard_error']:.1g}",
             f"{row['own_rmse']:.3g} {row['own']}",
             f"{row['outside_rmse']:.3g} {row['outside']}",
             f"{row['z']:.1f}",
-        ]
-        cells += [
             f"{row['mended']:.3g} {row['how'] or ''}",
             f"{row['outside_mended_rmse']:.3g} {row['outside_mended']}",
-        ]
-        cells += [f"{row['z_mended']:.1f}", "" if row["least"] is None else f"{row['least']:.3g}"]
+            f"{row['z_mended']:.1f}",
+            "" if row["least"] is None else f"{row['least']:.3g}",
+        )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -2,10 +2,10 @@
 
 Paper: intervals of Wilson (1927), Fieller (1954) and Zou, Donner (2008), as ``torchdp.protocol.interval`` joins them.
 Command:  python experiments/league/local_coverage.py
-Expected: a statistic or workload of 16 types, users, epsilon, data, the chosen protocol (the first whose law
-    needs no messages), and the share of the trials whose interval holds the truth; of a workload the mean and the least
-    over its queries. 138 cells in all, .941 to .979; the seven above .965 are too wide: four of Gini's diversity of
-    uniform data, a stationary point of the form, and three of the AUC where one user in twenty is positive.
+Expected: a statistic or workload of 16 types, users, epsilon, data, the chosen protocol (the first whose estimates are
+    drawn without messages), and the share of the trials whose interval holds the truth; of a workload the mean and the
+    least over its queries. 138 cells in all, .941 to .979; the seven above .965 are too wide: four of Gini's diversity
+    of uniform data, a stationary point of the form, and three of the AUC where one user in twenty is positive.
     ``experiments/pairwise/random_kernels.py`` has random kernels, and cells at stationary points.
 Output: results/league/local_coverage/coverage.csv (kept: experiments/league/local_coverage.csv), ranges.csv,
     outside.csv.
@@ -14,16 +14,16 @@ Status: agrees; too wide in seven cells
 Time: five minutes of one core; --smoke in seconds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from contest import Cell
-from pairwise_methods import quietly
+from pairwise_methods import STATISTICS, quietly
+from query_methods import WORKLOADS
 from torch import Tensor
 
-from torchdp import pairwise, queries, workloads
-from torchdp.pairwise import PairwiseStatistic
+from torchdp import queries
 from torchdp.protocol import Estimate, Objective, Protocol
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns
@@ -38,31 +38,23 @@ def normals(m: int, k: int, seed: bytes) -> Tensor:
     return torch.as_tensor(torch.randn(m, k, dtype=torch.float64, device="cpu", generator=generator))
 
 
-STATISTICS: dict[str, Callable[[int], PairwiseStatistic]] = {
-    "Gini difference": lambda k: pairwise.absolute_difference(k, spacing=1 / (k - 1)),
-    "Gini diversity": pairwise.unequal,
-    "Kendall": lambda k: pairwise.kendall(4, k // 4),
-    "AUC": lambda k: pairwise.auc(k // 2),
-}
-WORKLOADS: dict[str, Callable[[int], Tensor]] = {
-    "histogram": lambda k: workloads.identity(k).dense(),
-    "prefix": lambda k: workloads.prefix(k).dense(),
-    "parities": lambda k: workloads.parities(k.bit_length() - 1, 2).dense(),
-    "random queries": lambda k: normals(6, k, b"queries"),
-}
+ASKED = ("histogram", "prefix", "parities", "random queries")
+
+
+def workload(task: str, k: int) -> Tensor:
+    return normals(6, k, b"queries") if task == "random queries" else WORKLOADS[task](k).dense()
 
 
 @dataclass(frozen=True)
 class Config:
     statistics: tuple[str, ...] = tuple(STATISTICS)
-    workloads: tuple[str, ...] = tuple(WORKLOADS)
+    workloads: tuple[str, ...] = ASKED
     types: int = 16
     users: tuple[int, ...] = (1_000, 30_000, 1_000_000)
     epsilons: tuple[float, ...] = (1.0, 4.0)
     trials: int = 4_000
 
 
-FULL = Config()
 SMOKE = Config(("Gini difference",), ("random queries",), 4, (1_000,), (4.0,), 400)
 
 
@@ -84,7 +76,7 @@ def cells(config: Config) -> Iterator[Cell]:
 
 def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[str, Protocol[Tensor]]:
     """The first candidate."""
-    question = (WORKLOADS | STATISTICS)[task](k)
+    question = workload(task, k) if task in ASKED else STATISTICS[task](k)
     choice = queries.choose(question, n, epsilon, objective=Objective.MEAN)
     first = choice.candidates[0]
     return first.name, first.protocol
@@ -123,7 +115,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"{len(rows) - len(outside)} of {len(rows)} cells in [{LEAST}, {LARGEST}]")
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

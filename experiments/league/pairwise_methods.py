@@ -9,7 +9,7 @@ import numpy as np
 import pairwise_peers as peers
 import torch
 from contest import Cell, Method, Squares, shares
-from frequency_peers import norm_sub
+from frequency_peers import Asked, norm_sub
 
 from torchdp import pairwise, queries
 from torchdp.pairwise import PairwiseStatistic
@@ -59,14 +59,12 @@ def published(cell: Cell) -> list[tuple[str, str, str, peers.Peer]]:
         found.append((name, "outside", "Norm-Sub", peer))
     if cell.task == "Gini diversity":
         return found
-    stated = rule(cell)
-    hindsight = {
-        name: bins for name, bins in (binned(cell.task, cell.k, most) for most in BINS) if len(bins) < cell.k
-    }
-    for side, tried in (("outside", dict(stated)), ("hindsight", hindsight)):
-        for name, bins in tried.items():
-            if side == "outside" or name not in dict(stated):
-                found.append(("randomized response", side, name, peers.randomized_response(kernels, offset, bins)))
+    tried = {name: ("outside", bins) for name, bins in rule(cell)}
+    for name, bins in (binned(cell.task, cell.k, most) for most in BINS):
+        tried.setdefault(name, ("hindsight", bins))
+    for name, (side, bins) in tried.items():
+        if len(bins) < cell.k:
+            found.append(("randomized response", side, name, peers.randomized_response(kernels, offset, bins)))
     return found
 
 
@@ -111,7 +109,7 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     def theirs(name: str, side: str, afterwards: str, peer: peers.Peer) -> Method:
         def draw(trials: int) -> Squares:
-            found = squares(torch.as_tensor(peer(counts.cpu().numpy(), cell.epsilon, trials, rng)))
+            found = squares(torch.as_tensor(peer(Asked(counts.cpu().numpy(), cell.epsilon, trials, rng))))
             return {afterwards: found["clipped"]} if afterwards else found
 
         return Method(name, side, draw)

@@ -1,29 +1,32 @@
 """Published local protocols for means over pairs of users, as their authors state them.
 
-Each is ``peer(counts (k,), epsilon, trials, rng) -> (trials,)``, the mean of f over pairs i != j, or for a ratio the
-mean of f over that of g. f, g: symmetric (k, k), each of one value on its diagonal.
+Each is ``peer(asked) -> (trials,)``, the mean of f over pairs i != j, or for a ratio the mean of f over that of g.
+f, g: symmetric (k, k), each of one value on its diagonal.
 """
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
 import frequency_peers as frequency
 import numpy as np
 import torch
+from frequency_peers import Asked, Peer
 
 from torchdp.factorization import factorize
 from torchdp.protocol import Crowd
 from torchdp.randomizers import PrivUnit
 
-Peer = Callable[[np.ndarray, float, int, np.random.Generator], np.ndarray]
+
+def divided(above: np.ndarray, below: np.ndarray, otherwise: float) -> np.ndarray:
+    return np.divide(above, below, out=np.full(len(above), otherwise), where=below != 0)
 
 
 def over(peers: list[Peer], offset: float) -> Peer:
-    """The one, or the first over the second; estimates of a denominator that is 0 count as one half."""
+    """The first over the second; estimates of a denominator that is 0 count as one half."""
 
-    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
-        above, below = (each(counts, epsilon / 2, trials, rng) for each in peers)
-        return offset + np.divide(above, below, out=np.full(trials, 0.5 - offset), where=below != 0)
+    def peer(asked: Asked) -> np.ndarray:
+        half = replace(asked, epsilon=asked.epsilon / 2)
+        return offset + divided(*(each(half) for each in peers), 0.5 - offset)
 
     return peer
 
@@ -40,11 +43,11 @@ def randomized_response(kernels: list[np.ndarray], offset: float, bins: np.ndarr
     even = bins / bins.sum(1, keepdims=True)
     small = [even @ f @ even.T for f in kernels]
 
-    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
-        held, n, b = (bins @ counts).astype(np.int64), int(counts.sum()), len(bins)
-        q = 1 / (math.exp(epsilon) + b - 1)
+    def peer(asked: Asked) -> np.ndarray:
+        n, b = asked.n, len(bins)
+        q = 1 / (asked.growth + b - 1)
         gain = 1 - b * q
-        shares = frequency.direct(held, epsilon, trials, rng)
+        shares = frequency.direct(replace(asked, counts=(bins @ asked.counts).astype(np.int64)))
         reports = (shares * gain + q) * n
         found = []
         for f in small:
@@ -55,15 +58,13 @@ def randomized_response(kernels: list[np.ndarray], offset: float, bins: np.ndarr
     return peer
 
 
-def plug_in(kernels: list[np.ndarray], offset: float, histogram: frequency.Peer) -> Peer:
+def plug_in(kernels: list[np.ndarray], offset: float, histogram: Peer) -> Peer:
     """The statistic of a histogram that a frequency oracle and Norm-Sub give: what one does with a package of them."""
 
-    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
-        n, shares = int(counts.sum()), frequency.norm_sub(histogram(counts, epsilon, trials, rng))
+    def peer(asked: Asked) -> np.ndarray:
+        n, shares = asked.n, frequency.norm_sub(histogram(asked))
         found = [(n * all_pairs(shares, f) - f[0, 0]) / (n - 1) for f in kernels]
-        if len(found) == 1:
-            return found[0]
-        return offset + np.divide(found[0], found[1], out=np.zeros(trials), where=found[1] != 0)
+        return found[0] if len(found) == 1 else offset + divided(*found, 0.0)
 
     return peer
 
@@ -76,14 +77,14 @@ def two_messages(f: np.ndarray) -> Peer:
     factors = factorize(torch.from_numpy(f), math.inf, tol=1e-3)
     sides = [factors.left.contiguous(), factors.right.mT.contiguous()]  # (k, r) each
 
-    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
-        n, sums = int(counts.sum()), []
+    def peer(asked: Asked) -> np.ndarray:
+        n, sums = asked.n, []
         for points in sides:
             radius = float(points.norm(dim=1).max()) * (1 + 1e-12)
-            client = PrivUnit(points.shape[1], epsilon / 2, radius)
-            generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-            crowd = Crowd(points, torch.from_numpy(counts))
-            sums.append(client.sample_tally(crowd, generator=generator, sample_shape=(trials,))["sum"].numpy())
+            client = PrivUnit(points.shape[1], asked.epsilon / 2, radius)
+            given = {"generator": asked.generator(), "sample_shape": (asked.trials,)}
+            tally = client.sample_tally(Crowd(points, torch.from_numpy(asked.counts)), **given)
+            sums.append(tally["sum"].numpy())
         return ((sums[0] * sums[1]).sum(-1) / n - f[0, 0]) / (n - 1)
 
     return peer
@@ -92,11 +93,10 @@ def two_messages(f: np.ndarray) -> Peer:
 def class_sizes(labels: np.ndarray) -> Peer:
     """Share of pairs of unlike labels (times 1/2, as the AUC's denominator) by Warner's randomized response."""
 
-    def peer(counts: np.ndarray, epsilon: float, trials: int, rng: np.random.Generator) -> np.ndarray:
-        n = int(counts.sum())
-        held = np.array([counts[labels == 0].sum(), counts[labels == 1].sum()])
-        positive = frequency.direct(held, epsilon, trials, rng)[:, 1]
-        return n / (n - 1) * positive * (1 - positive)
+    def peer(asked: Asked) -> np.ndarray:
+        held = np.bincount(labels, asked.counts, 2).astype(np.int64)
+        positive = frequency.direct(replace(asked, counts=held))[:, 1]
+        return asked.n / (asked.n - 1) * positive * (1 - positive)
 
     return peer
 

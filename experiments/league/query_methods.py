@@ -89,7 +89,8 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     def theirs(name: str, peer: peers.Peer) -> Method:
         def draw(trials: int) -> Squares:
-            histogram = torch.as_tensor(peer(counts.cpu().numpy(), cell.epsilon, trials, rng))
+            asked = peers.Asked(counts.cpu().numpy(), cell.epsilon, trials, rng)
+            histogram = torch.as_tensor(peer(asked))
             return squares(histogram @ W.mT, histogram, False)
 
         return Method(name, "outside", draw)

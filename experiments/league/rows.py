@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 from sides import side
 
-Verdict = dict[str, float | None]  # error; mended: of shares clipped and normalised; seen: of the guarantee
+Verdict = dict[str, float | None]
+
+
+def verdict(error: float | None, mended: float | None = None, seen: float | None = None) -> Verdict:
+    """mended: of shares clipped and normalised; seen: of the guarantee."""
+    return {"error": error, "mended": mended, "seen": seen}
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def frequency(subset: int = 1, unary: bool = False) -> Callable[..., Verdict]:
             odds = other / (1 - other) if unary else subset / (k - subset)
             seen = math.log(own / (1 - own) / odds)
         error = None if raw is None else rms(raw - truth)
-        return {"error": error, "mended": rms(cut / cut.sum() - truth), "seen": seen}
+        return verdict(error, rms(cut / cut.sum() - truth), seen)
 
     return judge
 
@@ -83,11 +88,11 @@ def calibration(sigma: float, check: None, epsilon: float, delta: float) -> Verd
     for _ in range(200):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if delta_of(middle, epsilon) > delta else (low, middle)
-    return {"error": sigma / high - 1, "mended": None, "seen": delta_of(sigma, epsilon) / delta}
+    return verdict(sigma / high - 1, seen=delta_of(sigma, epsilon) / delta)
 
 
 def noise(values: list, check: None, **settings: float) -> Verdict:
-    return {"error": float(np.std(values)), "mended": None, "seen": None}
+    return verdict(float(np.std(values)))
 
 
 def strategy(worst: bool) -> Callable[..., Verdict]:
@@ -102,35 +107,29 @@ def strategy(worst: bool) -> Callable[..., Verdict]:
         L, X, period = W @ np.linalg.pinv(R, rcond=1e-12), np.abs(R.T @ R), n // epochs
         rows, moved = (L**2).sum(1), max(X[i::period, i::period].sum() for i in range(period))
         error = math.sqrt(rows.max() if worst else rows.mean()) * math.sqrt(moved)
-        return {"error": error, "mended": None, "seen": float(np.abs(L @ R - W).max())}
+        return verdict(error, seen=float(np.abs(L @ R - W).max()))
 
     return judge
 
 
 def number(value: float, check: None, **settings: float) -> Verdict:
-    return {"error": value, "mended": None, "seen": None}
+    return verdict(value)
 
 
 def regression(w: list, check: None, n: int, d: int, epsilon: float, delta: float) -> Verdict:
     X, y = side.table(n, d)
     least = np.linalg.lstsq(X, y, rcond=None)[0]
     error = (rms(X @ np.array(w) - y) / rms(X @ least - y)) ** 2 - 1
-    return {"error": error, "mended": None, "seen": None}
+    return verdict(error)
 
 
-def shares(raw: list, check: None, n: int, k: int, epsilon: float) -> Verdict:
-    """Of n users whose types are ``side.crowd``'s on average."""
-    return {"error": rms(np.array(raw) - side.likely(k)), "mended": None, "seen": None}
+def against(truth: Callable[..., np.ndarray]) -> Callable[..., Verdict]:
+    return lambda answer, check, **settings: verdict(rms(np.array(answer) - truth(**settings)))
 
 
-def cumulative(raw: list, check: None, n: int, k: int, epsilon: float) -> Verdict:
-    """Shares of users at most 0, at most 1, ...: several estimates, (times, k)."""
-    truth = np.cumsum(np.bincount(side.crowd(n, k), minlength=k)) / n
-    return {"error": rms(np.array(raw) - truth), "mended": None, "seen": None}
-
-
-def mean(vector: list, check: None, n: int, d: int, epsilon: float) -> Verdict:
-    return {"error": rms(np.array(vector) - side.spheres(n, d).mean(0)), "mended": None, "seen": None}
+def cumulative(n: int, k: int, **settings: float) -> np.ndarray:
+    """Shares of users at most 0, at most 1, ...: several estimates, (times, k), are held against them."""
+    return np.cumsum(np.bincount(side.crowd(n, k), minlength=k)) / n
 
 
 def poisson_delta(mean: float, epsilon: float, instances: int, step: float = 1e-5) -> float:
@@ -152,7 +151,7 @@ def poisson_delta(mean: float, epsilon: float, instances: int, step: float = 1e-
 
 def bits(deviation: float, check: None, users: int, epsilon: float, delta: float, instances: int) -> Verdict:
     seen = poisson_delta(deviation**2, epsilon, instances) / delta
-    return {"error": deviation, "mended": None, "seen": seen}
+    return verdict(deviation, seen=seen)
 
 
 def clipped(total: list, check: list, n: int, d: int, hidden: int, classes: int, bound: float) -> Verdict:
@@ -170,14 +169,14 @@ def clipped(total: list, check: list, n: int, d: int, hidden: int, classes: int,
     parts = ((scale * back).T @ x, (scale * back).sum(0), (scale * out).T @ after, (scale * out).sum(0))
     truth, found = np.concatenate([part.ravel() for part in parts]), np.array(total)
     error = float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
-    return {"error": error, "mended": None, "seen": max(check) / bound}
+    return verdict(error, seen=max(check) / bound)
 
 
 def consistent(found: list, check: None, n: int, size: int, sigma: float) -> Verdict:
     """seen: by how much two of the answers differ on what both imply, of n."""
     true, answers = side.marginals(n, size, sigma)[0], np.array(found)
     one, two = answers[0].reshape(size, size), answers[1].reshape(size, size)
-    return {"error": rms(answers - true), "mended": None, "seen": float(np.abs(one.sum(0) - two.sum(1)).max()) / n}
+    return verdict(rms(answers - true), seen=float(np.abs(one.sum(0) - two.sum(1)).max()) / n)
 
 
 CROWD: dict[str, Any] = {"n": 20_000, "k": 128, "epsilon": 1.0}
@@ -186,6 +185,9 @@ SHARES, TOTAL = "RMSE of 128 raw shares", {"epsilon": 1.0, "delta": 1e-6}
 LOCAL = "nobody trusted; "
 FLOATS, WHOLE = LOCAL + "floating-point chances", LOCAL + "integer chances, system's cipher"
 FREQUENCY: dict[str, Any] = {"seen": "epsilon", "promised": 1.0, "slack": 0.15, "warm": {"n": 200}, "quick": FEW}
+CURATOR = "curator; real numbers"
+CERTIFIED = {"torchdp": "gap certified", "jax-privacy": "no certificate"}
+RESIDUAL: dict[str, Any] = {"seen": "residual", "slack": 1e-7, "quick": {"n": 8}}
 ROWS = (
     Row(
         "randomized response", SHARES, CROWD,
@@ -207,8 +209,7 @@ ROWS = (
     Row(
         "Gaussian calibration", "sigma over the least one, less 1", TOTAL,
         {
-            "torchdp": "curator; real numbers", "dp-accounting": "curator; real numbers",
-            "diffprivlib": "curator; real numbers", "autodp": "curator; real numbers",
+            **dict.fromkeys(("torchdp", "dp-accounting", "diffprivlib", "autodp"), CURATOR),
             "opendp": "curator; by zCDP, rounded upwards",
         },
         calibration, "delta over 1e-6", 1.0, 1e-9, {"epsilon": 0.9},
@@ -223,18 +224,15 @@ ROWS = (
     ),
     Row(
         "prefix sums, mean", "RMSE of 128 sums at sensitivity 1", {"n": 128},
-        {"torchdp": "gap certified", "jax-privacy": "no certificate"},
-        strategy(worst=False), "residual", 0.0, 1e-7, quick={"n": 8},
+        CERTIFIED, strategy(worst=False), **RESIDUAL,
     ),
     Row(
         "prefix sums, max", "largest error of 64 sums at sensitivity 1", {"n": 64},
-        {"torchdp": "gap certified", "jax-privacy": "no certificate"},
-        strategy(worst=True), "residual", 0.0, 1e-7, quick={"n": 8},
+        CERTIFIED, strategy(worst=True), **RESIDUAL,
     ),
     Row(
         "semidefinite program", "largest error of 32 sums at sensitivity 1", {"n": 32},
-        {"torchdp": "gap certified", "cvxpy": "to SCS's 1e-5"},
-        strategy(worst=True), "residual", 0.0, 1e-7, quick={"n": 8},
+        {"torchdp": "gap certified", "cvxpy": "to SCS's 1e-5"}, strategy(worst=True), **RESIDUAL,
     ),
     Row(
         "sampled sums", "epsilon at 1e-5 that 1,000 sampled sums are said to spend",
@@ -257,22 +255,21 @@ ROWS = (
     Row(
         "1e9 users at once", "RMSE of 128 raw shares of 1e9 users by randomized response", {**CROWD, "n": 10**9},
         {"torchdp": LOCAL + "a simulation", "numpy": LOCAL + "a simulation, by hand"},
-        shares, quick={"k": 16},
+        against(lambda k, **settings: side.likely(k)), quick={"k": 16},
     ),
     Row(
         "thresholds", "RMSE of 64 shares of users up to a threshold, ten times", {"n": 20_000, "k": 64, "epsilon": 1.0},
         {"torchdp": WHOLE + "; its choice is in the time", "pure-ldp": FLOATS + "; unary encoding, summed up"},
-        cumulative, warm={"n": 200, "k": 4}, quick=FEW,
+        against(cumulative), warm={"n": 200, "k": 4}, quick=FEW,
     ),
     Row(
         "PrivUnit", "RMSE of the mean of 5,000 unit vectors, d = 256", {"n": 5_000, "d": 256, "epsilon": 1.0},
         {"torchdp": LOCAL + "rounded, its distance stated", "ml-projunit": LOCAL + "floats, whose last bits tell"},
-        mean, warm={"n": 20}, quick={"n": 50},
+        against(lambda n, d, **settings: side.spheres(n, d).mean(0)), warm={"n": 20}, quick={"n": 50},
     ),
     Row(
         "four epochs", "RMSE of 128 sums, everyone in every 32nd step", {"n": 128, "epochs": 4},
-        {"torchdp": "gap certified", "jax-privacy": "no certificate"},
-        strategy(worst=False), "residual", 0.0, 1e-7, quick={"n": 16},
+        CERTIFIED, strategy(worst=False), **{**RESIDUAL, "quick": {"n": 16}},
     ),
     Row(
         "768 shuffled bits", "deviation of one of 768 sums of bits, Poisson noise",

@@ -65,10 +65,6 @@ class Config:
     keep: bool = False  # as experiments/bench/league_cpu.*
 
 
-FULL = Config()
-SMOKE = Config(only=(), turns=1, quick=True)
-
-
 def script(name: str) -> Path:
     return SIDES / f"by_{name.replace('-', '_')}.py"
 
@@ -273,7 +269,7 @@ def processor() -> str:
     return platform.machine()
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(only=(), turns=1, quick=True))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

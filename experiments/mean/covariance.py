@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from errors import measured
 from torch import Tensor
 
 from torchdp.domains import lp_ball, noise_shape
@@ -56,9 +57,8 @@ def tables() -> dict[str, Tensor]:
 
 
 def errors(drawn: Tensor, exact: Tensor) -> tuple[float, float]:
-    squares = (drawn - exact).square().sum((1, 2)) / exact.square().sum()
-    measured = math.sqrt(float(squares.mean()))
-    return measured, float(squares.std()) / math.sqrt(len(squares)) / (2 * measured)
+    root, error = measured((drawn - exact).square().sum((1, 2)) / exact.square().sum()).values()
+    return root, error
 
 
 def every_entry(x: Tensor, trials: int) -> Tensor:
@@ -107,25 +107,15 @@ class Config:
     trials: int = 200
 
 
-FULL = Config()
-SMOKE = Config(("breast cancer",), (1, 100), 20)
-
-
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     rows = tables()
     for name in config.data:
         for copies in config.copies:
-            for method, (predicted, measured, error) in methods(name, rows[name], copies, config.trials).items():
-                report.row(
-                    "covariance",
-                    data=name,
-                    n=copies * len(rows[name]),
-                    method=method,
-                    predicted=predicted,
-                    measured=measured,
-                    standard_error=error,
-                )
+            n = copies * len(rows[name])
+            for method, found in methods(name, rows[name], copies, config.trials).items():
+                cells = dict(zip(("predicted", "measured", "standard_error"), found, strict=True))
+                report.row("covariance", data=name, n=n, method=method, **cells)
 
 
 def draw(tables: dict) -> dict:
@@ -152,7 +142,7 @@ def draw(tables: dict) -> dict:
     return {"covariance.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config(("breast cancer",), (1, 100), 20), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

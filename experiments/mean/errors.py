@@ -123,9 +123,20 @@ def domains(d: int) -> dict[str, Domain]:
     }
 
 
+def measured(squares: Tensor) -> dict[str, float]:
+    """The root of the mean of squared errors, and its standard error."""
+    root = math.sqrt(float(squares.mean()))
+    return {"measured": root, "standard_error": float(squares.std()) / math.sqrt(len(squares)) / (2 * root)}
+
+
+def between(domain: Domain, p: float) -> float:
+    """A lower bound of the norm of the differences of its points."""
+    return float(difference_shape(domain, p).certificate.lower) * (1 if domain.middle is None else 2)
+
+
 def shapes(name: str, domain: Domain, p: float, draws: int) -> list[dict[str, str | float]]:
     every = float(noise_shape(domain, p).certificate.lower)
-    between = float(difference_shape(domain, p).certificate.lower) * (1 if domain.middle is None else 2)
+    worst = between(domain, p)
     points = domain.spanning()
     rows: list[dict[str, str | float]] = []
     for noise, make in SHAPES.items():
@@ -135,7 +146,6 @@ def shapes(name: str, domain: Domain, p: float, draws: int) -> list[dict[str, st
         generator = keyed_generator(f"{name} {p} {noise}".encode())
         drawn = mechanism.sample_estimate(mechanism.summary(points), generator=generator, sample_shape=(draws,))
         squares = torch.linalg.vector_norm(drawn.value - points.mean(0), ord=p, dim=1).square() * n**2
-        measured = math.sqrt(float(squares.mean()))
         rows.append(
             {
                 "domain": name,
@@ -143,10 +153,9 @@ def shapes(name: str, domain: Domain, p: float, draws: int) -> list[dict[str, st
                 "noise": noise,
                 "floor": error.floor * n,
                 "predicted": error.root_mean_square.value * n,
-                "measured": measured,
-                "standard_error": float(squares.std()) / math.sqrt(draws) / (2 * measured),
+                **measured(squares),
                 "every_data": concentrated_lower_bound(every, 1, RHO),
-                "worst_data": concentrated_lower_bound(between, 1, RHO),
+                "worst_data": concentrated_lower_bound(worst, 1, RHO),
             }
         )
     return rows
@@ -166,13 +175,10 @@ def pure(name: str, domain: Domain, draws: int) -> dict[str, str | float]:
     lengths = torch.rand(draws, r, dtype=torch.float64, generator=generator).log().sum(1).neg()
     noise = scale * lengths[:, None] * directions @ shape.root.mT
     squares = noise.square().sum(1)
-    measured = math.sqrt(float(squares.mean()))
-    between = float(shape.certificate.lower) * (1 if domain.middle is None else 2)
-    bound = pure_lower_bound(between, 1, EPSILON)
+    bound = pure_lower_bound(between(domain, 2.0), 1, EPSILON)
     predicted = scale * math.sqrt(r + 1) * float(shape.root.norm())
-    error = float(squares.std()) / math.sqrt(draws) / (2 * measured)
-    cells = {"measured": measured, "standard_error": error, "worst_data": bound, "ratio": predicted / bound}
-    return {"domain": name, "predicted": predicted, **cells}
+    cells = {"worst_data": bound, "ratio": predicted / bound}
+    return {"domain": name, "predicted": predicted, **measured(squares), **cells}
 
 
 def coinpress(
@@ -207,9 +213,7 @@ def adaptive(name: str, domain: Domain, p: float, users: int, runs: int) -> dict
     centre = (points.amax(0) + points.amin(0)) / 2
     radius, deviation = float((points - centre).norm(dim=1).max()), float(points.std(0).max())
     found = [coinpress(points, centre, radius, deviation, RHO, generator, users) for _ in range(runs)]
-    squares = torch.linalg.vector_norm(torch.stack(found) - truth, ord=p, dim=1).square() * users**2
-    measured = math.sqrt(float(squares.mean()))
-    return {"measured": measured, "standard_error": float(squares.std()) / math.sqrt(runs) / (2 * measured)}
+    return measured(torch.linalg.vector_norm(torch.stack(found) - truth, ord=p, dim=1).square() * users**2)
 
 
 @dataclass(frozen=True)
@@ -220,10 +224,6 @@ class Config:
     users: int = 20_000  # of CoinPress, which needs many
     runs: int = 400
     every: int = 1  # this many domains on, the next one
-
-
-FULL = Config()
-SMOKE = Config(4, (2.0, math.inf), 2_000, runs=3, every=4)
 
 
 def measure(config: Config, report: Report) -> None:
@@ -273,7 +273,7 @@ def draw(tables: dict) -> dict:
     return {"errors.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config(4, (2.0, math.inf), 2_000, runs=3, every=4), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from errors import measured
 from torch import Tensor
 
 from torchdp.domains import Box, noise_shape, round_shape
@@ -29,23 +30,17 @@ from torchdp.simulate import Experiment, Report, columns, subplots
 EPSILON, DELTA = 1.0, 1e-6
 
 
-def measured(mechanism: MeanProtocol, points: Tensor, n: int, key: str, trials: int) -> tuple[float, float]:
+def of_draws(mechanism: MeanProtocol, points: Tensor, n: int, key: str, trials: int) -> dict[str, float]:
     counts = torch.full((len(points),), n // len(points))
     generator = keyed_generator(f"{key} {n}".encode())
     drawn = mechanism.sample_estimate(Crowd(points, counts), generator=generator, sample_shape=(trials,))
-    squares = (drawn.value - points.mean(0)).square().sum(1)
-    value = math.sqrt(float(squares.mean()))
-    return value, float(squares.std()) / math.sqrt(trials) / (2 * value)
+    return measured((drawn.value - points.mean(0)).square().sum(1))
 
 
 @dataclass(frozen=True)
 class Config:
     users: tuple[int, ...] = (160, 1600, 16_000, 160_000, 1_600_000)
     trials: int = 2000
-
-
-FULL = Config()
-SMOKE = Config((160, 16_000), 200)
 
 
 def measure(config: Config, report: Report) -> None:
@@ -65,10 +60,10 @@ def measure(config: Config, report: Report) -> None:
     points = torch.as_tensor(torch.rand(16, d, dtype=torch.float64, device="cpu", generator=generator)) * sides
     for n in config.users:
         for method, mechanism in mechanisms.items():
-            value, error = measured(mechanism, points, n, method, config.trials)
+            found = of_draws(mechanism, points, n, method, config.trials)
             predicted = mechanism.error(n).root_mean_square.value
-            cells = {"measured": value, "standard_error": error, "ratio": value / predicted}
-            report.row("local_central", method=method, n=n, predicted=predicted, **cells)
+            row = {"predicted": predicted, **found, "ratio": found["measured"] / predicted}
+            report.row("local_central", method=method, n=n, **row)
         # Blasiok et al. (2019): a message of covariance (pi/2) coth(epsilon/2)^2 I - u u^T for the user's u
         isotropic = mechanisms["local, shaped, PrivUnit"].error(n).root_mean_square.value ** 2
         isotropic *= math.pi / 2 / math.tanh(EPSILON / 2) ** 2 / float(PrivUnit.unit_variance(d, EPSILON))
@@ -101,7 +96,7 @@ def draw(tables: dict) -> dict:
     return {"local_central.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config((160, 16_000), 200), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -93,7 +93,6 @@ class Config:
     )  # generators x d
 
 
-FULL = Config()
 SMOKE = Config((2.0, math.inf), (2.0, math.inf), ("15x5", "128x16"), ("7x4", "30x6"))
 
 
@@ -155,7 +154,7 @@ def measure(config: Config, report: Report) -> None:
     relaxations(config, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -43,8 +43,6 @@ class Config:
 
 
 Asked = tuple[PairwiseStatistic, Tensor]  # and the users' counts of types
-FULL = Config()
-SMOKE = Config(users=5_000, sizes=(10**4, 10**6), trials=100, block_size=50)
 QUESTIONS = {
     "auc": "--statistic auc --columns score malignant --bounds score=0:1 --bins 32",
     "kendall": "--statistic kendall --columns bmi progression --bounds bmi=15:45 progression=0:400 --bins 12",
@@ -176,7 +174,7 @@ def errors(questions: dict[str, Asked], config: Config, report: Report) -> list[
     return rows
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(users=5_000, sizes=(10**4, 10**6), trials=100, block_size=50))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

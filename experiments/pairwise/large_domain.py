@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+from tables import counts_of
 
 from torchdp import pairwise, simulate
 from torchdp.queries import LocalFactorization, MessageRelease, Twice
@@ -30,17 +31,12 @@ class Config:
     trials: int = 10_000
 
 
-FULL = Config()
-SMOKE = Config(types=64, trials=500)
-
-
 def measure(config: Config, report: Report) -> None:
     k = config.types
     statistic = pairwise.absolute_difference(k, spacing=1 / (k - 1))
     weights = 1 / torch.arange(1, k + 1, dtype=torch.float64)
-    counts = (weights / weights.sum() * config.users).floor().long()
-    counts[0] += config.users - counts.sum()
-    n, truth = int(counts.sum()), statistic.exact(counts)
+    counts, n = counts_of(weights, config.users), config.users
+    truth = statistic.exact(counts)
 
     predicted, measured = {}, {}
     report.say(f"Gini's mean difference on {k} types, epsilon = {config.epsilon:g}, n = {n}, Zipf histogram")
@@ -90,7 +86,7 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(types=64, trials=500))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

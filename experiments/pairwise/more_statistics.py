@@ -43,10 +43,6 @@ class Config:
     search: bool = True
 
 
-FULL = Config()
-SMOKE = Config(users=(30_000,), epsilons=(4.0,), trials=150, search=False)
-
-
 def statistics() -> dict[str, PairwiseStatistic | ShareFunction]:
     return {
         "Gini coefficient": pairwise.gini(16),
@@ -153,7 +149,7 @@ def measure(config: Config, report: Report) -> None:
     )
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(users=(30_000,), epsilons=(4.0,), trials=150, search=False))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -85,10 +85,6 @@ class Config:
     trials: int = 1000
 
 
-FULL = Config()
-SMOKE = Config((8,), (3, 6), 200)
-
-
 def drawn(protocol: Any, histogram: Tensor, n: int, trials: int) -> tuple[float, float]:
     """Measured MSE, and its difference from the prediction in standard errors of the measurement."""
     counts = (histogram * n).round().long()
@@ -142,7 +138,7 @@ def draw(tables: dict) -> dict:
     return {"separation.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config((8,), (3, 6), 200), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

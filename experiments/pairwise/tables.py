@@ -167,10 +167,6 @@ class Config:
     auc_drawn: int = 10**5  # users at which the AUC of messages is measured
 
 
-FULL = Config()
-SMOKE = Config(16, 500, 500, (10**4,), (1.0,), (10**4,), (1.0,), 10**4)
-
-
 def differences(config: Config, report: Report, generator: torch.Generator) -> None:
     k, x = config.k, torch.arange(config.k, dtype=torch.float64)
     gini = pairwise.absolute_difference(k, spacing=1 / (k - 1))
@@ -217,7 +213,7 @@ def measure(config: Config, report: Report) -> None:
     classes(config, report, generator)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(16, 500, 500, (10**4,), (1.0,), (10**4,), (1.0,), 10**4))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -31,8 +31,6 @@ class Config:
     trials: int = 200
 
 
-FULL = Config()
-SMOKE = Config((1.0,), (4, 8))
 SHOWN = (
     "optimised strategy",
     "gamma_F, PrivUnit",
@@ -88,7 +86,7 @@ def draw(tables: dict) -> dict:
     return {"error_vs_types.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config((1.0,), (4, 8)), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

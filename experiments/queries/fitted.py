@@ -75,8 +75,6 @@ PEERS = (
     "square wave, EM",
     "square wave, EMS",
 )  # known beforehand: one column of these; the best of a shape is known only afterwards
-FULL = Config()
-SMOKE = Config(8, (1_000,), (1.0,), 4)
 
 
 def counted(h: Tensor, n: int) -> Tensor:
@@ -142,7 +140,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("fitted", epsilon=epsilon, n=n, **facts, **means)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(8, (1_000,), (1.0,), 4))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

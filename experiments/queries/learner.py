@@ -33,7 +33,6 @@ class Config:
 
 
 FULL = Config()
-SMOKE = Config((1.0, 8.0), (569, 10_000), 3, 0)
 BINS = 6
 
 
@@ -95,7 +94,7 @@ def draw(tables: dict) -> dict:
     return {"learner.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, FULL, Config((1.0, 8.0), (569, 10_000), 3, 0), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

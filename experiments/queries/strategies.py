@@ -50,10 +50,6 @@ class Config:
     grid_epsilons: tuple[float, ...] = (1.0, 3.0)
 
 
-FULL = Config()
-SMOKE = Config((8,), (1.0,), (3,), (1.0,))
-
-
 def on_a_line(k: int, epsilon: float, report: Report) -> None:
     W = workloads.prefix(k).dense()
     centred = W - W.mean(1, keepdim=True)
@@ -110,7 +106,7 @@ def measure(config: Config, report: Report) -> None:
             on_a_grid(side, epsilon, report)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((8,), (1.0,), (3,), (1.0,)))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

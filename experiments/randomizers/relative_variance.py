@@ -90,10 +90,6 @@ class Config:
     draws: int = 2**24  # numbers for each z-score
 
 
-FULL = Config()
-SMOKE = Config(dims=(16,), draws=2**18)
-
-
 def measure(config: Config, report: Report) -> None:
     generator, worst = keyed_generator(b"relative variance"), 0.0
     dims = torch.tensor(config.dims, dtype=torch.float64)
@@ -136,7 +132,7 @@ def measure(config: Config, report: Report) -> None:
     report.say(f"largest z-score: {worst:.2f}")
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(dims=(16,), draws=2**18))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

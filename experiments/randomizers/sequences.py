@@ -42,7 +42,6 @@ class Config:
     trials: int = 100
 
 
-FULL = Config()
 SMOKE = Config(users=400, looks=20, best=100, shown=(100, 400), epsilons=(1.0,), trials=10)
 
 
@@ -103,7 +102,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("sequences", **named, **judged(oracle, shares, config, b"sequences %d" % index))
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -64,10 +64,6 @@ class Config:
     runs: int = 300
 
 
-FULL = Config()
-SMOKE = Config(("diabetes",), (1_000_000,), (1.0,), 20)
-
-
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     for name, moments, bound in tables(config.real, config.clients):
@@ -99,7 +95,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("contest", **first, **{key: cells[key] for key in order})
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(("diabetes",), (1_000_000,), (1.0,), 20))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -117,7 +117,6 @@ class Config:
     runs: int = 20
 
 
-FULL = Config()
 SMOKE = Config((1000, 20_000), (10**8, 10**9, 10**10, 10**12), (5,), (0.5,), (0.1,), (10.0,), 3)
 
 
@@ -159,18 +158,19 @@ def low_rank(config: Config, report: Report, generator: torch.Generator) -> None
     for k in config.ranks:
         last = None
         for n in (*config.drawn, *config.normal):
-            last = (
-                spectrum(n, 50, k, generator) if n in config.drawn else last.larger(n, torch.ones(50), generator)
-            )
+            if n in config.drawn:
+                last = spectrum(n, 50, k, generator)
+            else:
+                last = last.larger(n, torch.ones(50), generator)
             for epsilon in config.rank_epsilons:
-                cells = {"rows": "spectrum", "n": n, "parameter": k, "epsilon": epsilon}
-                for summed, name, gram in noisy(last, epsilon, config.runs, generator):
-                    record(report, psi(last.moments, top_directions(gram, k)), **cells, sums=summed, method=name)
                 draw = {"generator": generator, "sample_shape": (config.runs,)}
+                found = list(noisy(last, epsilon, config.runs, generator))
                 local = LocalRows(50, 2.0, epsilon, DELTA).sample_tally(last.moments, **draw)["gram"]
-                record(report, psi(last.moments, top_directions(local, k)), **cells, sums="none", method="local")
                 gram = GramRelease(n, 50, 2.0, epsilon, DELTA).sample_estimate(last.moments, **draw).gram
-                record(report, psi(last.moments, top_directions(gram, k)), **cells, sums="none", method="Gram")
+                for summed, name, matrix in (*found, ("none", "local", local), ("none", "Gram", gram)):
+                    cells = {"rows": "spectrum", "n": n, "parameter": k, "epsilon": epsilon}
+                    errors = psi(last.moments, top_directions(matrix, k))
+                    record(report, errors, **cells, sums=summed, method=name)
 
 
 def ridge(config: Config, report: Report, generator: torch.Generator, cut: bool) -> None:
@@ -287,7 +287,7 @@ def curves(rows: list, error: str, parameter: str):
     return figure
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), SMOKE, draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -86,10 +86,6 @@ class Config:
     runs: int = 10
 
 
-FULL = Config()
-SMOKE = Config((2000, 20_000), (5,), runs=3)
-
-
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     generator = keyed_generator(b"low rank")
@@ -132,7 +128,7 @@ def draw(tables: dict) -> dict:
     return {"low_rank.png": figure}
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE, draw)
+EXPERIMENT = Experiment(measure, Config(), Config((2000, 20_000), (5,), runs=3), draw)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -34,10 +34,6 @@ class Config:
     runs: int = 5000
 
 
-FULL = Config()
-SMOKE = Config((1000, 100_000), 200)
-
-
 def histograms(config: Config, report: Report, generator: torch.Generator) -> None:
     W = workloads.identity(TYPES).dense()
     report.say(
@@ -92,7 +88,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("paper", D=bound, paper_deviation=sigma, true_epsilon=spent, exact_deviation=exact)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((1000, 100_000), 200))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -244,10 +244,6 @@ class Config:
     runs: int = 50
 
 
-FULL = Config()
-SMOKE = Config(stand_ins=False, runs=3)
-
-
 def measure(config: Config, report: Report) -> None:
     torch.set_num_threads(1)
     generator, runs = keyed_generator(b"tables"), config.runs
@@ -266,7 +262,7 @@ def measure(config: Config, report: Report) -> None:
         report.row("psi", **cells, **low_rank(moments, rank, bound, runs, generator))
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(stand_ins=False, runs=3))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

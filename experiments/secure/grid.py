@@ -19,6 +19,7 @@ import functools
 import math
 import warnings
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 from scipy.special import ndtr
@@ -112,29 +113,16 @@ class Config:
     shares: tuple[int, ...] = (2, 5, 20)
 
 
-FULL = Config()
-SMOKE = Config((10_000,), (1.0,), ((300, 2),), (3,))
-
-
 def measure(config: Config, report: Report) -> None:
-    for clients in config.clients:
-        for kind in ("10 columns", "1000 columns", "Gram"):
-            for epsilon in config.epsilons:
-                for bits in (32, 64):
-                    made = settings(clients, kind, epsilon, bits)
-                    cells = {
-                        "fraction_bits": made.ring.fraction_bits,
-                        "units": float(made.sigma[0]) * made.ring.scale,
-                    }
-                    cells |= {"factor": made.grid_factor, "spread": spread(made), "variation": made.variation}
-                    report.row("grid", clients=clients, kind=kind, epsilon=epsilon, bits=bits, **cells)
-    for clients in config.clients:
-        for kind in ("10 columns", "1000 columns", "Gram"):
-            for epsilon in config.epsilons:
-                for bits in (32, 64):
-                    other = pure(clients, kind, epsilon, bits)
-                    cells = {"fraction_bits": other.ring.fraction_bits, "factor": other.grid_factor}
-                    report.row("noises", clients=clients, kind=kind, epsilon=epsilon, bits=bits, **cells)
+    for clients, kind, epsilon, bits in product(
+        config.clients, ("10 columns", "1000 columns", "Gram"), config.epsilons, (32, 64)
+    ):
+        at = {"clients": clients, "kind": kind, "epsilon": epsilon, "bits": bits}
+        made, other = settings(**at), pure(**at)
+        units = float(made.sigma[0]) * made.ring.scale
+        facts = {"factor": made.grid_factor, "spread": spread(made), "variation": made.variation}
+        report.row("grid", **at, fraction_bits=made.ring.fraction_bits, units=units, **facts)
+        report.row("noises", **at, fraction_bits=other.ring.fraction_bits, factor=other.grid_factor)
     for clients, units in config.attacked:
         for epsilon in (0.5, 1.0, 4.0):
             sigma = units * math.sqrt(clients)
@@ -152,7 +140,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("ratios", shares=shares, epsilon=epsilon, distance=4, ratio=all_of_them, one_less=one_less)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((10_000,), (1.0,), ((300, 2),), (3,)))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -73,10 +73,6 @@ class Config:
     )
 
 
-FULL = Config()
-SMOKE = Config((4.0,), (100, 10_000), False, ((10_000, 1.0, 64, 32),))
-
-
 def kinds(tables: bool) -> Iterator[tuple[str, Kind]]:
     """Fifteen randomizers, of a local epsilon."""
     for name, kind in TYPES.items():
@@ -152,7 +148,7 @@ def measure(config: Config, report: Report) -> None:
                 report.row("choice", n=n, epsilon=epsilon, question=question, size=size, protocol=name, **facts)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((4.0,), (100, 10_000), False, ((10_000, 1.0, 64, 32),)))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -138,10 +138,6 @@ class Config:
     draws: int = 400_000
 
 
-FULL = Config()
-SMOKE = Config(20_000, 20_000, 100_000)
-
-
 def measure(config: Config, report: Report) -> None:
     generator = keyed_generator(b"noise of the linear-transformation model")
     entries(config.users, report, generator)
@@ -149,7 +145,7 @@ def measure(config: Config, report: Report) -> None:
     monte_carlo(config.draws, report, generator)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(20_000, 20_000, 100_000))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

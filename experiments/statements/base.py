@@ -15,6 +15,7 @@ from torchdp.factorization import factorize
 
 EXPONENTS = (2.0, 2.5, 3.0, 4.0, 8.0, 64.0, math.inf)
 EPSILONS = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+SMALL = EPSILONS[:4]  # epsilon <= 1
 SLACK = 1e-3  # relative: brackets are closed to a fifth of it
 KINDS = {  # of statements that fail as printed
     "false": "the statement has to be another one",
@@ -24,6 +25,7 @@ KINDS = {  # of statements that fail as printed
     "degenerate": "it fails at an end of its range alone, or where a constant is meant to depend on a parameter",
 }
 Instances = Iterator[tuple[str, float]]
+Source = Callable[[np.random.Generator, int], Instances]  # (rng, how many random instances)
 
 
 @dataclass(frozen=True)
@@ -40,29 +42,27 @@ class Check:
     row: str
     statement: str
     scope: str
-    instances: Callable[[np.random.Generator, int], Instances]
+    instances: Source
     limit: float = 1.0
     kind: str = ""
 
     def run(self, count: int, seed: int) -> dict[str, object]:
         """Tries the instances; a ratio above limit (1 + 1e-3) is a failure."""
         rng = np.random.default_rng([seed, sum(map(ord, self.row + self.statement))])
-        tried, failures, worst, where = 0, 0, -1.0, ""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # solvers that stop early: what they certify is recomputed here
-            for at, ratio in self.instances(rng, count):
-                if math.isnan(ratio):
-                    raise ArithmeticError(f"{self.row}: no number at {at}")
-                tried += 1
-                failures += ratio > self.limit * (1 + SLACK)
-                if ratio > worst:
-                    worst, where = ratio, at
+            tried = list(self.instances(rng, count))
+        ratios = np.array([ratio for _, ratio in tried])
+        if np.isnan(ratios).any():
+            raise ArithmeticError(f"{self.row}: no number at {tried[np.isnan(ratios).argmax()][0]}")
+        failures = int((ratios > self.limit * (1 + SLACK)).sum())
+        where, worst = tried[ratios.argmax()]
         return {
             "paper": self.paper,
             "result": self.row,
             "statement": self.statement,
             "range": self.scope,
-            "instances": tried,
+            "instances": len(tried),
             "worst": worst,
             "limit": self.limit,
             "failures": failures,
@@ -75,47 +75,111 @@ class Check:
 CHECKS: list[Check] = []
 
 
-def check(
-    paper: str, row: str, statement: str, scope: str, *, limit: float = 1.0, kind: str = ""
-) -> Callable[[Callable[..., Instances]], Callable[..., Instances]]:
-    """Enters a generator of instances into CHECKS."""
+class Statements:
+    """Of one paper: decorators that enter a generator of instances into CHECKS, and return it.
 
-    def enter(instances: Callable[..., Instances]) -> Callable[..., Instances]:
-        CHECKS.append(Check(paper, row, statement, scope, instances, limit, kind))
-        return instances
+    Several above one generator are several statements, the lowest the first: as printed, then mended. changes: keywords
+    of the generator.
+    """
 
-    return enter
+    def __init__(self, paper: str) -> None:
+        self.paper = paper
+
+    def check(
+        self, row: str, statement: str, scope: str, limit: float = 1.0, kind: str = "", source: Any = lambda f: f
+    ) -> Callable[[Any], Any]:
+        """Of a generator ``(rng, count)``, or of what ``source`` makes of another one."""
+
+        def enter(instances: Any) -> Any:
+            CHECKS.append(Check(self.paper, row, statement, scope, source(instances), limit, kind))
+            return instances
+
+        return enter
+
+    def each(self, *said: str, limit: float = 1.0, kind: str = "", **changes: Any) -> Callable[[Any], Any]:
+        return self.check(*said, limit, kind, lambda instances: each(instances, **changes))
+
+    def grid(
+        self, row: str, statement: str, scope: str, *axes: Any, limit: float = 1.0, kind: str = "", **changes: Any
+    ) -> Callable[[Any], Any]:
+        return self.check(row, statement, scope, limit, kind, lambda points: grid(points, *axes, **changes))
 
 
-def thinned(rng: np.random.Generator, count: int, *axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """The product of the axes; of few instances 12 of its points."""
-    grid = list(itertools.product(*axes))
-    return grid if count > 9 else [grid[i] for i in rng.permutation(len(grid))[:12]]
+def each(instances: Callable[..., Instances], least: int = 0, **changes: Any) -> Source:
+    """``instances(draw)`` of so many draws, and not fewer than ``least``."""
+
+    def source(rng: np.random.Generator, count: int) -> Instances:
+        for i in range(max(count, least)):
+            yield from instances(Draw(rng, i), **changes)
+
+    return source
+
+
+def grid(instances: Callable[..., Instances], *axes: Iterable[Any], slow: bool = False, **changes: Any) -> Source:
+    """``instances(*point)`` of the product of the axes; slow: where few instances are asked for, of 12 points."""
+
+    def source(rng: np.random.Generator, count: int) -> Instances:
+        points = list(itertools.product(*axes))
+        if slow and count < 10:
+            points = [points[i] for i in rng.permutation(len(points))[:12]]
+        for point in points:
+            yield from instances(*point, **changes)
+
+    return source
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The i-th random instance: i takes kinds and parameters in turn, rng draws the rest."""
+
+    rng: np.random.Generator
+    i: int
+
+    @property
+    def p(self) -> float:
+        return EXPONENTS[self.i % len(EXPONENTS)]
+
+    @property
+    def epsilon(self) -> float:
+        return EPSILONS[self.i % len(EPSILONS)]
+
+    @property
+    def small_epsilon(self) -> float:
+        return SMALL[self.i % len(SMALL)]
+
+    def size(self, most: int, least: int = 1) -> int:
+        return int(self.rng.integers(least, most + 1))
+
+    def pick(self, *options: float) -> Any:
+        return self.rng.choice(options).item()
+
+    def matrix(self, rows: int, columns: int, later: int = 0) -> np.ndarray:
+        """Signs, normals, integers with ties, non-negative, of rank one, badly scaled, with zero rows, in turn."""
+        rng, shape = self.rng, (rows, columns)
+        kinds = (
+            lambda: rng.choice([-1.0, 1.0], shape),
+            lambda: rng.normal(size=shape),
+            lambda: rng.integers(-2, 3, shape).astype(float),
+            lambda: rng.exponential(size=shape),
+            lambda: np.outer(rng.normal(size=rows), rng.normal(size=columns)),
+            lambda: rng.normal(size=shape) * np.exp(rng.normal(size=(rows, 1)) * 3),
+            lambda: rng.normal(size=shape) * rng.integers(0, 2, (rows, 1)),
+        )
+        return kinds[(self.i + later) % len(kinds)]()
+
+    def sized(self, rows: int, columns: int, later: int = 0) -> np.ndarray:
+        """A matrix of at most so many rows and columns."""
+        return self.matrix(self.size(rows), self.size(columns), later)
+
+    def simplex(self, k: int) -> np.ndarray:
+        """A point of the simplex: of the inside, or sparse."""
+        return self.rng.dirichlet(np.full(k, self.rng.choice([0.1, 1.0, 10.0])))
 
 
 def ratio(small: float, large: float) -> float:
     """small/large; 0 where both are rounding, inf where the larger side alone vanishes."""
     tiny = 1e-12 * (1 + abs(small) + abs(large))
     return 0.0 if small <= tiny else small / large if large > 1e-300 else math.inf
-
-
-def matrix(rng: np.random.Generator, i: int, rows: int, columns: int) -> np.ndarray:
-    """Signs, normals, integers with ties, non-negative, of rank one, badly scaled, with zero rows: one kind in turn."""
-    kinds = (
-        lambda: rng.choice([-1.0, 1.0], (rows, columns)),
-        lambda: rng.normal(size=(rows, columns)),
-        lambda: rng.integers(-2, 3, (rows, columns)).astype(float),
-        lambda: rng.exponential(size=(rows, columns)),
-        lambda: np.outer(rng.normal(size=rows), rng.normal(size=columns)),
-        lambda: rng.normal(size=(rows, columns)) * np.exp(rng.normal(size=(rows, 1)) * 3),
-        lambda: rng.normal(size=(rows, columns)) * rng.integers(0, 2, (rows, 1)),
-    )
-    return kinds[i % len(kinds)]()
-
-
-def simplex(rng: np.random.Generator, k: int) -> np.ndarray:
-    """A point of the simplex: of the inside, or sparse."""
-    return rng.dirichlet(np.full(k, rng.choice([0.1, 1.0, 10.0])))
 
 
 def p_norm(values: np.ndarray, p: float) -> float:
@@ -127,6 +191,11 @@ def p_norm(values: np.ndarray, p: float) -> float:
 
 def trace_norm(M: np.ndarray) -> float:
     return float(np.linalg.svd(M, compute_uv=False).sum())
+
+
+def size_of(left: np.ndarray, right: np.ndarray, p: float = math.inf) -> float:
+    """What a factorization proves of gamma_(p) of its product."""
+    return p_norm(np.linalg.norm(left, axis=1), p) * float(np.linalg.norm(right, axis=0).max())
 
 
 def row_scale(weights: np.ndarray, p: float) -> np.ndarray:
@@ -151,10 +220,10 @@ def gamma_p(points: np.ndarray, p: float, shift: bool = True) -> tuple[float, fl
     if A.shape[1] == 0:
         return 0.0, 0.0
     u = (points - v) @ np.linalg.pinv(A).T
-    upper = float(np.linalg.norm(u, axis=1).max()) * p_norm(np.linalg.norm(A, axis=1), p)
     sticks = np.abs(u @ A.T + v - points).max()
     if sticks > 1e-7 * (1e-300 + np.abs(points - v).max()):
         raise ArithmeticError(f"the ellipsoid does not hold the set: {sticks:g}")
+    upper = size_of(A, u.T, p)
     support, weights, rows = shape.support.numpy(), shape.weights.numpy(), shape.row_weights.numpy()
     middle = (points.max(0) + points.min(0)) / 2
     if shift and np.allclose(points, 2 * middle - points[::-1], atol=1e-12 * np.abs(points).max()):
@@ -164,14 +233,14 @@ def gamma_p(points: np.ndarray, p: float, shift: bool = True) -> tuple[float, fl
 
 def gamma_of(W: np.ndarray, p: float = math.inf, shift: bool = False) -> tuple[float, float]:
     """(lower, upper) bounds of gamma_(p)(W), recomputed from the factors and the dual weights; columns are types."""
-    found = factorize(torch.as_tensor(W), p, shift=shift, tol=SLACK / 5)
+    found = factorize(W, p, shift=shift, tol=SLACK / 5)
     left, right = found.left.numpy(), found.right.numpy()
     moved = W if found.shift is None else W - found.shift.numpy()[:, None]
     if np.abs(left @ right - moved).max() > 1e-7 * (1e-300 + np.abs(W).max()):
         raise ArithmeticError("the factors do not multiply to W")
-    upper = p_norm(np.linalg.norm(left, axis=1), p) * float(np.linalg.norm(right, axis=0).max())
     rows, columns = found.row_weights.numpy(), found.column_weights.numpy()
-    return (dual(W.T, columns, rows, p, shift) if columns.sum() and rows.any() else 0.0), upper
+    lower = dual(W.T, columns, rows, p, shift) if columns.sum() and rows.any() else 0.0
+    return lower, size_of(left, right, p)
 
 
 if __name__ == "__main__":

@@ -6,86 +6,85 @@ import math
 import numpy as np
 from scipy.stats import binom
 
-from statements.base import Instances, check, matrix, ratio, thinned
+from statements.base import Draw, Instances, Statements, ratio
 from torchdp.shuffle import RandomizedResponseSum, delta_of, paper
 
-NAME = "Wagner"
+wagner = Statements("Wagner")
+NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(120)
 
 
-@check(
-    NAME,
+@wagner.each(
     "section 2.3",
     "E <f(x), g(y)> = k(x, y), abs(f) <= R, at most S entries: Gaussian (1, sqrt 2, 1), inner product (d, "
     "1, d) and (1, sqrt d, 1)",
     "points of the unit ball and beyond (Gaussian), d = 1 to 8; quadrature, and all 2^d signs",
 )
-def bounded_features(rng: np.random.Generator, count: int) -> Instances:
-    nodes, weights = np.polynomial.hermite_e.hermegauss(120)
-    for i in range(count):
-        d = int(rng.integers(1, 9))
-        x, y = matrix(rng, i, 2, d)
-        t = float(np.linalg.norm(x - y))
-        if t < 4:  # the mean over the phase is cos(sqrt 2 <w, x - y>), w normal
-            mean = float(weights @ np.cos(math.sqrt(2) * t * nodes)) / math.sqrt(2 * math.pi)
-            yield f"Gaussian, distance {t:.3g}", ratio(abs(mean - math.exp(-t * t)), 1e-6)
-        x, y = x / max(1.0, np.linalg.norm(x)), y / max(1.0, np.linalg.norm(y))
-        signs = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
-        yield f"signs, d = {d}", ratio(abs(float(((signs @ x) * (signs @ y)).mean() - x @ y)), 1e-9)
-        yield f"size of signs, d = {d}", ratio(float(np.abs(signs @ x).max()), math.sqrt(d))
-        yield f"size of coordinates, d = {d}", ratio(float(np.abs(x).max()), 1.0)
+def bounded_features(draw: Draw) -> Instances:
+    d = draw.size(8)
+    x, y = draw.matrix(2, d)
+    t = float(np.linalg.norm(x - y))
+    if t < 4:  # the mean over the phase is cos(sqrt 2 <w, x - y>), w normal
+        mean = float(WEIGHTS @ np.cos(math.sqrt(2) * t * NODES)) / math.sqrt(2 * math.pi)
+        yield f"Gaussian, distance {t:.3g}", ratio(abs(mean - math.exp(-t * t)), 1e-6)
+    x, y = x / max(1.0, np.linalg.norm(x)), y / max(1.0, np.linalg.norm(y))
+    signs = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
+    yield f"signs, d = {d}", ratio(abs(float(((signs @ x) * (signs @ y)).mean() - x @ y)), 1e-9)
+    yield f"size of signs, d = {d}", ratio(float(np.abs(signs @ x).max()), math.sqrt(d))
+    yield f"size of coordinates, d = {d}", ratio(float(np.abs(x).max()), 1.0)
 
 
-@check(
-    NAME,
+@wagner.each(
     "Theorem 3.1",
     "error: E (K~ - K)^2 <= 4 beta^2 + 16 R^4 S (S + (E_Pi/n)^2)/I",
     "Gaussian and inner product features, d = 1 to 6, n = 1 to 200, I = 1 to 8, flips to 0.45; mean over "
     "400 draws",
 )
-def density_error(rng: np.random.Generator, count: int) -> Instances:
-    for i in range(count):
-        d, n, repeats = int(rng.integers(1, 7)), int(rng.choice([1, 2, 20, 200])), int(rng.choice([1, 8]))
-        x = rng.normal(size=(n, d)) * 10 ** rng.uniform(-2, 1)
-        x /= np.maximum(1.0, np.linalg.norm(x, axis=1, keepdims=True))
-        y = x[0]
-        flip = float(rng.choice([0.01, 0.25, 0.45]))
-        noise = n * flip * (1 - flip) / (1 - 2 * flip) ** 2  # E_Pi^2
-        errors = []
-        for _ in range(400):
-            if i % 2:  # random Fourier features, I of them
-                w, b = math.sqrt(2) * rng.normal(size=(d, repeats)), rng.uniform(0, 2 * math.pi, repeats)
-                f, g, R, S = math.sqrt(2) * np.cos(x @ w + b), math.sqrt(2) * np.cos(y @ w + b), math.sqrt(2), 1
-                truth = float(np.exp(-((x - y) ** 2).sum(1)).mean())
-            else:  # the coordinates themselves, I times
-                f, g, R, S = np.tile(x, repeats), np.tile(y, repeats), 1.0, d
-                truth = float((x @ y).mean())
-            variances = (R * R - f * f).sum(0) + 4 * R * R * noise  # of (2 B - n) R: rounding to bits, and noise
-            off = float((f @ g).mean()) / repeats - truth
-            errors.append(off * off + float(variances @ (g * g)) / (n * repeats) ** 2)
-        bound = 16 * R**4 * S * (S + noise / n**2) / repeats
-        name = "Gaussian" if i % 2 else "inner product"
-        yield f"{name}, d = {d}, n = {n}, I = {repeats}", ratio(float(np.mean(errors)), bound)
+def density_error(draw: Draw) -> Instances:
+    rng, d = draw.rng, draw.size(6)
+    n = draw.pick(1, 2, 20, 200)
+    repeats = draw.pick(1, 8)
+    x = rng.normal(size=(n, d)) * 10 ** rng.uniform(-2, 1)
+    x /= np.maximum(1.0, np.linalg.norm(x, axis=1, keepdims=True))
+    y = x[0]
+    flip = draw.pick(0.01, 0.25, 0.45)
+    noise = n * flip * (1 - flip) / (1 - 2 * flip) ** 2  # E_Pi^2
+    errors = []
+    for _ in range(400):
+        if draw.i % 2:  # random Fourier features, I of them
+            w, b = math.sqrt(2) * rng.normal(size=(d, repeats)), rng.uniform(0, 2 * math.pi, repeats)
+            f, g, R, S = math.sqrt(2) * np.cos(x @ w + b), math.sqrt(2) * np.cos(y @ w + b), math.sqrt(2), 1
+            truth = float(np.exp(-((x - y) ** 2).sum(1)).mean())
+        else:  # the coordinates themselves, I times
+            f, g, R, S = np.tile(x, repeats), np.tile(y, repeats), 1.0, d
+            truth = float((x @ y).mean())
+        variances = (R * R - f * f).sum(0) + 4 * R * R * noise  # of (2 B - n) R: rounding to bits, and noise
+        off = float((f @ g).mean()) / repeats - truth
+        errors.append(off * off + float(variances @ (g * g)) / (n * repeats) ** 2)
+    bound = 16 * R**4 * S * (S + noise / n**2) / repeats
+    name = "Gaussian" if draw.i % 2 else "inner product"
+    yield f"{name}, d = {d}, n = {n}, I = {repeats}", ratio(float(np.mean(errors)), bound)
 
 
-@check(
-    NAME,
+@wagner.grid(
     "Theorem 3.1",
     "privacy: I repetitions of an (epsilon_0, delta_0)-DP bit sum (S = 1)",
     "randomized response, n = 2 to 1000, I = 1 to 100, its own exact epsilon_0 at delta_0, slack 1e-9 to 0.1",
+    (2, 30, 1000),
+    (1, 5, 100),
+    (0.05, 0.3, 0.49),
+    slow=True,
 )
-def density_privacy(rng: np.random.Generator, count: int) -> Instances:
-    for n, instances, flip in thinned(rng, count, (2, 30, 1000), (1, 5, 100), (0.05, 0.3, 0.49)):
-        protocol = RandomizedResponseSum(n, flip)
-        for one, slack in ((0.3, 0.1), (0.05, 1e-9)):
-            each = delta_of(protocol, one, 1)
-            total, delta = paper.composition(one, each, instances, slack)
-            if delta < 1:
-                spent = delta_of(protocol, total, instances)
-                yield f"n = {n}, I = {instances}, flip = {flip:g}, slack = {slack:g}", spent / delta
+def density_privacy(n: int, instances: int, flip: float) -> Instances:
+    protocol = RandomizedResponseSum(n, flip)
+    for one, slack in ((0.3, 0.1), (0.05, 1e-9)):
+        total, delta = paper.composition(one, delta_of(protocol, one, 1), instances, slack)
+        if delta < 1:
+            spent = delta_of(protocol, total, instances)
+            yield f"n = {n}, I = {instances}, flip = {flip:g}, slack = {slack:g}", spent / delta
 
 
 def shuffled(n: int, ones: int, flip: float, own: float) -> np.ndarray:
-    """The law of the number of ones that are heard: ``ones`` of n - 1 others hold a one, the user with chance own."""
+    """The distribution of the number of ones heard: ``ones`` of n - 1 others hold a one, the user with chance own."""
     others = np.convolve(
         binom.pmf(np.arange(ones + 1), ones, 1 - flip), binom.pmf(np.arange(n - ones), n - 1 - ones, flip)
     )
@@ -93,36 +92,25 @@ def shuffled(n: int, ones: int, flip: float, own: float) -> np.ndarray:
     return np.append(others, 0.0) * (1 - chance) + np.insert(others, 0, 0.0) * chance
 
 
-@check(
-    NAME,
+@wagner.grid(
     "Theorem 3.1",
     "S: supports that differ in 2 S coordinates lose S times the loss of one bit",
     "n = 2 to 8, every number of ones, flips 0.05 to 0.45, S = 1 to 3; enumeration of both sums",
+    (2, 3, 8),
+    (0.05, 0.2, 0.45),
+    (1, 2, 3),
+    slow=True,
 )
-def support(rng: np.random.Generator, count: int) -> Instances:
-    for n, flip, S in thinned(rng, count, (2, 3, 8), (0.05, 0.2, 0.45), (1, 2, 3)):
-        each = max(
-            float(np.abs(np.log(shuffled(n, k, flip, 1.0) / shuffled(n, k, flip, 0.0))).max()) for k in range(n)
-        )
-        worst = 0.0  # one coordinate leaves the support (1 -> 1/2), another enters it (1/2 -> 1)
-        for a, b in itertools.product(range(n), repeat=2):
-            out = np.log(shuffled(n, a, flip, 1.0) / shuffled(n, a, flip, 0.5))
-            into = np.log(shuffled(n, b, flip, 0.5) / shuffled(n, b, flip, 1.0))
-            worst = max(worst, float(np.abs(out[:, None] + into[None]).max()))
-        yield f"n = {n}, flip = {flip:g}, S = {S}", ratio(S * worst, S * each)
+def support(n: int, flip: float, S: int) -> Instances:
+    def losses(one: float, other: float) -> np.ndarray:
+        """ln P/Q, (ones among the others, heard): the user's chance of a one under P and under Q."""
+        shares = [[shuffled(n, ones, flip, own) for ones in range(n)] for own in (one, other)]
+        return np.log(np.divide(*shares))
 
-
-@check(
-    NAME,
-    "its calibrations",
-    "the calibration of randomized response is (epsilon, delta)-DP after Theorem 3.1's split",
-    "epsilon = 0.1 to 10, delta = 1e-6, n = 30 to 1e5, I = 1 and 768",
-)
-def calibrations(rng: np.random.Generator, count: int) -> Instances:
-    for n, epsilon, instances in thinned(rng, count, (30, 1000, 10**5), (0.1, 1.0, 7.0, 10.0), (1, 768)):
-        if n < 10**5 or instances == 1:
-            protocol = paper.randomized_response(n, *paper.split(epsilon, 1e-6, instances))
-            yield f"n = {n}, epsilon = {epsilon:g}, I = {instances}", delta_of(protocol, epsilon, instances) / 1e-6
+    # one coordinate leaves the support (1 -> 1/2), another enters it (1/2 -> 1)
+    out, into = losses(1.0, 0.5), losses(0.5, 1.0)
+    worst = float(np.abs(out[:, None, :, None] + into[:, None]).max())
+    yield f"n = {n}, flip = {flip:g}, S = {S}", ratio(S * worst, S * float(np.abs(losses(1.0, 0.0)).max()))
 
 
 if __name__ == "__main__":

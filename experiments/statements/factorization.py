@@ -7,8 +7,16 @@ import numpy as np
 import torch
 from scipy.stats import binom
 
-from statements.base import EPSILONS, Instances, check, dual, gamma_of, matrix, ratio, simplex, trace_norm
-from torchdp import workloads
+from statements.base import (
+    EPSILONS,
+    SMALL,
+    Draw,
+    Instances,
+    Statements,
+    gamma_of,
+    ratio,
+    size_of,
+)
 from torchdp.factorization import additive_noise_bound, approximate, factorize, gamma2_dual
 from torchdp.factorization.hard import least_noise_variance
 from torchdp.privacy import gaussian_sigma
@@ -16,98 +24,84 @@ from torchdp.queries import PrivateLearner
 from torchdp.queries.learn import ConceptClass
 from torchdp.randomizers import PrivUnit
 
-NAME = "Edmonds"
-SMALL = tuple(e for e in EPSILONS if e <= 1)
+edmonds = Statements("Edmonds")
+WIDE = (*EPSILONS, 100.0, 1000.0, 1e4)
 
 
 def approximated(W: np.ndarray, alpha: float) -> tuple[float, float]:
     """(lower, upper) of gamma_2(W; alpha), entries moved by at most alpha: recomputed, the lower by Lemma 12 itself."""
-    found = approximate(torch.as_tensor(W), alpha, tol=2e-4)
+    found = approximate(W, alpha, tol=2e-4)
     left, right = found.left.numpy(), found.right.numpy()
     if np.abs(left @ right - W).max() > alpha * (1 + 1e-7) + 1e-9 * np.abs(W).max():
         raise ArithmeticError("the approximation is further away than alpha")
-    upper = float(np.linalg.norm(left, axis=1).max() * np.linalg.norm(right, axis=0).max())
-    return float(found.certificate.lower), upper
+    return float(found.certificate.lower), size_of(left, right)
 
 
-@check(
-    NAME,
-    "Lemma 12",
-    "(<W, U> - alpha ||U||_1)/gamma_2*(U) <= gamma_2(W; alpha), entries moved by at most alpha; some U attains it",
-    "W of 1 to 4 rows and 1 to 5 columns, alpha = 0 to 1.2 max abs(W), random U and W itself",
-)
-def approximate_duality(rng: np.random.Generator, count: int, share: float = 1.0) -> Instances:
-    for i in range(count):
-        W = matrix(rng, i, int(rng.integers(1, 5)), int(rng.integers(1, 6)))
-        alpha = float(np.abs(W).max() * rng.choice([0.0, 0.1, 0.5, 0.9, 1.2]))
-        lower, upper = approximated(W, share * alpha)
-        for U in (W, rng.normal(size=W.shape), matrix(rng, i + 1, *W.shape)):
-            if U.any():
-                most = float(gamma2_dual(torch.as_tensor(U)).upper)
-                yield (
-                    f"weak {W.shape}, alpha = {alpha:.3g}",
-                    ratio(float((W * U).sum() - alpha * np.abs(U).sum()) / most, upper),
-                )
-        yield f"tight {W.shape}, alpha = {alpha:.3g}", ratio(lower, approximated(W, alpha)[1])
-
-
-@check(
-    NAME,
+@edmonds.each(
     "Lemma 12",
     "as printed: the definition moves entries by at most alpha/2, the maximum is that of alpha",
     "the same instances",
     kind="misprint",
+    share=0.5,
 )
-def approximate_duality_as_printed(rng: np.random.Generator, count: int) -> Instances:
-    yield from approximate_duality(rng, count, 0.5)
+@edmonds.each(
+    "Lemma 12",
+    "(<W, U> - alpha ||U||_1)/gamma_2*(U) <= gamma_2(W; alpha), entries moved by at most alpha; some U attains it",
+    "W of 1 to 4 rows and 1 to 5 columns, alpha = 0 to 1.2 max abs(W), random U and W itself",
+)
+def approximate_duality(draw: Draw, share: float = 1.0) -> Instances:
+    W = draw.sized(4, 5)
+    alpha = float(np.abs(W).max() * draw.pick(0.0, 0.1, 0.5, 0.9, 1.2))
+    at = f"{W.shape}, alpha = {alpha:.3g}"
+    lower, upper = approximated(W, share * alpha)
+    for U in (W, draw.rng.normal(size=W.shape), draw.matrix(*W.shape, later=1)):
+        if U.any():
+            most = float(gamma2_dual(torch.as_tensor(U)).upper)
+            yield f"weak {at}", ratio(float((W * U).sum() - alpha * np.abs(U).sum()) / most, upper)
+    yield f"tight {at}", ratio(lower, approximated(W, alpha)[1])
 
 
-@check(
-    NAME,
+@edmonds.each(
     "Lemma 13",
     "gamma_2*(U) <= ||P^-1 U Q^-1|| for every P, Q of Frobenius norm 1; the least attains it",
     "U of 1 to 5 rows and columns, random diagonals, rows of zeros",
 )
-def dual_norm(rng: np.random.Generator, count: int) -> Instances:
-    for i in range(count):
-        U = matrix(rng, i, int(rng.integers(1, 6)), int(rng.integers(1, 6)))
-        if not U.any():
-            continue
-        found = gamma2_dual(torch.as_tensor(U))
-        x, y = found.left.numpy(), found.right.numpy()
-        least = float((U * (x @ y.T)).sum())
-        yield f"vectors {U.shape}", ratio(float(found.lower), least)
-        for c, P in [(found.row_weights.numpy(), found.column_weights.numpy())] + [
-            (simplex(rng, U.shape[0]) + 1e-9, simplex(rng, U.shape[1]) + 1e-9) for _ in range(5)
-        ]:
-            used, seen = U.any(1), U.any(0)
-            scaled = U[used][:, seen] / np.sqrt(c[used] / c.sum())[:, None] / np.sqrt(P[seen] / P.sum())
-            most = float(np.linalg.norm(scaled, 2))
-            yield f"weak {U.shape}", ratio(least, most)
-        yield f"strong {U.shape}", ratio(float(found.upper), least)
-        signs = itertools.product(*[[-1.0, 1.0]] * U.shape[0])
-        yield f"signs {U.shape}", ratio(max(float(np.abs(np.array(s) @ U).sum()) for s in signs), least)
+def dual_norm(draw: Draw) -> Instances:
+    U = draw.sized(5, 5)
+    if not U.any():
+        return
+    found = gamma2_dual(torch.as_tensor(U))
+    least = float((U * (found.left.numpy() @ found.right.numpy().T)).sum())
+    yield f"vectors {U.shape}", ratio(float(found.lower), least)
+    weights = [(found.row_weights.numpy(), found.column_weights.numpy())]
+    weights += [(draw.simplex(U.shape[0]) + 1e-9, draw.simplex(U.shape[1]) + 1e-9) for _ in range(5)]
+    for c, P in weights:
+        used, seen = U.any(1), U.any(0)
+        scaled = U[used][:, seen] / np.sqrt(c[used] / c.sum())[:, None] / np.sqrt(P[seen] / P.sum())
+        yield f"weak {U.shape}", ratio(least, float(np.linalg.norm(scaled, 2)))
+    yield f"strong {U.shape}", ratio(float(found.upper), least)
+    signs = itertools.product(*[[-1.0, 1.0]] * U.shape[0])
+    yield f"signs {U.shape}", ratio(max(float(np.abs(np.array(s) @ U).sum()) for s in signs), least)
 
 
-@check(
-    NAME,
+@edmonds.grid(
     "Corollaries 5 and 6",
     "gamma_2(W; 1/2) >= C(d, w)^(1/2)/2 >= (d/w)^(w/2)/2 for parities of w of d bits",
     "d = 1 to 6, w = 0 to d, all 2^d types",
+    range(1, 7),
 )
-def parities(rng: np.random.Generator, count: int) -> Instances:
-    for d in range(1, 7):
-        x = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
-        for w in range(d + 1):
-            W = np.array([x[:, list(S)].prod(1) for S in itertools.combinations(range(d), w)])
-            claimed = math.comb(d, w) ** 0.5 / 2
-            yield f"d = {d}, w = {w}", ratio(claimed, approximated(W, 0.5)[1])
-            yield f"the binomial, d = {d}, w = {w}", ratio((d / w) ** (w / 2) / 2 if w else 0.5, claimed)
+def parities(d: int) -> Instances:
+    x = np.array(list(itertools.product([-1.0, 1.0], repeat=d)))
+    for w in range(d + 1):
+        W = np.array([x[:, list(S)].prod(1) for S in itertools.combinations(range(d), w)])
+        claimed = math.comb(d, w) ** 0.5 / 2
+        yield f"d = {d}, w = {w}", ratio(claimed, approximated(W, 0.5)[1])
+        yield f"the binomial, d = {d}, w = {w}", ratio((d / w) ** (w / 2) / 2 if w else 0.5, claimed)
 
 
 def least_largest(W: np.ndarray, epsilon: float) -> tuple[float, float]:
     """(gamma_2(W), sqrt(n) E max error of the local factorization mechanism, of many users)."""
-    factors = factorize(torch.as_tensor(W), tol=2e-4)
+    factors = factorize(W, tol=2e-4)
     left, right = factors.left.numpy(), factors.right.numpy()
     variance = float(PrivUnit(right.shape[0], epsilon).moments.variance)
     Z = np.random.default_rng(0).normal(size=(2000, left.shape[1]))
@@ -115,61 +109,63 @@ def least_largest(W: np.ndarray, epsilon: float) -> tuple[float, float]:
     return gamma_of(W)[0], largest * math.sqrt(variance)
 
 
-@check(
-    NAME,
+@edmonds.each(
+    "Theorem 10",
+    "as printed: ln k, which is 0 for one query",
+    "the same",
+    limit=16,
+    kind="degenerate",
+    twice=1.0,
+    least=20,
+)
+@edmonds.each(
     "Theorem 10",
     "users for E max error alpha: n <= C gamma_2(W)^2 ln(2 k)/(epsilon^2 alpha^2), alpha -> 0",
     "k = 1 to 64 queries, epsilon = 0.01 to 1",
     limit=16,
 )
-def local_users(
-    rng: np.random.Generator, count: int, twice: float = 2.0, epsilons: tuple[float, ...] = SMALL
-) -> Instances:
-    for i in range(count):
-        k, epsilon = int(rng.choice([1, 2, 3, 8, 64])), epsilons[i % len(epsilons)]
-        W = np.tril(np.ones((k, k))) if i % 3 == 0 else matrix(rng, i, k, int(rng.integers(2, 9)))
-        if W.any():
-            norm, largest = least_largest(W, epsilon)
-            yield f"k = {k}, epsilon = {epsilon:g}", ratio((largest * epsilon) ** 2, norm**2 * math.log(twice * k))
+def local_users(draw: Draw, twice: float = 2.0) -> Instances:
+    k, epsilon = draw.pick(1, 2, 3, 8, 64), draw.small_epsilon
+    W = np.tri(k) if draw.i % 3 == 0 else draw.matrix(k, draw.size(8, 2))
+    if W.any():
+        norm, largest = least_largest(W, epsilon)
+        yield f"k = {k}, epsilon = {epsilon:g}", ratio((largest * epsilon) ** 2, norm**2 * math.log(twice * k))
 
 
-@check(NAME, "Theorem 10", "as printed: ln k, which is 0 for one query", "the same", limit=16, kind="degenerate")
-def local_users_as_printed(rng: np.random.Generator, count: int) -> Instances:
-    yield from local_users(rng, max(count, 20), 1.0)
-
-
-def least_subgaussian(d: int, epsilon: float) -> float:
-    """A lower bound of sigma, E exp(Z^2/sigma^2) <= 2, of every epsilon-DP unbiased Y of points of R^d's unit ball.
+@edmonds.grid(
+    "Lemma 9",
+    "for every epsilon > 0 an unbiased epsilon-DP randomizer is C/epsilon-sub-Gaussian, one C for all d",
+    "d = 1 to 1e6, epsilon = 0.01 to 1e4, against a lower bound for every randomizer; C = 10",
+    WIDE,
+    (1, 10, 1000, 10**6),
+    limit=10,
+    kind="range",
+)
+def randomizer(epsilon: float, d: int) -> Instances:
+    """The lower bound is of sigma, E exp(Z^2/sigma^2) <= 2, of every epsilon-DP unbiased Y of points of the unit ball.
 
     Averaged over x on the sphere an output's density f has max/min <= e^epsilon and mean 1, so it moves <x, u> by at
     most sqrt(2 KL(f)/d) <= sqrt(2 epsilon/d) (a coordinate is 1/sqrt(d)-sub-Gaussian). Unbiasedness makes the mean of
     <Y, x> equal to 1, so E||Y||^2 >= d/(2 epsilon), some direction of Y - x has variance 1/(2 epsilon) - 1/d, at most
     sigma^2 ln 2 by Jensen's inequality.
     """
-    return math.sqrt(max(0.0, 1 / (2 * epsilon) - 1 / d) / math.log(2))
+    least = math.sqrt(max(0.0, 1 / (2 * epsilon) - 1 / d) / math.log(2))
+    yield f"epsilon = {epsilon:g}, d = {d}", ratio(least * epsilon, 1.0)
 
 
-@check(
-    NAME,
+@edmonds.grid(
     "Lemma 9",
-    "for every epsilon > 0 an unbiased epsilon-DP randomizer is C/epsilon-sub-Gaussian, one C for all d",
-    "d = 1 to 1e6, epsilon = 0.01 to 1e4, against a lower bound for every randomizer; C = 10",
-    limit=10,
-    kind="range",
+    "the same for epsilon <= 1",
+    "PrivUnit, d = 1 to 512, epsilon = 0.01 to 1; C = 5",
+    SMALL,
+    (1, 2, 8, 64, 512),
+    limit=5,
 )
-def randomizer(rng: np.random.Generator, count: int) -> Instances:
-    for epsilon, d in itertools.product((*EPSILONS, 100.0, 1000.0, 1e4), (1, 10, 1000, 10**6)):
-        yield f"epsilon = {epsilon:g}, d = {d}", ratio(least_subgaussian(d, epsilon) * epsilon, 1.0)
+def randomizer_mended(epsilon: float, d: int) -> Instances:
+    yield f"epsilon = {epsilon:g}, d = {d}", ratio(PrivUnit(d, epsilon).subgaussian.psi2 * epsilon, 1.0)
 
 
-@check(NAME, "Lemma 9", "the same for epsilon <= 1", "PrivUnit, d = 1 to 512, epsilon = 0.01 to 1; C = 5", limit=5)
-def randomizer_mended(rng: np.random.Generator, count: int) -> Instances:
-    for epsilon, d in itertools.product(SMALL, (1, 2, 8, 64, 512)):
-        yield f"epsilon = {epsilon:g}, d = {d}", ratio(PrivUnit(d, epsilon).subgaussian.psi2 * epsilon, 1.0)
-
-
-@check(
-    NAME,
+@edmonds.check(
     "Theorem 24",
     "n = C ln k/alpha^2 (more with privacy) learns with probability 1 - beta, C free of beta, as printed",
     "two opposite concepts without privacy: the best rule's failure over beta; alpha = 0.01 to 0.5, beta to "
@@ -185,8 +181,7 @@ def learning(rng: np.random.Generator, count: int, grows: bool = False) -> Insta
         yield f"alpha = {alpha:g}, beta = {beta:g}", math.exp(min(700.0, failing - math.log(beta)))
 
 
-@check(
-    NAME,
+@edmonds.check(
     "Theorem 24",
     "the same with ln(k/beta): our learner's users <= C gamma_2^2 ln(4 k/beta)/(epsilon^2 alpha^2)",
     "k = 1 to 8 concepts, alpha = 0.01 to 0.9, beta = 1e-9 to 0.9, epsilon = 0.01 to 1",
@@ -195,33 +190,38 @@ def learning(rng: np.random.Generator, count: int, grows: bool = False) -> Insta
 def learning_mended(rng: np.random.Generator, count: int) -> Instances:
     yield from learning(rng, count, True)
     for i in range(count):
-        D = rng.choice([-1.0, 1.0], (int(rng.integers(1, 9)), int(rng.integers(1, 9))))
-        epsilon, alpha = SMALL[i % len(SMALL)], float(rng.choice([0.01, 0.1, 0.9]))
-        beta = float(rng.choice([1e-9, 1e-3, 0.1, 0.9]))
+        draw = Draw(rng, i)
+        D = rng.choice([-1.0, 1.0], (draw.size(8), draw.size(8)))
+        epsilon, alpha = draw.small_epsilon, draw.pick(0.01, 0.1, 0.9)
+        beta = draw.pick(1e-9, 1e-3, 0.1, 0.9)
         concepts = ConceptClass(tuple(map(str, range(len(D)))), (torch.as_tensor(D),))
         n = PrivateLearner.calibrated(concepts, epsilon=epsilon).samples(alpha, beta)
         bound = gamma_of(D)[0] ** 2 * math.log(4 * len(D) / beta) / (epsilon * alpha) ** 2
         yield f"{D.shape}, epsilon = {epsilon:g}, alpha = {alpha:g}, beta = {beta:g}", ratio(n - 1, bound)
 
 
-@check(
-    NAME,
+BETAS = (0.1, 0.03, 0.01, 0.001, 1e-4)
+
+
+@edmonds.grid(
+    "Theorem 24",
+    "the same for losses estimated within alpha",
+    "losses 2 alpha apart, the same n",
+    BETAS,
+    within=0.5,
+)
+@edmonds.grid(
     "Theorem 24",
     "its definition as printed: the loss is estimated within beta (not alpha), so n free of beta^-2 is enough",
     "losses 2 beta apart without privacy: the best rule's failure over beta; n = 64 ln(8/beta)/alpha^2, alpha = 1/2",
+    BETAS,
     kind="misprint",
 )
-def estimating(rng: np.random.Generator, count: int, within: float | None = None) -> Instances:
-    for beta in (0.1, 0.03, 0.01, 0.001, 1e-4):
-        n = 2 * math.ceil(128 * math.log(8 / beta)) + 1
-        bias = 2 * (within or beta)
-        failing = float(binom.cdf((n - 1) // 2, n, min(1.0, (1 + 1.0001 * bias) / 2)))
-        yield f"beta = {beta:g}, n = {n}", failing / beta
-
-
-@check(NAME, "Theorem 24", "the same for losses estimated within alpha", "losses 2 alpha apart, the same n")
-def estimating_mended(rng: np.random.Generator, count: int) -> Instances:
-    yield from estimating(rng, count, 0.5)
+def estimating(beta: float, within: float | None = None) -> Instances:
+    n = 2 * math.ceil(128 * math.log(8 / beta)) + 1
+    bias = 2 * (within or beta)
+    failing = float(binom.cdf((n - 1) // 2, n, min(1.0, (1 + 1.0001 * bias) / 2)))
+    yield f"beta = {beta:g}, n = {n}", failing / beta
 
 
 def noises(epsilon: float) -> Instances:
@@ -237,149 +237,109 @@ def noises(epsilon: float) -> Instances:
             yield f"staircase {mesh}", float(weights @ values**2) / mesh**2
 
 
-@check(
-    NAME,
+@edmonds.grid(
     "Lemma 26",
     "E z^2 >= ||w||_inf/(C epsilon), as printed: without squares",
     "discrete Laplace noise in multiples of the width, ||w|| = 1e-6 to 1e6, epsilon = 0.01 to 1; C = 100",
+    SMALL,
+    (1e-6, 1e-3, 1.0, 1e3, 1e6),
     limit=100,
     kind="misprint",
 )
-def single_query(rng: np.random.Generator, count: int) -> Instances:
-    for epsilon, width in itertools.product(SMALL, (1e-6, 1e-3, 1.0, 1e3, 1e6)):
-        for name, variance in noises(epsilon):
-            claimed = width / epsilon
-            yield f"{name}, epsilon = {epsilon:g}, width = {width:g}", claimed / (variance * width**2)
+def single_query(epsilon: float, width: float) -> Instances:
+    for name, variance in noises(epsilon):
+        yield f"{name}, epsilon = {epsilon:g}, width = {width:g}", width / epsilon / (variance * width**2)
 
 
-@check(
-    NAME,
+@edmonds.grid(
     "Lemma 26",
     "with squares and widths: E z^2 >= (max w - min w)^2 V, V = 1/(2 sinh^2(epsilon/2))",
     "discrete and continuous Laplace, staircase, Gaussian noise with delta = 1e-12 to 0.1; epsilon = 0.01 to 32",
+    EPSILONS,
 )
-def single_query_mended(rng: np.random.Generator, count: int) -> Instances:
-    for epsilon in EPSILONS:
-        for name, variance in noises(epsilon):
-            yield f"{name}, epsilon = {epsilon:g}", least_noise_variance(epsilon) / variance
-        for delta in (1e-12, 1e-4, 0.1):
-            spent = gaussian_sigma(epsilon, delta, 1.0) ** 2
-            yield (
-                f"Gaussian, epsilon = {epsilon:g}, delta = {delta:g}",
-                least_noise_variance(epsilon, delta) / spent,
-            )
+def single_query_mended(epsilon: float) -> Instances:
+    for name, variance in noises(epsilon):
+        yield f"{name}, epsilon = {epsilon:g}", least_noise_variance(epsilon) / variance
+    for delta in (1e-12, 1e-4, 0.1):
+        least = least_noise_variance(epsilon, delta)
+        yield f"Gaussian, epsilon = {epsilon:g}, delta = {delta:g}", least / gaussian_sigma(epsilon, delta) ** 2
 
 
-@check(
-    NAME,
+@edmonds.each(
     "Lemma 27, Theorem 28",
     "error of a private additive mechanism >= sqrt(2 V) gamma_F(W - v 1^T), the least over v",
     "Gaussian noise of the best and of random shapes; W of 1 to 4 rows, 2 to 6 columns; epsilon = 0.01 to 32",
 )
-def additive(rng: np.random.Generator, count: int) -> Instances:
-    for i in range(count):
-        W = matrix(rng, i, int(rng.integers(1, 5)), int(rng.integers(2, 7)))
-        epsilon, delta = EPSILONS[i % len(EPSILONS)], float(rng.choice([1e-9, 1e-3, 0.1]))
-        claimed = additive_noise_bound(gamma_of(W, 2.0, True)[0], epsilon, delta)
-        shapes = [
-            np.eye(len(W)),
-            rng.normal(size=(len(W), len(W))),
-            factorize(torch.as_tensor(W), 2.0, shift=True).left.numpy(),
-        ]
-        for A in shapes:
-            images = np.linalg.pinv(A) @ W
-            if np.abs(A @ images - W + (W - A @ images).mean(1, keepdims=True)).max() > 1e-9 * (
-                1 + np.abs(W).max()
-            ):
-                continue
-            width = max(float(np.linalg.norm(a - b)) for a, b in itertools.product(images.T, images.T))
-            error = gaussian_sigma(epsilon, delta, width) * float(np.linalg.norm(A)) if width > 1e-12 else 0.0
-            yield f"{W.shape}, epsilon = {epsilon:g}, delta = {delta:g}", ratio(claimed, error)
+def additive(draw: Draw) -> Instances:
+    W = draw.matrix(draw.size(4), draw.size(6, 2))
+    epsilon, delta, k = draw.epsilon, draw.pick(1e-9, 1e-3, 0.1), len(W)
+    claimed = additive_noise_bound(gamma_of(W, 2.0, True)[0], epsilon, delta)
+    for A in (np.eye(k), draw.rng.normal(size=(k, k)), factorize(W, 2.0, shift=True).left.numpy()):
+        images = np.linalg.pinv(A) @ W
+        off = A @ images - W
+        if np.abs(off - off.mean(1, keepdims=True)).max() > 1e-9 * (1 + np.abs(W).max()):
+            continue
+        width = max(float(np.linalg.norm(a - b)) for a, b in itertools.product(images.T, images.T))
+        error = gaussian_sigma(epsilon, delta, width) * float(np.linalg.norm(A)) if width > 1e-12 else 0.0
+        yield f"{W.shape}, epsilon = {epsilon:g}, delta = {delta:g}", ratio(claimed, error)
 
 
-@check(
-    NAME,
+WIDTHS = (0.0, 1e-6, 1e-3, 1.0)
+
+
+@edmonds.grid(
+    "Lemmas 26, 27, Theorem 28",
+    "the same for gamma_F(W - v 1^T), the least over v; C = 1",
+    "the same",
+    SMALL,
+    WIDTHS,
+    shifted=True,
+)
+@edmonds.grid(
     "Lemmas 26, 27, Theorem 28",
     "for every W, symmetric or not, as printed: error >= gamma_F(W)/(C epsilon), with the squares of Lemma 26",
     "W = (1, 1 - t), t = 0 to 1, discrete Laplace noise in multiples of t; epsilon = 0.01 to 1; C = 100",
+    SMALL,
+    WIDTHS,
     limit=100,
     kind="range",
 )
-def without_symmetry(rng: np.random.Generator, count: int, shifted: bool = False) -> Instances:
-    for epsilon, width in itertools.product(SMALL, (0.0, 1e-6, 1e-3, 1.0)):
-        norm = (
-            width / 2 if shifted else 1.0
-        )  # gamma_F of one row: its largest entry, as it is or with the best shift
-        error = width * math.sqrt(dict(noises(epsilon))["discrete Laplace"])
-        yield f"epsilon = {epsilon:g}, t = {width:g}", ratio(norm / epsilon, error)
+def without_symmetry(epsilon: float, width: float, shifted: bool = False) -> Instances:
+    # gamma_F of one row: its largest entry, as it is or with the best shift
+    norm = width / 2 if shifted else 1.0
+    error = width * math.sqrt(dict(noises(epsilon))["discrete Laplace"])
+    yield f"epsilon = {epsilon:g}, t = {width:g}", ratio(norm / epsilon, error)
 
 
-@check(NAME, "Lemmas 26, 27, Theorem 28", "the same for gamma_F(W - v 1^T), the least over v; C = 1", "the same")
-def with_shift(rng: np.random.Generator, count: int) -> Instances:
-    yield from without_symmetry(rng, count, True)
+FEW = ((0.1, 1e-3, 1e-6), (1, 3, 1000))
 
 
-@check(
-    NAME,
-    "Theorem 30",
-    "for all n <= n*, as printed, so also for n = 1: error >= gamma_F(W)/(C epsilon n)",
-    "W = (1, -1), the better of the answer 0 and discrete Laplace noise, n = 1, epsilon = 0.1 to 1e-6; C = 100",
-    limit=100,
-    kind="misprint",
-)
-def few_users(rng: np.random.Generator, count: int, least: float = 0.0) -> Instances:
-    for epsilon, factor in itertools.product((0.1, 1e-3, 1e-6), (1, 3, 1000)):
-        n = math.ceil(max(1.0, least * factor / epsilon))
-        noisy = 2 * math.sqrt(dict(noises(epsilon))["discrete Laplace"]) / n
-        yield f"n = {n}, epsilon = {epsilon:g}", 1 / (epsilon * n) / min(1.0, noisy)
-
-
-@check(
-    NAME,
+@edmonds.grid(
     "Theorem 30",
     "for all n >= n*: Section 5 says so, and Corollary 31 with alpha <= alpha*; n* = 1/epsilon, C = 1",
     "the same two mechanisms, n to 1000 n*",
+    *FEW,
+    least=1.0,
 )
-def many_users(rng: np.random.Generator, count: int) -> Instances:
-    yield from few_users(rng, count, 1.0)
-
-
-@check(NAME, "Lemma 18", "gamma_2(W, -W) = gamma_2(W)", "W of 1 to 4 rows, 1 to 5 columns")
-def with_negative(rng: np.random.Generator, count: int) -> Instances:
-    for i in range(count):
-        W = matrix(rng, i, int(rng.integers(1, 5)), int(rng.integers(1, 6)))
-        one, both = gamma_of(W), gamma_of(np.concatenate([W, -W], 1))
-        yield f"{W.shape}", max(ratio(one[0], both[1]), ratio(both[0], one[1]))
-
-
-@check(
-    NAME,
-    "Corollary 4",
-    "gamma_2(prefix sums of T) grows like ln T: (1/2 + ln T/pi) within its certificates",
-    "T = 1 to 64",
-    limit=1.35,
+@edmonds.grid(
+    "Theorem 30",
+    "for all n <= n*, as printed, so also for n = 1: error >= gamma_F(W)/(C epsilon n)",
+    "W = (1, -1), the better of the answer 0 and discrete Laplace noise, n = 1, epsilon = 0.1 to 1e-6; C = 100",
+    *FEW,
+    limit=100,
+    kind="misprint",
 )
-def thresholds(rng: np.random.Generator, count: int) -> Instances:
-    for T in (1, 2, 3, 8, 32, 64):
-        bracket = gamma_of(workloads.prefix(T).dense().double().numpy())
-        claimed = 1 + math.log(T) / math.pi
-        yield f"T = {T}", max(ratio(claimed, bracket[1]), ratio(bracket[0], claimed))
+def few_users(epsilon: float, factor: int, least: float = 0.0) -> Instances:
+    n = math.ceil(max(1.0, least * factor / epsilon))
+    noisy = 2 * math.sqrt(dict(noises(epsilon))["discrete Laplace"]) / n
+    yield f"n = {n}, epsilon = {epsilon:g}", 1 / (epsilon * n) / min(1.0, noisy)
 
 
-@check(
-    NAME,
-    "Lemma 13",
-    "gamma_2(W) >= tr norm(W)/sqrt(m n), gamma_2(W) <= sqrt(rank) max abs(W)",
-    "W of 1 to 5 rows and columns",
-)
-def known_bounds(rng: np.random.Generator, count: int) -> Instances:
-    for i in range(count):
-        W = matrix(rng, i, int(rng.integers(1, 6)), int(rng.integers(1, 6)))
-        lower, upper = gamma_of(W)
-        yield f"trace {W.shape}", ratio(trace_norm(W) / math.sqrt(W.size), upper)
-        yield f"rank {W.shape}", ratio(lower, math.sqrt(np.linalg.matrix_rank(W)) * float(np.abs(W).max()))
-        weights = simplex(rng, W.shape[0]), simplex(rng, W.shape[1])
-        yield f"dual {W.shape}", ratio(dual(W.T, weights[1], weights[0], math.inf, False), upper)
+@edmonds.each("Lemma 18", "gamma_2(W, -W) = gamma_2(W)", "W of 1 to 4 rows, 1 to 5 columns")
+def with_negative(draw: Draw) -> Instances:
+    W = draw.sized(4, 5)
+    one, both = gamma_of(W), gamma_of(np.concatenate([W, -W], 1))
+    yield f"{W.shape}", max(ratio(one[0], both[1]), ratio(both[0], one[1]))
 
 
 if __name__ == "__main__":

@@ -5,95 +5,86 @@ import math
 
 import numpy as np
 from scipy.special import kve
-from scipy.stats import binom, chi2, norm
+from scipy.stats import binom, chi2
 
-from statements.base import EPSILONS, Instances, check, ratio
+from statements.base import EPSILONS, SMALL, Draw, Instances, Statements, grid, ratio
+from torchdp.privacy import gaussian_log_delta
 
-NAME = "Burkhardt"
+burkhardt = Statements("Burkhardt")
 DELTAS = (1e-12, 1e-6, 1e-3, 0.1, 0.9)
 
 
-def gaussian_delta(sigma: float, epsilon: float) -> float:
-    """Exact delta of N(0, sigma^2) noise for sensitivity 1."""
-    a, b = 1 / (2 * sigma) - epsilon * sigma, -1 / (2 * sigma) - epsilon * sigma
-    return float(norm.cdf(a) - math.exp(epsilon + norm.logcdf(b)))
-
-
-@check(
-    NAME,
+@burkhardt.grid(
+    "Lemma 3.3", "the same for epsilon <= 1, the range of its source", "the same deltas", SMALL, DELTAS
+)
+@burkhardt.grid(
     "Lemma 3.3",
     "sigma^2 = 2 Delta^2 ln(1.25/delta)/epsilon^2 is (epsilon, delta)-DP, for every epsilon",
     "epsilon = 0.01 to 32, delta = 1e-12 to 0.9, against the exact delta",
+    EPSILONS,
+    DELTAS,
     kind="range",
 )
-def gaussian(rng: np.random.Generator, count: int, epsilons: tuple[float, ...] = EPSILONS) -> Instances:
-    for epsilon, delta in itertools.product(epsilons, DELTAS):
-        sigma = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-        yield f"epsilon = {epsilon:g}, delta = {delta:g}", gaussian_delta(sigma, epsilon) / delta
+def gaussian(epsilon: float, delta: float) -> Instances:
+    sigma = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    yield f"epsilon = {epsilon:g}, delta = {delta:g}", math.exp(gaussian_log_delta(sigma, epsilon)) / delta
 
 
-@check(NAME, "Lemma 3.3", "the same for epsilon <= 1, the range of its source", "the same deltas")
-def gaussian_mended(rng: np.random.Generator, count: int) -> Instances:
-    yield from gaussian(rng, count, tuple(e for e in EPSILONS if e <= 1))
-
-
-@check(
-    NAME,
+@burkhardt.each(
     "Lemmas 3.4 and 3.5",
     "Laplace noise of scale Delta_1/epsilon, sums of losses",
     "integer changes of 1 to 5 coordinates, on a grid of outputs; epsilon = 0.01 to 32",
 )
-def laplace(rng: np.random.Generator, count: int) -> Instances:
-    for i in range(count):
-        epsilon, change = EPSILONS[i % len(EPSILONS)], rng.integers(-3, 4, int(rng.integers(1, 6))).astype(float)
-        scale = np.abs(change).sum() / epsilon
-        outputs = rng.normal(size=(200, len(change))) * 10
-        if scale:
-            losses = (np.abs(outputs - change).sum(1) - np.abs(outputs).sum(1)) / scale
-            yield f"epsilon = {epsilon:g}", ratio(float(np.abs(losses).max()), epsilon)
+def laplace(draw: Draw) -> Instances:
+    change = draw.rng.integers(-3, 4, draw.size(5)).astype(float)
+    scale = np.abs(change).sum() / draw.epsilon
+    outputs = draw.rng.normal(size=(200, len(change))) * 10
+    if scale:
+        losses = (np.abs(outputs - change).sum(1) - np.abs(outputs).sum(1)) / scale
+        yield f"epsilon = {draw.epsilon:g}", ratio(float(np.abs(losses).max()), draw.epsilon)
 
 
 def crowded(m: int, n: int, gamma: float) -> tuple[float, float]:
     """P of one given row's count being above (1 + gamma) n/m, and below (1 - gamma) n/m."""
-    mean, law = n / m, binom(n, 1 / m)
-    return float(law.sf(math.floor(mean * (1 + gamma) + 1e-9))), float(
-        law.cdf(math.ceil(mean * (1 - gamma) - 1e-9) - 1)
-    )
+    mean, inside = n / m, binom(n, 1 / m)
+    above = float(inside.sf(math.floor(mean * (1 + gamma) + 1e-9)))
+    return above, float(inside.cdf(math.ceil(mean * (1 - gamma) - 1e-9) - 1))
 
 
-SIZES = ((2, 10), (2, 1000), (5, 5), (5, 200), (20, 400), (20, 2000), (100, 10_000), (100, 10**6))
+ROWS = (
+    ((2, 10), (2, 1000), (5, 5), (5, 200), (20, 400), (20, 2000), (100, 10_000), (100, 10**6)),
+    (0.05, 0.3, 0.5, 0.9, 0.99),
+)
 
 
-@check(
-    NAME,
+@burkhardt.grid(
     "Lemma 4.5",
     "P(some row's count differs by more than gamma n/m) < 2 m exp(-gamma^2 n/(2 m)), two-sided as printed",
     "m = 2 to 100, n to 1e6, gamma = 0.05 to 0.99; one row alone, exact",
+    *ROWS,
     kind="false",
 )
-def counts(rng: np.random.Generator, count: int) -> Instances:
-    for (m, n), gamma in itertools.product(SIZES, (0.05, 0.3, 0.5, 0.9, 0.99)):
-        bound = -gamma * gamma * n / (2 * m) + math.log(2 * m)
-        at_least = sum(crowded(m, n, gamma))
-        if at_least > 0 and bound > -700:
-            yield f"m = {m}, n = {n}, gamma = {gamma:g}", at_least / math.exp(bound)
+def counts(size: tuple[int, int], gamma: float) -> Instances:
+    m, n = size
+    bound = -gamma * gamma * n / (2 * m) + math.log(2 * m)
+    at_least = sum(crowded(m, n, gamma))
+    if at_least > 0 and bound > -700:
+        yield f"m = {m}, n = {n}, gamma = {gamma:g}", at_least / math.exp(bound)
 
 
-@check(
-    NAME,
+@burkhardt.grid(
     "Lemma 4.5",
     "the lower side, which the privacy proof uses: m exp(-gamma^2 n/(2 m)); the upper with gamma^2/(2 + gamma)",
     "the same, the union over rows",
+    *ROWS,
 )
-def counts_mended(rng: np.random.Generator, count: int) -> Instances:
-    for (m, n), gamma in itertools.product(SIZES, (0.05, 0.3, 0.5, 0.9, 0.99)):
-        above, below = crowded(m, n, gamma)
-        if gamma * gamma * n / m < 1000:
-            yield f"below, m = {m}, n = {n}, gamma = {gamma:g}", below / math.exp(-gamma * gamma * n / (2 * m))
-            yield (
-                f"above, m = {m}, n = {n}, gamma = {gamma:g}",
-                above / math.exp(-gamma * gamma * n / (m * (2 + gamma))),
-            )
+def counts_mended(size: tuple[int, int], gamma: float) -> Instances:
+    m, n = size
+    above, below = crowded(m, n, gamma)
+    rate, at = gamma * gamma * n / m, f"m = {m}, n = {n}, gamma = {gamma:g}"
+    if rate < 1000:
+        yield f"below, {at}", below / math.exp(-rate / 2)
+        yield f"above, {at}", above / math.exp(-rate / (2 + gamma))
 
 
 def sums_of_gammas(x: np.ndarray, shape: float) -> np.ndarray:
@@ -105,122 +96,110 @@ def sums_of_gammas(x: np.ndarray, shape: float) -> np.ndarray:
 def fewest_honest(n: int, m: int, corrupt: int) -> int:
     """Honest clients of the row with the fewest, over all coalitions: n/m clients a row, by enumeration."""
     rows = np.arange(n) % m
-    if math.comb(n, corrupt) > 5000:
-        return max(0, n // m - corrupt)
-    return min(
-        min(np.bincount(np.delete(rows, list(bad)), minlength=m))
-        for bad in itertools.combinations(range(n), corrupt)
-    )
+    coalitions = itertools.combinations(range(n), corrupt)
+    return min(min(np.bincount(np.delete(rows, list(bad)), minlength=m)) for bad in coalitions)
 
 
-@check(
-    NAME,
+@burkhardt.check(
     "Lemma 4.9",
     "Laplace noise divided into n/m - t' >= 1 parts keeps every column's loss within epsilon/d",
     "n = 4 to 12, m = 1 to 4 that divides n, t' < n/m (else nothing is claimed), all coalitions, d = 1 to 3",
 )
 def divided(rng: np.random.Generator, count: int, more: float = 0.0) -> Instances:
+    x = np.concatenate([np.linspace(-30, 30, 4001), 30 * rng.normal(size=200)])
     for (n, m), d in itertools.product(((4, 1), (4, 2), (6, 3), (8, 2), (12, 4)), (1, 3)):
         for corrupt in range(n // m):
             honest, parts = fewest_honest(n, m, corrupt), n // m - corrupt + more
             at = f"n = {n}, m = {m}, t' = {corrupt}, d = {d}"
-            for epsilon in (0.1, 1.0, 8.0):
+            for epsilon, part in itertools.product((0.1, 1.0, 8.0), (honest, honest + 1, 4 * honest)):
                 change = epsilon / d  # 2 eta over the scale 2 eta d/epsilon
-                x = np.concatenate([np.linspace(-30, 30, 4001), rng.normal(size=200)])
-                for shape in (honest / parts, (honest + 1) / parts, 4 * honest / parts):
-                    losses = sums_of_gammas(x, shape) - sums_of_gammas(x + change, shape)
-                    yield f"{at}, epsilon = {epsilon:g}", ratio(d * float(np.abs(losses).max()), epsilon)
+                losses = sums_of_gammas(x, part / parts) - sums_of_gammas(x + change, part / parts)
+                yield f"{at}, epsilon = {epsilon:g}", ratio(d * float(np.abs(losses).max()), epsilon)
 
 
-@check(
-    NAME,
+@burkhardt.grid(
+    "Definition 3.1",
+    "the same with entries +-1/sqrt(s), those of its equation (3)",
+    "the same",
+    range(1, 7),
+    scaled=True,
+)
+@burkhardt.grid(
     "Definition 3.1",
     "E S^T S = I for entries +-1, as printed without 1/sqrt(s)",
     "m = 1 to 6, s = 1 to m, two columns, every choice of rows and signs",
+    range(1, 7),
     kind="misprint",
 )
-def isotropic(rng: np.random.Generator, count: int, scaled: bool = False) -> Instances:
-    for m in range(1, 7):
-        for s in range(1, m + 1):
-            columns = []
-            for rows in itertools.combinations(range(m), s):
-                for signs in itertools.product((-1.0, 1.0), repeat=s):
-                    column = np.zeros(m)
-                    column[list(rows)] = signs
-                    columns.append(column / (math.sqrt(s) if scaled else 1.0))
-            all_columns = np.stack(columns)
-            mean = all_columns.mean(0)
-            diagonal = float((all_columns**2).sum(1).mean())  # 1 is meant
-            yield f"m = {m}, s = {s}", max(diagonal, 1 / diagonal) + abs(float(mean @ mean))
+def isotropic(m: int, scaled: bool = False) -> Instances:
+    every = np.array(list(itertools.product((-1.0, 0.0, 1.0), repeat=m)))
+    for s in range(1, m + 1):
+        columns = every[(every != 0).sum(1) == s] / (math.sqrt(s) if scaled else 1.0)
+        mean = columns.mean(0)
+        diagonal = float((columns**2).sum(1).mean())  # 1 is meant
+        yield f"m = {m}, s = {s}", max(diagonal, 1 / diagonal) + abs(float(mean @ mean))
 
 
-@check(NAME, "Definition 3.1", "the same with entries +-1/sqrt(s), those of its equation (3)", "the same")
-def isotropic_mended(rng: np.random.Generator, count: int) -> Instances:
-    yield from isotropic(rng, count, True)
-
-
-@check(
-    NAME,
+@burkhardt.each(
     "Lemma 5.5",
     "abs(a^2 - b^2) <= alpha a^2 + (1 + 1/alpha)(a - b)^2",
     "real a, b of all signs and sizes, alpha = 1e-3 to 1e3",
 )
-def triangle(rng: np.random.Generator, count: int) -> Instances:
+def triangle(draw: Draw) -> Instances:
     for alpha in (1e-3, 0.1, 1.0, 10.0, 1e3):
-        for _ in range(count):
-            a, b = rng.normal(size=2) * np.exp(3 * rng.normal(size=2))
-            yield f"alpha = {alpha:g}", ratio(abs(a * a - b * b), alpha * a * a + (1 + 1 / alpha) * (a - b) ** 2)
+        a, b = draw.rng.normal(size=2) * np.exp(3 * draw.rng.normal(size=2))
+        yield f"alpha = {alpha:g}", ratio(abs(a * a - b * b), alpha * a * a + (1 + 1 / alpha) * (a - b) ** 2)
 
 
 BETAS = (1e-12, 1e-3, 0.1, 0.5, 0.9, 0.99, 0.9999)
+ENTRIES = (1, 2, 10, 1000, 10**6)
 
 
-@check(
-    NAME,
+@burkhardt.grid("Lemma 5.1", "the same with 1 + ln(1/beta), C = 2", "the same", ENTRIES, BETAS, limit=2, added=1.0)
+@burkhardt.grid(
     "Lemma 5.1",
     "||G||_F^2 <= C sigma^2 n d ln(1/beta) with probability 1 - beta, as printed",
     "n d = 1 to 1e6, beta = 1e-12 to 0.9999: the exact quantile; C = 10",
+    ENTRIES,
+    BETAS,
     limit=10,
     kind="degenerate",
 )
-def frobenius(rng: np.random.Generator, count: int, added: float = 0.0) -> Instances:
-    for entries, beta in itertools.product((1, 2, 10, 1000, 10**6), BETAS):
-        bound = entries * (added - math.log(beta))
-        yield f"n d = {entries}, beta = {beta:g}", ratio(float(chi2.isf(beta, entries)), bound)
+def frobenius(entries: int, beta: float, added: float = 0.0) -> Instances:
+    bound = entries * (added - math.log(beta))
+    yield f"n d = {entries}, beta = {beta:g}", ratio(float(chi2.isf(beta, entries)), bound)
 
 
-@check(NAME, "Lemma 5.1", "the same with 1 + ln(1/beta), C = 2", "the same", limit=2)
-def frobenius_mended(rng: np.random.Generator, count: int) -> Instances:
-    yield from frobenius(rng, count, 1.0)
+HEIGHTS = (1, 10, 100, 10**4, 10**6)
 
 
-@check(
-    NAME,
+def bracket(m: int, tail: float, mean: float = 1.0) -> float:
+    return 2 * (mean * m + math.sqrt(tail * m) + tail)
+
+
+@burkhardt.grid(
     "Lemma 5.2",
     "||G x||^2/s <= C 2 (n/m) sigma^2 (((k + L) m)^(1/2) + k + L), L = ln(1/beta), as printed, first part",
     "k = s = 1, n/m entries in each row, m = 1 to 1e6, beta = 1e-12 to 0.9999: the exact quantile; C = 10",
+    HEIGHTS,
+    BETAS,
     limit=10,
     kind="false",
 )
-def sketched_noise(rng: np.random.Generator, count: int, mean: float = 0.0, rank: int = 1) -> Instances:
-    for m, beta in itertools.product((1, 10, 100, 10**4, 10**6), BETAS):
-        tail = rank - math.log(beta)
-        bound = 2 * (mean * m + math.sqrt(tail * m) + tail)
-        yield f"m = {m}, beta = {beta:g}", ratio(float(chi2.isf(beta, m)), bound)
+def sketched_noise(m: int, beta: float, mean: float = 0.0) -> Instances:
+    yield f"m = {m}, beta = {beta:g}", ratio(float(chi2.isf(beta, m)), bracket(m, 1 - math.log(beta), mean))
 
 
-@check(
-    NAME,
+@burkhardt.check(
     "Lemma 5.2",
     "the same with m more in the bracket, Lemma 5.1's first term; C = 1 in place of 10",
     "the same; rows of k = 1 to 8 dimensions, the largest of 200 draws at beta = 1/200",
 )
 def sketched_noise_mended(rng: np.random.Generator, count: int) -> Instances:
-    yield from sketched_noise(rng, count, 1.0)
+    yield from grid(sketched_noise, HEIGHTS, BETAS, mean=1.0)(rng, count)
     for m, rank in itertools.product((8, 100, 1000), (1, 2, 8)):
         largest = max(float(np.linalg.norm(rng.normal(size=(m, rank)), 2)) ** 2 for _ in range(200))
-        tail = rank + math.log(200)
-        yield f"m = {m}, k = {rank}", largest / (2 * (m + math.sqrt(tail * m) + tail))
+        yield f"m = {m}, k = {rank}", largest / bracket(m, rank + math.log(200))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,11 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
+from opacus_ways import ghost, hooks, trained
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -58,8 +60,6 @@ class Config:
     models: tuple[str, ...] = tuple(MODELS)
 
 
-FULL = Config()
-SMOKE = Config(models=("BERT",))
 BOUND = 0.5
 
 
@@ -98,10 +98,6 @@ def task(name: str, adapted: bool, masked: bool) -> tuple[nn.Module, dict[str, T
     return Logits(net).train(False), x, torch.tensor([0, 1, 1, 0])
 
 
-def trained(net: nn.Module) -> list[Tensor]:
-    return [p for p in net.parameters() if p.requires_grad]
-
-
 def alone(net: nn.Module, x: dict[str, Tensor], y: Tensor) -> Tensor:
     """One example after another."""
     total = torch.zeros(sum(p.numel() for p in trained(net)))
@@ -112,39 +108,15 @@ def alone(net: nn.Module, x: dict[str, Tensor], y: Tensor) -> Tensor:
     return total
 
 
-def ours(net: nn.Module, x: dict[str, Tensor], y: Tensor) -> Tensor:
-    return clip_and_sum(net, F.cross_entropy, x, y, BOUND)
-
-
-def hooks(net: nn.Module, x: dict[str, Tensor], y: Tensor) -> Tensor:
-    from opacus.grad_sample import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
-    hooked = GradSampleModule(net.train())
-    options = {"noise_multiplier": 0.0, "max_grad_norm": BOUND, "expected_batch_size": len(y)}
-    optimizer = DPOptimizer(torch.optim.SGD(trained(hooked), 0.1), **options)
-    F.cross_entropy(hooked(**x), y).backward()
-    optimizer.clip_and_accumulate()
-    return torch.cat([p.summed_grad.flatten() for p in trained(hooked)])
-
-
-def ghost(net: nn.Module, x: dict[str, Tensor], y: Tensor) -> Tensor:
-    from opacus.grad_sample import GradSampleModuleFastGradientClipping
-    from opacus.optimizers import DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-
-    ghosts = GradSampleModuleFastGradientClipping(net.train(), max_grad_norm=BOUND)
-    options = {"noise_multiplier": 0.0, "max_grad_norm": BOUND, "expected_batch_size": len(y)}
-    clips = DPOptimizerFastGradientClipping(torch.optim.SGD(trained(ghosts), 0.1), **options)
-    DPLossFastGradientClipping(ghosts, clips, nn.CrossEntropyLoss())(ghosts(**x), y).backward()
-    return torch.cat([p.grad.flatten() for p in trained(ghosts)])
+def ours(net: nn.Module, y: Tensor, bound: float) -> Callable[..., Tensor]:
+    return lambda **x: clip_and_sum(net, F.cross_entropy, x, y, bound)
 
 
 def answer(way: Callable[..., Tensor], net: nn.Module, x: dict[str, Tensor], y: Tensor, expected: Tensor) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = way(net, x, y)
+            found = way(net, y, BOUND)(**x)
     except Exception as error:  # whatever it raises is the answer
         return type(error).__name__
     off = float((found - expected).norm() / expected.norm())
@@ -153,19 +125,17 @@ def answer(way: Callable[..., Tensor], net: nn.Module, x: dict[str, Tensor], y: 
 
 def measure(config: Config, report: Report) -> None:
     ways = {"torchdp": ours, "Opacus, hooks": hooks, "Opacus, ghost clipping": ghost}
-    for name in config.models:
-        for adapted in (False, True):
-            for masked in (False, True):
-                net, x, y = task(name, adapted, masked)
-                for part in net.modules():  # Opacus asks for training mode; nothing here is drawn
-                    if isinstance(part, nn.Dropout):
-                        part.p = 0.0
-                expected = alone(net, x, y)
-                found = {way: answer(call, copy.deepcopy(net), x, y, expected) for way, call in ways.items()}
-                report.row("accepted", model=name, trained="LoRA" if adapted else "full", mask=masked, **found)
+    for name, adapted, masked in product(config.models, (False, True), (False, True)):
+        net, x, y = task(name, adapted, masked)
+        for part in net.modules():  # Opacus asks for training mode; nothing here is drawn
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+        expected = alone(net, x, y)
+        found = {way: answer(call, copy.deepcopy(net), x, y, expected) for way, call in ways.items()}
+        report.row("accepted", model=name, trained="LoRA" if adapted else "full", mask=masked, **found)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(models=("BERT",)))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

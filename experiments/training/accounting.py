@@ -35,10 +35,6 @@ class Config:
     draws: int = 1_000_000
 
 
-FULL = Config()
-SMOKE = Config((12, 120, 20), (2.0,), 100_000)
-
-
 def ratios(plan: Plan, times: int, draws: int) -> Tensor:
     """Log likelihood ratios, user there over not, of outputs drawn with the user: their steps' rows do not meet."""
     found, generator = [], keyed_generator(b"attack")
@@ -83,7 +79,7 @@ def measure(config: Config, report: Report) -> None:
             )  # fmt: skip
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config((12, 120, 20), (2.0,), 100_000))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -40,10 +40,6 @@ class Config:
     seeds: int = 20  # every run has draws of its own
 
 
-FULL = Config()
-SMOKE = Config(("12,120,20",), (2.0,), ("breast cancer",), (1,), 2)
-
-
 def table(name: str) -> tuple[Tensor, Tensor]:
     """Columns of mean 0 and length such that rows have norm about 1, and classes; in a fixed order."""
     x, y = map(torch.tensor, (load_digits if name == "digits" else load_breast_cancer)(return_X_y=True))
@@ -122,7 +118,7 @@ def measure(config: Config, report: Report) -> None:
                         report.row("accuracy", **cell, plan=key, error=error, accuracy=mean, standard_error=spread)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(("12,120,20",), (2.0,), ("breast cancer",), (1,), 2))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

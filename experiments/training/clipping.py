@@ -21,10 +21,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 import torch
+from opacus_ways import ghost, hooks
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -42,8 +44,6 @@ class Config:
     memory: int = MEMORY
 
 
-FULL = Config()
-SMOKE = Config(models=("linear", "cnn"), seconds=0.0, rounds=1)
 BOUND = 1.0
 COPIES = 2**28  # float32 numbers
 
@@ -93,12 +93,10 @@ def convolutions(channels: int, *more: int, groups: int, last: nn.Module) -> nn.
 
 def task(name: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
-    if name in ("linear", "mlp"):
-        return (
-            (nn.Linear(64, 10), torch.randn(512, 64))
-            if name == "linear"
-            else (layers(64, 128, 10), torch.randn(256, 64))
-        )
+    if name == "linear":
+        return nn.Linear(64, 10), torch.randn(512, 64)
+    if name == "mlp":
+        return layers(64, 128, 10), torch.randn(256, 64)
     if name == "wide mlp":
         return layers(784, 1024, 1024, 10), torch.randn(256, 784)
     if name == "cnn":
@@ -124,37 +122,11 @@ def ways(net: nn.Module, x: Tensor, y: Tensor, memory: int) -> Iterator[tuple[st
 def opacus(net: nn.Module, x: Tensor, y: Tensor) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """Opacus's two ways; none where it is not installed."""
     try:
-        from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-        from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-        from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+        if len(x) * sum(p.numel() for p in net.parameters()) <= COPIES:
+            yield "Opacus, hooks", partial(hooks(copy.deepcopy(net), y, BOUND), x)
+        yield "Opacus, ghost clipping", partial(ghost(copy.deepcopy(net), y, BOUND), x)
     except ImportError as error:
         print(f"left out, not installed: {error}", file=sys.stderr)
-        return
-
-    options = {"noise_multiplier": 0.0, "max_grad_norm": BOUND, "expected_batch_size": len(x)}
-    if len(x) * sum(p.numel() for p in net.parameters()) <= COPIES:
-        hooked = GradSampleModule(copy.deepcopy(net))
-        optimizer = DPOptimizer(torch.optim.SGD(hooked.parameters(), 0.1), **options)
-
-        def hooks() -> Tensor:
-            F.cross_entropy(hooked(x), y).backward()
-            optimizer.clip_and_accumulate()
-            gradient = torch.cat([p.summed_grad.flatten() for p in hooked.parameters()])
-            optimizer.zero_grad()
-            return gradient
-
-        yield "Opacus, hooks", hooks
-
-    def ghost() -> Tensor:
-        two_passes(ghosts(x), y).backward()
-        gradient = torch.cat([p.grad.flatten() for p in ghosts.parameters()])
-        ghosts.zero_grad(set_to_none=True)
-        return gradient
-
-    ghosts = GradSampleModuleFastGradientClipping(copy.deepcopy(net), max_grad_norm=BOUND)
-    clips = DPOptimizerFastGradientClipping(torch.optim.SGD(ghosts.parameters(), 0.1), **options)
-    two_passes = DPLossFastGradientClipping(ghosts, clips, nn.CrossEntropyLoss())
-    yield "Opacus, ghost clipping", ghost
 
 
 def largest() -> float | None:
@@ -177,11 +149,8 @@ def measure(config: Config, report: Report) -> None:
         net, x = task(name)
         net(x[:1])
         y = torch.randint(0, 10, (len(x),))
-        size, each, reference = (
-            sum(p.numel() for p in net.parameters()),
-            list(ways(net, x, y, config.memory)),
-            None,
-        )
+        size, reference = sum(p.numel() for p in net.parameters()), None
+        each = list(ways(net, x, y, config.memory))
         seconds: dict[str, list[float]] = {way: [] for way, _ in each}
         memory, differs = {}, {}
         for way, run in each:
@@ -206,7 +175,7 @@ def measure(config: Config, report: Report) -> None:
             )  # fmt: skip
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(models=("linear", "cnn"), seconds=0.0, rounds=1))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -41,7 +41,7 @@ from typing import Any
 
 import torch
 from engine import trained
-from lanes import FORWARD, Lanes, data, shapes
+from lanes import FORWARD, Data, Lanes, data, shapes
 from tqdm import tqdm
 
 from torchdp.noise import SeededNoise
@@ -81,7 +81,6 @@ class Config:
     every: bool = False  # candidate of choose beside the chosen ones
 
 
-FULL = Config()
 SMOKE = Config(models=("linear",), optimizers=("momentum", "Adam"), epsilons=(8.0,), steps=(6,), seeds=2, engine=2)
 
 
@@ -145,12 +144,16 @@ def rates_of(data: str, name: str) -> tuple[float, ...]:
     return tuple(rate * (TIMES.get(data, 1.0) if plain else 1.0) for rate in RATES[name])
 
 
+def learned(config: Config, model: str) -> Data:
+    return data(source(config, model), config.folder)
+
+
 def accuracies(plan: Plan, config: Config, model: str, name: str, own: bool) -> torch.Tensor:
     """After all steps, of each rate and seed: (rates, seeds). own: whether Adam is PrivateAdam.
 
     Weights and the numbers that noise is made of are those of all plans, batches of all that sample alike.
     """
-    x, y, users = data(source(config, model), config.folder)
+    x, y, users = learned(config, model)
     rates, forward = rates_of(source(config, model), name), FORWARD[model]
     lanes = Lanes(shapes(model, x.shape[-1], int(y.max()) + 1), len(rates), config.seeds)
     update = optimizer(name, lanes, rates, own)
@@ -176,7 +179,7 @@ def accuracies(plan: Plan, config: Config, model: str, name: str, own: bool) -> 
 
 def by_engine(plan: Plan, config: Config, model: str, name: str) -> torch.Tensor:
     """As ``accuracies``, by Opacus's own loader, clipping, optimizer and noise, of the first seeds alone."""
-    x, y, users = data(source(config, model), config.folder)
+    x, y, users = learned(config, model)
     update = torch.optim.SGD if name in ("SGD", "momentum") else torch.optim.AdamW
     rest = {"momentum": {"momentum": 0.9}, "Adam": {"weight_decay": 0.0}, "AdamW": {"weight_decay": 0.01}}
     asked = {"classes": int(y.max()) + 1, "batch": plan.batch, "steps": plan.strategy.steps, "noise": plan.sigma}
@@ -228,7 +231,7 @@ def plans(users: int, batch: int, objective: Descent | Iterates, epsilon: float)
 def sides(config: Config, model: str, name: str, steps: int, epsilon: float) -> dict[str, tuple[str, Plan, str]]:
     """Of each its plan, and who trains: with Adam as "ours" or "torch's", or Opacus's "engine"; DP-SGD first."""
     momentum = {"SGD": 0.0, "momentum": 0.9}.get(name)
-    users, batch = data(source(config, model), config.folder)[2], BATCH[source(config, model)]
+    users, batch = learned(config, model)[2], BATCH[source(config, model)]
     chosen = plans(users, batch, Descent(steps, momentum or 0.0), epsilon)
     flat = plans(users, batch, Iterates(steps, 0.9 if momentum is None else momentum), epsilon)
     independent = chosen[INDEPENDENT]
@@ -263,7 +266,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("accuracy", **cell, seeds=len(pairs), **row)
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -50,10 +50,6 @@ class Config:
     peers: bool = True
 
 
-FULL = Config()
-SMOKE = Config(("24,8",), 2, (1,), size=64, peers=False)
-
-
 def peers(n: int, period: int, buffers: int) -> Iterator[tuple[str, Callable[[], Tensor]]]:
     """The first columns of others' Toeplitz matrices."""
     times = -(-n // period)
@@ -129,7 +125,7 @@ def measure(config: Config, report: Report) -> None:
             report.row("recalled", **cell, strategy=name, **{**dict.fromkeys(names), **row})
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(("24,8",), 2, (1,), size=64, peers=False))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

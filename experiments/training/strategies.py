@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from torchdp import factorization
-from torchdp.factorization.constructive import best_decoder, binary_tree, normalised_square_root
+from torchdp.factorization.constructive import normalised_square_root
 from torchdp.simulate import Experiment, Report
 from torchdp.training import (
     ONCE,
@@ -53,16 +53,6 @@ def for_once(W: Tensor, tol: float, names: tuple[str, str]) -> Makers:
         "square root, normalised": lambda: normalised_square_root(len(W)),
     }
     return _causal(W, factors) | {"independent": lambda: torch.eye(len(W), dtype=torch.float64)}
-
-
-def trees(W: Tensor) -> Makers:
-    tree = binary_tree(len(W))
-    factors = {
-        "binary tree": lambda: tree,
-        "binary tree, least squares": lambda: best_decoder(W, tree.right),
-        "square root": lambda: factorization.square_root(len(W)),
-    }
-    return _causal(W, factors)
 
 
 def _causal(W: Tensor, factors: dict[str, Callable]) -> Makers:
@@ -142,7 +132,6 @@ class Config:
     peers: bool = True
 
 
-FULL = Config()
 SMOKE = Config((16,), ("16,2", "24,3"), ("12,4,3", "8,2,2"), 1e-3, peers=False)
 
 
@@ -199,7 +188,8 @@ def measure(config: Config, report: Report) -> None:
     for n in config.once:
         W = Iterates(n).dense()
         bounds = {name: factorization.factorize(W, p, tol=tol) for name, p in NORMS.items()}
-        made = for_once(W, tol, ("torchdp, gamma_2", "torchdp, gamma_F")) | trees(W)
+        made = for_once(W, tol, ("torchdp, gamma_2", "torchdp, gamma_F"))
+        made |= _causal(W, {"square root": partial(factorization.square_root, n)})
         made |= jax_privacy(n, ONCE) if config.peers else {}
         together(report, "once", {"steps": n}, W, ONCE, bounds, made)
     for steps, epochs in (map(int, cell.split(",")) for cell in config.epochs):
@@ -215,7 +205,7 @@ def measure(config: Config, report: Report) -> None:
         separated(config, report, {"steps": n, "gap": gap, "times": times})
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), SMOKE)
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -32,10 +32,6 @@ class Config:
     measured: int = 5  # of each but the last, whose steps are all measured
 
 
-FULL = Config()
-SMOKE = Config(10_000, 20, 3)
-
-
 def measure(config: Config, report: Report) -> None:
     gradient = torch.zeros(config.size)
     c = torch.as_tensor(banded_toeplitz(np.ones(config.steps, np.float32), 4, 2.0))
@@ -80,7 +76,7 @@ def measure(config: Config, report: Report) -> None:
         del noise
 
 
-EXPERIMENT = Experiment(measure, FULL, SMOKE)
+EXPERIMENT = Experiment(measure, Config(), Config(10_000, 20, 3))
 
 if __name__ == "__main__":
     EXPERIMENT.main()

@@ -103,7 +103,7 @@ NAMES = ("k-RR", "OUE", "SUE", "OLH", "subset selection", "Hadamard response", "
 def test_published_histograms_are_unbiased(peers, name, epsilon):
     rng = np.random.default_rng(5)
     counts, every = histogram(rng), peers.HISTOGRAMS | peers.SMALL_HISTOGRAMS | peers.RANGES
-    error = every[name](counts, epsilon, TRIALS, rng) - counts / USERS
+    error = every[name](peers.Asked(counts, epsilon, TRIALS, rng)) - counts / USERS
     z = error.mean(0) / (error.std(0) / math.sqrt(TRIALS))
     assert np.abs(z).max() < 4.5
     assert np.abs(1.1 * counts / USERS - counts / USERS + error.mean(0)).max() > 3e-3  # a bias of a tenth is seen
@@ -121,17 +121,17 @@ def test_published_histograms_have_their_published_variance(peers):
         "OLH": 4 * growth / (growth - 1) ** 2,
     }
     for name, expected in variance.items():
-        measured = USERS * peers.HISTOGRAMS[name](counts, 1.0, TRIALS, rng)[:, 1:].var()
+        measured = USERS * peers.HISTOGRAMS[name](peers.Asked(counts, 1.0, TRIALS, rng))[:, 1:].var()
         assert measured == pytest.approx(expected, rel=0.06), name
         assert measured != pytest.approx(
-            USERS * peers.HISTOGRAMS[name](counts, 1.2, TRIALS, rng)[:, 1:].var(), rel=0.06
+            USERS * peers.HISTOGRAMS[name](peers.Asked(counts, 1.2, TRIALS, rng))[:, 1:].var(), rel=0.06
         )
 
 
 def test_one_parity_a_user_is_unbiased_for_all_of_its_order(peers):
     rng, signs = np.random.default_rng(7), peers.hadamard(16)
     counts = rng.multinomial(USERS, rng.dirichlet(np.ones(16)))
-    found = peers.fourier(2)(counts, 1.0, TRIALS, rng) @ signs
+    found = peers.fourier(2)(peers.Asked(counts, 1.0, TRIALS, rng)) @ signs
     sizes = np.array([each.bit_count() for each in range(16)])
     error = (found - counts @ signs / USERS)[:, sizes <= 2]
     assert np.abs(error.mean(0)).max() < 4.5 * error.std() / math.sqrt(TRIALS)
@@ -144,5 +144,5 @@ def test_published_pairs_are_unbiased():
         f, counts = np.abs(x[:, None] - x), rng.multinomial(USERS, rng.dirichlet(np.ones(8)))
         truth = counts @ f @ counts / (USERS * (USERS - 1))
         for peer in (peers.randomized_response([f], 0.0, np.eye(8)), peers.two_messages(f)):
-            error = peer(counts, 1.0, TRIALS, rng) - truth
+            error = peer(peers.frequency.Asked(counts, 1.0, TRIALS, rng)) - truth
             assert abs(error.mean()) < 4.5 * error.std() / math.sqrt(TRIALS) < 0.05 * truth

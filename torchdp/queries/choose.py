@@ -214,7 +214,7 @@ class _Asking:
         with warnings.catch_warnings():
             if self.quiet:
                 warnings.simplefilter("ignore")
-            errors = [torch.stack([one.predicted_mse(h * self.n) for h in self.family]) for _, one in protocols]
+            errors = [one.predicted_mse(self.family * self.n) for _, one in protocols]
         units = torch.ones(())
         if self.question.relative:
             units = (

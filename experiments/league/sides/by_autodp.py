@@ -10,7 +10,7 @@ def calibration(epsilon, delta):
         found = eps_delta_calibrator()(ExactGaussianMechanism, epsilon, delta, [0, 100], name="gm")
         return found.params["sigma"]
 
-    return (work,)
+    return work
 
 
 if __name__ == "__main__":

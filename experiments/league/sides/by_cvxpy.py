@@ -13,7 +13,7 @@ def program(n):
         values, vectors = np.linalg.eigh(X.value[n:, n:])
         return (vectors * np.sqrt(np.maximum(values, 1e-12))).T
 
-    return (work,)
+    return work
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ def release(n, epsilon, delta):
         mechanism = GaussianDiscrete(epsilon=epsilon, delta=delta, sensitivity=1)
         return [mechanism.randomise(0) for _ in range(n)]
 
-    return (work,)
+    return work
 
 
 def ridge(n, d, epsilon, delta):
@@ -23,7 +23,7 @@ def ridge(n, d, epsilon, delta):
         model = LinearRegression(epsilon=epsilon, bounds_X=bounds, bounds_y=(-1, 1), fit_intercept=False)
         return model.fit(X, y).coef_
 
-    return (work,)
+    return work
 
 
 if __name__ == "__main__":
@@ -31,9 +31,7 @@ if __name__ == "__main__":
     side.main(
         "diffprivlib",
         {
-            "Gaussian calibration": lambda epsilon, delta: (
-                lambda: GaussianAnalytic(epsilon=epsilon, delta=delta, sensitivity=1)._scale,
-            ),
+            "Gaussian calibration": lambda **asked: lambda: GaussianAnalytic(**asked, sensitivity=1)._scale,
             "noisy integers": release,
             "ridge": ridge,
         },

@@ -11,7 +11,7 @@ from scipy.stats import poisson
 
 def sampled(multiplier, chance, times, delta):
     one = event.PoissonSampledDpEvent(chance, event.GaussianDpEvent(multiplier))
-    return (lambda: PLDAccountant().compose(event.SelfComposedDpEvent(one, times)).get_epsilon(delta),)
+    return lambda: PLDAccountant().compose(event.SelfComposedDpEvent(one, times)).get_epsilon(delta)
 
 
 def bits(users, epsilon, delta, instances):
@@ -33,14 +33,14 @@ def bits(users, epsilon, delta, instances):
             low, high = (low, middle) if spent(middle) <= delta else (middle, high)
         return high**0.5
 
-    return (work,)
+    return work
 
 
 if __name__ == "__main__":
     side.main(
         "dp-accounting",
         {
-            "Gaussian calibration": lambda epsilon, delta: (lambda: get_sigma_gaussian(epsilon, delta),),
+            "Gaussian calibration": lambda epsilon, delta: lambda: get_sigma_gaussian(epsilon, delta),
             "sampled sums": sampled,
             "768 shuffled bits": bits,
         },

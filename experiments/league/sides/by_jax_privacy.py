@@ -7,7 +7,7 @@ from jax_privacy.matrix_factorization import dense
 
 
 def prefix(reduction):
-    return lambda n: (lambda: np.asarray(dense.optimize(n, epochs=1, reduction_fn=reduction)),)
+    return lambda n: lambda: np.asarray(dense.optimize(n, epochs=1, reduction_fn=reduction))
 
 
 if __name__ == "__main__":
@@ -17,6 +17,6 @@ if __name__ == "__main__":
         {
             "prefix sums, mean": prefix(jax.numpy.mean),
             "prefix sums, max": prefix(jax.numpy.max),
-            "four epochs": lambda n, epochs: (lambda: np.asarray(dense.optimize(n, epochs=epochs)),),
+            "four epochs": lambda n, epochs: lambda: np.asarray(dense.optimize(n, epochs=epochs)),
         },
     )

@@ -15,7 +15,7 @@ def consistent(n, size, sigma):
         model = estimation.MirrorDescent().estimate(domain, asked, known_total=n)
         return np.stack([np.asarray(model.project(pair).datavector()) for pair in pairs])
 
-    return (work,)
+    return work
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ def vectors(n, d, epsilon):
     x = side.spheres(n, d)
     p = peer.priv_unit_G_get_p(epsilon)
     gamma, sigma = peer.get_gamma_sigma(p, epsilon)
-    return (lambda: sum(peer.PrivUnitG(each, epsilon, p, gamma, sigma) for each in x) / n,)
+    return lambda: sum(peer.PrivUnitG(each, epsilon, p, gamma, sigma) for each in x) / n
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ def response(n, k, epsilon):
         reports = kept + rng.multinomial(n - kept.sum(), np.full(k, 1 / k))
         return (reports / n - q) / (1 - k * q)
 
-    return (work,)
+    return work
 
 
 if __name__ == "__main__":

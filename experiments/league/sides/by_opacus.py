@@ -15,7 +15,7 @@ def sampled(multiplier, chance, times, delta):
         accountant.history = [(multiplier, chance, times)]
         return accountant.get_epsilon(delta=delta)
 
-    return (work,)
+    return work
 
 
 def step(n, d, hidden, classes, bound):
@@ -40,10 +40,7 @@ def step(n, d, hidden, classes, bound):
         optimizer.accumulate()
         return np.concatenate([each.summed_grad.numpy().ravel() for each in model.parameters()])
 
-    def alone(i):
-        return float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float)))
-
-    return (lambda: total(x, y)), lambda: [alone(i) for i in range(8)]
+    return lambda: total(x, y), side.longest(total, x, y)
 
 
 if __name__ == "__main__":

@@ -29,13 +29,13 @@ def calibrated(space, d_in, epsilon, delta):
 
 def calibration(epsilon, delta):
     space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l2_distance(T=float)
-    return (lambda: calibrated(space, 1.0, epsilon, delta),)
+    return lambda: calibrated(space, 1.0, epsilon, delta)
 
 
 def release(n, epsilon, delta):
     space = dp.vector_domain(dp.atom_domain(T=int)), dp.l2_distance(T=float)
     zeros = [0] * n
-    return (lambda: dp.m.make_gaussian(*space, scale=calibrated(space, 1.0, epsilon, delta))(zeros),)
+    return lambda: dp.m.make_gaussian(*space, scale=calibrated(space, 1.0, epsilon, delta))(zeros)
 
 
 if __name__ == "__main__":

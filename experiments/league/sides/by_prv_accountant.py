@@ -15,7 +15,7 @@ def sampled(multiplier, chance, times, delta):
         )
         return accountant.compute_epsilon(delta=delta, num_steps=times)[2]
 
-    return (work,)
+    return work
 
 
 if __name__ == "__main__":

@@ -22,14 +22,14 @@ def frequencies(client, server, support=None, **options):
         def heard():
             return sum(support(user.privatise(0), k) for _ in range(n))
 
-        return (work, heard) if support else (work,)
+        return (work, heard) if support else work
 
     return row
 
 
 def thresholds(n, k, epsilon):
-    (shares, *_) = frequencies(UEClient, UEServer, use_oue=True)(n, k, epsilon)
-    return (lambda: np.stack([np.cumsum(shares()["raw"]) for _ in range(10)]),)
+    shares = frequencies(UEClient, UEServer, use_oue=True)(n, k, epsilon)
+    return lambda: np.stack([np.cumsum(shares()["raw"]) for _ in range(10)])
 
 
 if __name__ == "__main__":

@@ -30,13 +30,13 @@ def frequencies(kind):
         def heard():
             return oracle.collect(alike, noise=Noise("cpu"))["reports"]
 
-        return (work,) if kind is HadamardResponse else (work, heard)
+        return work if kind is HadamardResponse else (work, heard)
 
     return row
 
 
 def calibration(epsilon, delta):
-    return (lambda: privacy.gaussian_sigma(epsilon, delta),)
+    return lambda: privacy.gaussian_sigma(epsilon, delta)
 
 
 def release(n, epsilon, delta):
@@ -44,15 +44,15 @@ def release(n, epsilon, delta):
         normal = RoundedNormal(privacy.gaussian_sigma(epsilon, delta) * (1 + 1e-9))
         return normal.draw((n,), Noise("cpu")).numpy()
 
-    return (work,)
+    return work
 
 
 def prefix(p):
-    return lambda n: (lambda: factorize(workloads.prefix(n), p=p, tol=1e-6).right.numpy(),)
+    return lambda n: lambda: factorize(workloads.prefix(n), p=p, tol=1e-6).right.numpy()
 
 
 def sampled(multiplier, chance, times, delta):
-    return (lambda: privacy.sampled_guarantee(multiplier, chance, times, delta).epsilon,)
+    return lambda: privacy.sampled_guarantee(multiplier, chance, times, delta).epsilon
 
 
 def ridge(n, d, epsilon, delta):
@@ -63,17 +63,14 @@ def ridge(n, d, epsilon, delta):
         gram = regression.GramRelease(n, d, 1.0, epsilon, delta, label_bound=1.0)
         return regression.adaptive_ridge(gram.estimate(x), ridge=0.0)
 
-    return (work,)
+    return work
 
 
 def response(n, k, epsilon):
-    oracle, counts, generator = (
-        RandomizedResponse(k, epsilon),
-        torch.from_numpy(side.counts(n, k)),
-        torch.Generator(),
-    )
+    oracle, counts = RandomizedResponse(k, epsilon), torch.from_numpy(side.counts(n, k))
+    generator = torch.Generator()
     generator.seed()
-    return (lambda: oracle.sample_estimate(counts, generator=generator, sample_shape=()).value,)
+    return lambda: oracle.sample_estimate(counts, generator=generator, sample_shape=()).value
 
 
 def thresholds(n, k, epsilon):
@@ -83,21 +80,21 @@ def thresholds(n, k, epsilon):
         best = queries.choose(asked, n, epsilon, objective=Objective.MEAN).best
         return torch.stack([best.estimate(x, noise=Noise("cpu")).value for _ in range(10)])
 
-    return (work,)
+    return work
 
 
 def vectors(n, d, epsilon):
     x, randomizer = torch.from_numpy(side.spheres(n, d)), PrivUnit(d, epsilon)
-    return (lambda: randomizer.estimate(x, noise=Noise("cpu")).value,)
+    return lambda: randomizer.estimate(x, noise=Noise("cpu")).value
 
 
 def epochs(n, epochs):
     W = workloads.prefix(n)
-    return (lambda: factorize_epochs(W, n // epochs, 2.0, 1e-6).right.numpy(),)
+    return lambda: factorize_epochs(W, n // epochs, 2.0, 1e-6).right.numpy()
 
 
 def bits(users, epsilon, delta, instances):
-    return (lambda: shuffle.PoissonSum.calibrated(users, epsilon, delta, instances).rmse,)
+    return lambda: shuffle.PoissonSum.calibrated(users, epsilon, delta, instances).rmse
 
 
 def step(n, d, hidden, classes, bound):
@@ -114,10 +111,7 @@ def step(n, d, hidden, classes, bound):
 
     total(x, y)  # The first batch of a training is looked at more closely than the others.
 
-    def alone(i):
-        return float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float)))
-
-    return (lambda: total(x, y)), lambda: [alone(i) for i in range(8)]
+    return lambda: total(x, y), side.longest(total, x, y)
 
 
 def consistent(n, size, sigma):
@@ -130,7 +124,7 @@ def consistent(n, size, sigma):
         h, _ = nearest_histogram(W.mT @ W, answers @ W, 1e-9 * len(W))
         return n * (W @ h).reshape(3, -1).numpy()
 
-    return (work,)
+    return work
 
 
 if __name__ == "__main__":

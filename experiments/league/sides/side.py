@@ -1,7 +1,7 @@
 """What every side shares: it does rows that are named in its one argument and prints a line of JSON for each.
 
-A row is a function of settings that returns the work to be timed, a call without arguments, and optionally a second
-call, untimed, whose answer is used to check the guarantee. The timed work is done once before, with ``warm`` settings:
+A row is a function of settings that returns the work to be timed, a call without arguments, or that and a second call,
+untimed, whose answer is used to check the guarantee. The timed work is done once before, with ``warm`` settings:
 imports, compilation, tables.
 """
 
@@ -90,14 +90,23 @@ def plain(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else float(value)  # type: ignore[arg-type]
 
 
+def calls(made: object) -> tuple:
+    return made if isinstance(made, tuple) else (made, lambda: None)
+
+
+def longest(total: Callable, x: np.ndarray, y: np.ndarray) -> Callable[[], list[float]]:
+    """Norms of the sums of eight examples, each alone."""
+    return lambda: [float(np.linalg.norm(total(x[i : i + 1], y[i : i + 1]).astype(float))) for i in range(8)]
+
+
 def main(package: str, rows: dict[str, Callable], version: str = "") -> None:
     """package: "" where it is not installed but in a folder, of that version."""
     version = importlib.metadata.version(package) if package else version
     for name, settings, warm in json.loads(sys.argv[1]):
         try:
-            rows[name](**{**settings, **warm})[0]()
-            work, *check = rows[name](**settings)
-            said = {**measured(work), "version": version, "check": check[0]() if check else None}
+            calls(rows[name](**{**settings, **warm}))[0]()
+            work, check = calls(rows[name](**settings))
+            said = {**measured(work), "version": version, "check": check()}
         except Exception as error:  # another row of the same side may go well
             said = {"failed": f"{type(error).__name__}: {error}"[:200]}
         print(json.dumps({"row": name, **said}, default=plain), flush=True)

@@ -1,0 +1,59 @@
+"""Opacus's two ways to a sum of clipped gradients, without noise: functions of what a model is given.
+
+Both put the model in training mode, and raise ImportError where Opacus is not installed.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Way = Callable[..., Tensor]
+
+
+def trained(net: nn.Module) -> list[Tensor]:
+    return [p for p in net.parameters() if p.requires_grad]
+
+
+def options(y: Tensor, bound: float) -> dict[str, float]:
+    return {"noise_multiplier": 0.0, "max_grad_norm": bound, "expected_batch_size": len(y)}
+
+
+def hooks(net: nn.Module, y: Tensor, bound: float) -> Way:
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    hooked = GradSampleModule(net.train())
+    optimizer = DPOptimizer(torch.optim.SGD(trained(hooked), 0.1), **options(y, bound))
+
+    def way(*x: Tensor, **named: Tensor) -> Tensor:
+        F.cross_entropy(hooked(*x, **named), y).backward()
+        optimizer.clip_and_accumulate()
+        gradient = torch.cat([p.summed_grad.flatten() for p in trained(hooked)])
+        optimizer.zero_grad()
+        return gradient
+
+    return way
+
+
+def ghost(net: nn.Module, y: Tensor, bound: float) -> Way:
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    ghosts = GradSampleModuleFastGradientClipping(net.train(), max_grad_norm=bound)
+    clips = DPOptimizerFastGradientClipping(torch.optim.SGD(trained(ghosts), 0.1), **options(y, bound))
+    two_passes = DPLossFastGradientClipping(ghosts, clips, nn.CrossEntropyLoss())
+
+    def way(*x: Tensor, **named: Tensor) -> Tensor:
+        two_passes(ghosts(*x, **named), y).backward()
+        gradient = torch.cat([p.grad.flatten() for p in trained(ghosts)])
+        ghosts.zero_grad(set_to_none=True)
+        return gradient
+
+    return way
+
+
+if __name__ == "__main__":
+    raise SystemExit("others import this: run python experiments/training/clipping.py")
