@@ -3,11 +3,10 @@
 from itertools import product
 
 import numpy as np
-import pytest
 import torch
 from laws import normal
 
-from torchdp.protocol.expansion import Expansion
+from torchdp.protocol.expansion import joint_covariance
 
 F64 = torch.float64
 
@@ -36,22 +35,23 @@ ROOT = 0.3 * normal(3, 3, seed=2)
 N = ROOT @ ROOT.mT
 
 
-def of_squares(z):
-    return Expansion(
-        2 * (FORMS @ z[:, None, :, None])[..., 0], FORMS.expand(len(z), 2, 3, 3), N.expand(len(z), 3, 3)
-    )
+def told(slope, bend, noise, squares=2.0):
+    return joint_covariance([(slice(0, slope.shape[-1]), slope, bend)], noise, squares)
+
+
+def of_squares(z, squares=2.0):
+    slope = 2 * (FORMS @ z[:, None, :, None])[..., 0]
+    return told(slope, FORMS.expand(len(z), 2, 3, 3), N.expand(len(z), 3, 3), squares)
 
 
 def test_guarantee_the_covariance_of_squares_is_unbiased():
     e, weights = nodes(3, 5)
     z = S + e @ ROOT.mT
-    found = of_squares(z)
     truth = covariance_of(torch.einsum("pi,aij,pj->pa", z, FORMS, z), weights)
-    told = (weights[:, None, None] * found.covariance).sum(0)
-    torch.testing.assert_close(told, truth, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(weights @ found.variance, truth.diagonal(), rtol=1e-11, atol=1e-11)
-    naive = (weights[:, None, None] * (found.linear + 2 * found.curved)).sum(0)
-    assert float((naive / truth - 1).abs().amin()) > 1e-3  # with the slope's own noise it is too large
+    mean = (weights[:, None, None] * of_squares(z)).sum(0)
+    torch.testing.assert_close(mean, truth, rtol=1e-11, atol=1e-11)
+    naive = (weights[:, None, None] * of_squares(z, 6.0)).sum(0)  # with the slope's own noise, 4 T
+    assert float((naive / truth - 1).abs().amin()) > 1e-3
 
 
 def test_guarantee_the_covariance_of_products_is_unbiased():
@@ -59,70 +59,69 @@ def test_guarantee_the_covariance_of_products_is_unbiased():
     first = S + 2**0.5 * e[:, :3] @ ROOT.mT
     second = S + 2**0.5 * e[:, 3:] @ ROOT.mT
     truth = covariance_of(torch.einsum("pi,aij,pj->pa", first, FORMS, second), weights)
-    middle = of_squares((first + second) / 2)
-    found = Expansion(middle.slope, middle.bend, middle.noise, squares=4.0)
-    told = (weights[:, None, None] * found.covariance).sum(0)
-    torch.testing.assert_close(told, truth, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(weights @ found.variance, truth.diagonal(), rtol=1e-11, atol=1e-11)
-    assert float((weights @ middle.variance / truth.diagonal() - 1).abs().amin()) > 1e-3
+    middle = (first + second) / 2
+    mean = (weights[:, None, None] * of_squares(middle, 4.0)).sum(0)
+    torch.testing.assert_close(mean, truth, rtol=1e-11, atol=1e-11)
+    square = (weights[:, None, None] * of_squares(middle)).sum(0)
+    assert float((square / truth - 1).abs().amin()) > 1e-3
 
 
 def smooth(sigma, corrected):
-    """What the covariance of (exp z, z^3) at s = 1.2 is told to be, less what it is, over its size."""
+    """What the variance of exp z at s = 1.2 is told to be, less what it is, over its size."""
     e, weights = nodes(1, 24)
     z = 1.2 + sigma * e[:, 0]
-    slope = torch.stack([z.exp(), 3 * z**2], -1)[..., None]
-    half = torch.stack([z.exp() / 2, 3 * z], -1)
-    values = torch.stack([z.exp(), z**3], -1) - corrected * sigma**2 * half
-    found = Expansion(slope, half[..., None, None], torch.full((len(z), 1, 1), sigma**2, dtype=F64))
-    # One coordinate: the covariance before the cut has rank one and may be indefinite by the curvature.
-    told = (weights[:, None, None] * (found.linear - 2 * found.curved)).sum(0)
-    return (told - covariance_of(values, weights)) / sigma**2
+    half = z.exp()[:, None] / 2
+    values = z.exp()[:, None] - corrected * sigma**2 * half
+    noise = torch.full((len(z), 1, 1), sigma**2, dtype=F64)
+    found = told(z.exp()[:, None, None], half[..., None, None], noise)
+    return float(((weights[:, None, None] * found).sum(0) - covariance_of(values, weights)) / sigma**2)
 
 
 def test_of_smooth_functions_the_covariance_holds_to_second_order():
     """Halving the noise divides the error by 2^4 beside the first order, by 2^2 where a correction moves too."""
-    plain = smooth(0.1, 0.0) / smooth(0.05, 0.0)
-    corrected = smooth(0.1, 1.0) / smooth(0.05, 1.0)
-    assert 14 < float(plain.amin()) and float(plain.amax()) < 18
-    assert 3.6 < float(corrected.amin()) and float(corrected.amax()) < 4.4
+    assert 14 < smooth(0.1, 0.0) / smooth(0.05, 0.0) < 18
+    assert 3.6 < smooth(0.1, 1.0) / smooth(0.05, 1.0) < 4.4
 
 
 def of_a_batch(scale=1.0):
-    """A batch (2, 3) of 4 answers in 5 coordinates."""
+    """A batch (2, 3) of 4 answers in 5 coordinates: slope, bend, noise."""
     half = normal(2, 3, 5, 5, seed=6)
-    return Expansion(scale * normal(2, 3, 4, 5, seed=3), symmetric(2, 3, 4, 5, 5, seed=7), half @ half.mT)
+    return scale * normal(2, 3, 4, 5, seed=3), symmetric(2, 3, 4, 5, 5, seed=7), half @ half.mT
 
 
-def test_curved_is_the_trace_and_linear_the_covariance_of_the_slopes():
-    found = of_a_batch()
-    for i, j, a, b in product(range(2), range(3), range(4), range(4)):
-        own = found.noise[i, j]
-        bend = found.bend[i, j]
-        slope = found.slope[i, j]
-        assert float(found.curved[i, j, a, b]) == pytest.approx(float((bend[a] @ own @ bend[b] @ own).trace()))
-        assert float(found.linear[i, j, a, b]) == pytest.approx(float(slope[a] @ own @ slope[b]))
+def test_answers_of_blocks_are_those_of_all_coordinates():
+    """Two answers of the first three coordinates, one of the next two, a linear one of the last two."""
+    slope, bend, noise = of_a_batch(40.0)
+    mask = torch.zeros(4, 5)
+    mask[:2, :3] = 1
+    mask[2, 3:] = 1
+    mask[3, 3:] = 1
+    bend = bend * mask[:, :, None] * mask[:, None]
+    bend[..., 3, :, :] = 0
+    whole = told(slope * mask, bend, noise)
+    ends = slice(3, 5)
+    blocks = [
+        (slice(0, 3), slope[..., :2, :3], bend[..., :2, :3, :3]),
+        (ends, slope[..., 2:3, ends], bend[..., 2:3, ends, ends]),
+        (ends, slope[..., 3:, ends], None),
+    ]
+    torch.testing.assert_close(joint_covariance(blocks, noise), whole)
+    i = (1, 2)  # by the definition
+    J = bend[i]
+    T = torch.stack([torch.stack([(a @ noise[i] @ b @ noise[i]).trace() for b in J]) for a in J])
+    by_hand = (slope * mask)[i] @ noise[i] @ (slope * mask)[i].mT - 2 * T
+    torch.testing.assert_close(whole[i], by_hand)
 
 
-def test_the_covariance_has_no_negative_eigenvalue_and_its_diagonal_is_not_below_the_variance():
-    cut = of_a_batch(0.1)
-    assert float((cut.linear - 4 * cut.curved).diagonal(dim1=-2, dim2=-1).amin()) < 0
-    assert float(torch.linalg.eigvalsh(cut.covariance).amin()) > -1e-9
-    assert bool((cut.covariance.diagonal(dim1=-2, dim2=-1) > cut.variance - 1e-9).all())
-
-
-def test_the_error_of_an_expansion_has_its_variance():
-    """Of one answer by itself; where the curvature alone is larger than the square both cut at 0."""
-    for scale in (0.05, 5.0):
-        found = of_a_batch(scale)
-        torch.testing.assert_close(found.error().total, found.variance)
+def test_the_covariance_has_no_negative_eigenvalue():
+    found = told(*of_a_batch(0.1))
+    assert float(torch.linalg.eigvalsh(found).amin()) > -1e-9
 
 
 def test_what_is_not_finite_has_no_covariance_and_leaves_the_others_theirs():
-    whole = of_a_batch()
-    slope = whole.slope.clone()
-    slope[0, 1, 2, 3] = torch.nan
-    found = Expansion(slope, whole.bend, whole.noise)
-    assert found.covariance[0, 1].isnan().all() and bool(found.variance[0, 1, 2].isnan())
-    assert int(found.covariance.isnan().sum()) == 16
-    torch.testing.assert_close(found.covariance[1], whole.covariance[1])
+    slope, bend, noise = of_a_batch()
+    broken = slope.clone()
+    broken[0, 1, 2, 3] = torch.nan
+    found = told(broken, bend, noise)
+    assert int(found.isnan().sum()) == 16
+    torch.testing.assert_close(found[1], told(slope, bend, noise)[1])

@@ -11,8 +11,8 @@ from scipy.special import ndtr, ndtri
 
 from torchdp import queries, workloads
 from torchdp.protocol import Estimate
-from torchdp.protocol.expansion import Expansion
 from torchdp.protocol.interval import laplace_stretch
+from torchdp.protocol.quadratic import QuadraticError
 from torchdp.protocol.simultaneous import DRAWS, MISSED, MOST_CORRELATED, _order, largest_deviate, sidak
 from torchdp.randomizers import DuchiJordanWainwright
 from torchdp.shuffle import CorrelatedSum
@@ -170,12 +170,13 @@ def test_far_from_normal_errors_have_bonferronis_level():
 
 
 def test_skewed_intervals_stay_skewed():
-    slope = torch.tensor([[1.0, 0.2], [0.3, 1.5]], dtype=F64)
-    bend = torch.tensor([[0.3, 0.1], [0.2, 0.4]], dtype=F64).diag_embed()
-    made = Expansion(slope, bend, torch.eye(2, dtype=F64))
-    value = torch.zeros(2, dtype=F64)
-    found = Estimate(value, made.variance.sqrt(), 10, error=made.error, covariance=lambda: made.covariance)
-    z = float(largest_deviate(made.covariance, 0.95))
+    curved = torch.tensor([[0.3, 0.1], [0.2, 0.4]], dtype=F64)
+    linear = torch.tensor([[0.5, 0.1], [0.15, 0.75]], dtype=F64)
+    zero = torch.zeros(2, dtype=F64)
+    error = QuadraticError(curved, linear, curved[..., :0], zero, zero)
+    covariance = error.total.diag_embed() + 0.1 * (1 - torch.eye(2, dtype=F64))
+    found = Estimate(zero, error.total.sqrt(), 10, error=error, covariance=lambda: covariance)
+    z = float(largest_deviate(covariance, 0.95))
     for one, other in zip(found.together(), found.interval(float(2 * ndtr(z) - 1)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     low, high = found.together()

@@ -29,77 +29,48 @@ covariance without (c_ab + c_ba)/2; what is told of it is off by this, 1/n relat
 Where e is not normal, third and fourth cumulants come in; of a mean of n reports they are 1/n relative to the whole.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torchdp.brief import Brief
-from torchdp.protocol.quadratic import QuadraticError, coordinates
+Block = tuple[slice, Tensor, Tensor | None]
+"""Some answers: the coordinates that they are functions of, slope (*b, a, r), and bend (*b, a, r, r) or None."""
 
 
-@dataclass(frozen=True, eq=False)
-class Expansion(Brief):
-    """g(z + e) = g(z) + slope . e + e^T bend e, for an error e of covariance ``noise``. Unchecked.
+def joint_covariance(blocks: Sequence[Block], noise: Tensor, squares: float = 2.0) -> Tensor:
+    """[slope N slope^T - 4 T]_+ + squares T of the answers of all blocks, (*b, a, a): positive semidefinite.
+
+    Eigenvalues of the first part are cut at 0. NaN where a number is not finite. Unchecked.
 
     Args:
-        slope: the gradient at the estimate z, (*b, a, r), of a answers in r coordinates.
-        bend: half the Hessian, (*b, a, r, r), symmetric.
-        noise: covariance of z, (*b, r, r).
-        squares: how often ``curved`` counts: 2 of a square, 4 of a product of two independent copies, whose mean z
-            has this noise.
+        blocks: answers beside each other, each with its own coordinates of z, so that no bend is larger than these.
+        noise: N, covariance of z, (*b, r, r).
+        squares: how often T counts: 2 of squares, 4 of products of two independent copies, whose mean z has this noise.
 
     Guarantees:
-        For a quadratic form and a known normal noise, linear - 4 curved + squares curved is unbiased for the
-        covariance, at any size of the noise. What is cut at 0 adds to it.
+        For quadratic forms and a known normal noise it is unbiased but for what is cut, at any size of the noise.
     """
-
-    slope: Tensor
-    bend: Tensor
-    noise: Tensor
-    squares: float = 2.0
-
-    @property
-    def linear(self) -> Tensor:
-        """slope N slope^T, the covariance of slope . e, (*b, a, a)."""
-        return self.slope @ self.noise @ self.slope.mT
-
-    @cached_property
-    def moved(self) -> Tensor:
-        """bend N, (*b, a, r, r): its trace is what e^T bend e adds to an answer on average."""
-        return self.bend @ self.noise[..., None, :, :]
-
-    @property
-    def curved(self) -> Tensor:
-        """T, tr(bend_a N bend_b N), (*b, a, a): half the covariance of the quadratic parts."""
-        return self.moved.flatten(-2) @ self.moved.mT.flatten(-2).mT
-
-    @property
-    def variance(self) -> Tensor:
-        """[linear - 4 curved]_+ + squares curved of each answer by itself, (*b, a)."""
-        linear = (self.slope @ self.noise * self.slope).sum(-1)
-        curved = (self.moved * self.moved.mT).sum((-2, -1))
-        # The slope is noisy itself, see the module: its square is too large by four times ``curved``.
-        return (linear - 4 * curved).clamp_min(0) + self.squares * curved
-
-    @property
-    def covariance(self) -> Tensor:
-        """[linear - 4 curved]_+ + squares curved, (*b, a, a), eigenvalues cut at 0: positive semidefinite.
-
-        Its diagonal is at least ``variance``, and the same where no eigenvalue is cut. NaN where a number is not
-        finite.
-        """
-        curved = self.curved
-        straight = self.linear - 4 * curved
-        finite = straight.isfinite().all(-1).all(-1)[..., None, None]
-        values, vectors = torch.linalg.eigh(straight.where(finite, 0.0))
-        positive = (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
-        return positive.where(finite, torch.nan) + self.squares * curved
-
-    def error(self) -> QuadraticError:
-        """The error of each answer, (*b, a), as intervals need it: of a square."""
-        noise = self.noise[..., None, :, :].expand_as(self.bend)
-        curved, linear = coordinates(self.slope / 2, self.bend, noise)
-        zero = torch.zeros_like(linear[..., 0])
-        return QuadraticError(curved, linear, curved[..., :0], zero, zero)
+    linear = []
+    curved = []
+    for rows, slope, bend in blocks:
+        straight = []
+        bent = []
+        for columns, other_slope, other_bend in blocks:
+            own = noise[..., rows, columns]
+            straight.append(slope @ own @ other_slope.mT)
+            if bend is None or other_bend is None:
+                bent.append(torch.zeros_like(straight[-1]))
+                continue
+            # tr(J_a N J_b N) of the coordinates of the one and of the other
+            left = bend @ own[..., None, :, :]
+            right = other_bend @ own.mT[..., None, :, :]
+            bent.append(left.flatten(-2) @ right.mT.flatten(-2).mT)
+        linear.append(torch.cat(straight, -1))
+        curved.append(torch.cat(bent, -1))
+    T = torch.cat(curved, -2)
+    known = torch.cat(linear, -2) - 4 * T
+    finite = known.isfinite().all(-1).all(-1)[..., None, None]
+    values, vectors = torch.linalg.eigh(known.where(finite, 0.0))
+    positive = (vectors * values.clamp_min(0)[..., None, :]) @ vectors.mT
+    return positive.where(finite, torch.nan) + squares * T

@@ -14,7 +14,7 @@ from torchdp.brief import Brief
 from torchdp.draws import Draws
 from torchdp.privacy import Guarantee
 from torchdp.protocol import CuratorProtocol, Estimate, Layout, Limits, Objective, Tally, Users
-from torchdp.protocol.expansion import Expansion
+from torchdp.protocol.expansion import Block, joint_covariance
 from torchdp.protocol.frames import Held
 from torchdp.protocol.protocol import MessageProtocol, Protocol, Same
 from torchdp.queries.channel import Analyst, Channel, Question
@@ -189,7 +189,7 @@ class Several(Question, Brief):
     def queries(self, distinct: bool) -> Tensor:
         return torch.cat([each.queries(distinct) for each in self.questions])
 
-    def analyst(self, channel: Channel) -> "SeveralAnalyst":
+    def analyst(self, channel: Channel) -> Any:
         return SeveralAnalyst(self, channel)
 
     @property
@@ -250,9 +250,13 @@ class SeveralAnalyst:
 
     def _covariance(self, tally: Tally) -> Tensor:
         """By the expansion of all answers in the channel's mean, (*batch, a, a)."""
-        slope, bend = self.expansion(tally)
-        noise = self.channel.plausible(tally).expand(*slope.shape[:-2], -1, -1)
-        return Expansion(slope, bend, noise, self.channel.squares).covariance
+        batch = self.channel.mean(tally).shape[:-1]
+        noise = self.channel.plausible(tally)
+        blocks: list[Block] = []
+        for one, rows in zip(self.parts, self.question._rows(self.channel.distinct), strict=True):
+            slope, bend = one.expansion(tally)
+            blocks.append((rows, slope.expand(*batch, *slope.shape[-2:]), bend))
+        return joint_covariance(blocks, noise.expand(*batch, -1, -1), self.channel.squares)
 
     def exact(self, summary: Tensor) -> Tensor:
         return self._flat([one.exact(summary) for one in self.parts], summary)
@@ -273,24 +277,6 @@ class SeveralAnalyst:
         two = torch.full((self.question.types,), 2.0, dtype=torch.float64)  # users of each type
         answers = [one.predicted_mse(two).numel() for one in self.parts]
         return torch.einsum("q...,q->...", each, each.new_tensor(answers) / sum(answers))
-
-    def expansion(self, tally: Tally) -> tuple[Tensor, Tensor]:
-        """Of all answers, each in its own coordinates."""
-        batch = self.channel.mean(tally).shape[:-1]
-        r = len(self.channel.workload)
-        slopes = []
-        bends = []
-        for one, rows in zip(self.parts, self.question._rows(self.channel.distinct), strict=True):
-            slope, bend = one.expansion(tally)
-            around = (rows.start, r - rows.stop)
-            slope = torch.nn.functional.pad(slope, around)
-            slopes.append(slope.expand(*batch, *slope.shape[-2:]))
-            if bend is None:
-                bend = slope.new_zeros(slope.shape[-2], r, r)
-            else:
-                bend = torch.nn.functional.pad(bend, (*around, *around))
-            bends.append(bend.expand(*batch, *bend.shape[-3:]))
-        return torch.cat(slopes, -2), torch.cat(bends, -3)
 
 
 @dataclass(frozen=True, eq=False)
