@@ -2,21 +2,21 @@
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
 from pairwise.common import responses, vectors
 from torchdp import pairwise, queries
-from torchdp.pairwise import Pairs
+from torchdp.pairwise import Pairs, PairwiseStatistic
 
 
 @pytest.mark.parametrize("pairs", Pairs)
 @pytest.mark.parametrize("epsilon", [0.5, 3.0])
 def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
     """All samples of n users from h, each with its chance; the exact error of unbiased protocols on each."""
-    statistic, h = replace(pairwise.unequal(3), pairs=pairs), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    unequal, h = pairwise.unequal(3), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    statistic = PairwiseStatistic("unequal", unequal.points, unequal.form, pairs=pairs)
     for n in (2, 4):
         least = statistic.bound(n, epsilon, h)
         for protocol in (

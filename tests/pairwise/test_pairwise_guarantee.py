@@ -73,7 +73,7 @@ def worst(protocol):
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: f"{each.name}{each.types}")
-def test_guarantee_twice(statistic, epsilon):
+def test_guarantee_two_message(statistic, epsilon):
     statistic = replace(statistic, pairs=Pairs.ALL)
     protocol = twice(statistic, epsilon)
     promised = protocol.guarantee
@@ -93,7 +93,7 @@ def test_guarantee_twice(statistic, epsilon):
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: f"{each.name}{each.types}")
-def test_guarantee_vectors(statistic, epsilon):
+def test_guarantee_one_message(statistic, epsilon):
     protocol = vectors(replace(statistic, pairs=Pairs.ALL), epsilon)
     promised = protocol.guarantee
     assert promised.epsilon == randomizer(protocol).epsilon == epsilon

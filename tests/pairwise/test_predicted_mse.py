@@ -259,7 +259,7 @@ def test_forms_of_one_sum_by_enumeration(name):
 
 @pytest.mark.parametrize("statistic", [pairwise.unequal(4), VARIED], ids=lambda each: each.name)
 @pytest.mark.parametrize("kind", [twice, vectors])
-def test_monte_carlo_finds_the_predicted_error_of_few_users(kind, statistic):
+def test_monte_carlo_finds_the_predicted_error(kind, statistic):
     protocol, trials = kind(statistic, 1.0), 50_000
     counts = torch.bincount(random_types(statistic.types, 8, "few"), minlength=statistic.types)
     key = keyed_generator(statistic.name.encode())
