@@ -45,8 +45,8 @@ def test_no_repr_of_a_protocol_is_long():
 
 
 def test_a_repr_names_parts_and_leaves_out_defaults():
-    shown = repr(queries.Twice.of(pairwise.auc(3), 1.0))
-    assert shown.startswith("MessageRelease(question='auc', channel=Twice(") and "epsilon=1)" in shown
+    protocol = queries.Twice.of(pairwise.auc(3), 1.0)
+    assert repr(protocol) == "MessageRelease(question='auc', channel=Twice)"
     assert repr(workloads.prefix(4)) == "Workload(name='prefix', factors=(float64(4, 4)))"
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchdp import checks, shuffle
 from torchdp.privacy import Model
-from torchdp.protocol import Choice, Objective
+from torchdp.protocol import Choice, Objective, Protocol
 from torchdp.protocol.choice import Candidate
 from torchdp.queries.central import CentralFactorization, CentralLaplace, ShuffledQueries
 from torchdp.queries.channel import Question, histograms_of
@@ -68,7 +68,7 @@ def choose(
     search: bool = True,
     unbiased: bool = True,
     ordered: bool = True,
-) -> Choice[Any]:
+) -> Choice[Protocol[Tensor]]:
     """The protocol of least predicted error for n users, among all channels of those who are trusted.
 
     Nobody ("local"): one report of each user, by each frequency oracle and, up to 64 types, by a strategy optimised for
