@@ -58,7 +58,10 @@ OWN = re.compile(r"Guarantees: (the best's|each route's|the client's) own")  # o
 
 
 def inside(protocol: Any) -> str:
-    """What a user runs, where that is another public mechanism."""
+    """What a user runs, where that is another public mechanism; of a release its channel, and what is inside of it."""
+    channel = getattr(protocol, "channel", None)
+    if channel is not None:
+        return f" of {type(channel).__name__}{inside(channel)}"
     parts = (type(getattr(protocol, name, None)) for name in ("client", "law"))
     return next((f" of {part.__name__}" for part in parts if part.__module__.startswith("torchdp")), "")
 

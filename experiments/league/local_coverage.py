@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import torch
 from contest import Cell
-from pairwise_methods import STATISTICS, of_messages, quietly
+from pairwise_methods import STATISTICS, quietly
 from query_methods import WORKLOADS
 from torch import Tensor
 
-from torchdp import pairwise, queries
+from torchdp import queries
 from torchdp.protocol import Estimate, Objective, Protocol
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns
@@ -75,12 +75,11 @@ def cells(config: Config) -> Iterator[Cell]:
 
 
 def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[str, Protocol[Tensor]]:
-    """The first candidate whose estimates are drawn without every message."""
-    if task in ASKED:
-        choice = queries.choose(workload(task, k), n, epsilon, Objective.MEAN)
-    else:
-        choice = pairwise.choose(STATISTICS[task](k), n, epsilon)
-    return next((one.name, one.protocol) for one in choice.candidates if not of_messages(one.protocol))
+    """The first candidate."""
+    question = workload(task, k) if task in ASKED else STATISTICS[task](k)
+    choice = queries.choose(question, n, epsilon, objective=Objective.MEAN)
+    first = choice.candidates[0]
+    return first.name, first.protocol
 
 
 def covered(found: Estimate, truth: Tensor) -> Tensor:

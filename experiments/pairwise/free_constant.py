@@ -18,6 +18,7 @@ import torch
 
 from torchdp import pairwise, workloads
 from torchdp.factorization import free_constant, signature_form
+from torchdp.queries import LocalFactorization
 from torchdp.simulate import Experiment, Report
 
 EPSILON, USERS = 1.0, 10**6
@@ -47,7 +48,7 @@ def measure(config: Config, report: Report) -> None:
         as_it_is = pairwise.PairwiseStatistic(name, points, form, pairs=pairwise.Pairs.ALL)
         moved = pairwise.from_kernel(W, pairs=pairwise.Pairs.ALL)
         errors = [
-            float(pairwise.OneMessage(statistic, EPSILON).predicted_mse(histogram / k * USERS)) ** 0.5
+            float(LocalFactorization.of(statistic, EPSILON).predicted_mse(histogram / k * USERS)) ** 0.5
             for statistic in (as_it_is, moved)
         ]
         signs = moved.form.weights.sign()

@@ -78,9 +78,7 @@ def histograms(name: str, k: int) -> dict[str, Tensor]:
 
 def chosen(statistic: PairwiseStatistic | ShareFunction, n: int, epsilon: float, search: bool) -> Any:
     """The best candidate, as ``torchdp estimate`` would take it."""
-    if isinstance(statistic, ShareFunction):
-        return queries.choose_function(statistic, n, epsilon, search=search).candidates[0]
-    return pairwise.choose(statistic, n, epsilon, search=search).candidates[0]
+    return queries.choose(statistic, n, epsilon, search=search).candidates[0]
 
 
 def cell(protocol: Protocol[Any], summary: Any, entry: tuple[int, ...], trials: int) -> dict[str, float]:

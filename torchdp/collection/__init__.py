@@ -2,8 +2,10 @@
 
 >>> import torch
 >>> from torchdp.collection import Collection
->>> from torchdp.pairwise import OneMessage, unequal
->>> protocol, x = OneMessage(unequal(3), 1.0), torch.tensor([0, 2, 1, 1])
+>>> from torchdp.pairwise import unequal
+>>> from torchdp.queries import LocalFactorization
+>>> protocol = LocalFactorization.of(unequal(3), 1.0)
+>>> x = torch.tensor([0, 2, 1, 1])
 >>> votes = Collection.of(protocol).add("monday", protocol.tally(protocol.randomize(x)))
 >>> votes.estimate().n
 4

@@ -26,7 +26,7 @@ def from_kernel(
     """The statistic of any symmetric kernel matrix f, (k, k), by its certified gamma_2 signature factorization.
 
     Of many kernels (*answer, k, k): their points beside each other, so that one message serves all. Where users report
-    their types, as to :class:`PairReports`, each kernel's error is what it is alone; a message of vectors
+    their types, as to ``queries.LocalOracle``, each kernel's error is what it is alone; a message of vectors
     has the noise of all the kernels' radii.
 
     The points are the columns of R in f + c 1 1^T = R^T J R, with the free constant c that makes gamma_2 least, so

@@ -94,7 +94,8 @@ def choose(
             the squared error; None: the question's own, ``question.histograms``, or the worst data of linear queries.
         tol: relative gap of the factorizations.
         search: False leaves out the candidates that take seconds, the strategies.
-        unbiased, ordered: of linear queries, as in :func:`choose_linear`.
+        unbiased: of linear queries, as in :func:`choose_linear`.
+        ordered: likewise.
 
     Raises TypeError, ValueError.
     Guarantees: the best's own; nothing is read from data.

@@ -24,8 +24,8 @@ class TwoRound(PairsInRounds):
 
     With a the mean answer the estimate is a + (1 - 2t)(b^T J b - v tr J/n), whose error is
     2 (1 - t) s^T J Z + (1 - 2t)(Z^T J Z - v tr J/n) + the answers' noise. At t = 1 the first term is gone, and with it
-    gamma_2 from the leading error; t = 1/2 removes the second (the reduction to linear queries); t -> 0 is OneMessage.
-    With v, z_i and s, here the sum of the vectors, as in OneMessage, p = 2 (1 - t) and q = 1 - 2t, exactly but for
+    gamma_2 from the leading error; t = 1/2 removes the second (the reduction to linear queries); t -> 0 is one message.
+    With v, z_i and s, here the sum of the vectors, as of one message, p = 2 (1 - t) and q = 1 - 2t, exactly but for
     the last term,
     n^4 Var = p^2 n v ||J s||^2 + 2 q^2 n^2 v^2 sum weights^2 + sum_i {2 p q E[s^T J z_i z_i^T J z_i]
     + q^2 (Var(z_i^T J z_i) - 2 v^2 sum weights^2)} + n^2 E half_width^2 sum_users (variance of a response).

@@ -1,0 +1,62 @@
+"""Quadratic forms that a channel reads off a given tally, beside the formula; nothing is drawn."""
+
+import pytest
+import torch
+
+from torchdp import pairwise
+from torchdp.protocol import Tally
+from torchdp.queries import (
+    CentralFactorization,
+    CentralLaplace,
+    FactoredQueries,
+    LocalFactorization,
+    Several,
+    Twice,
+)
+
+POINTS = torch.tensor([[0.0, 1.0], [1.0, 1.0], [2.0, -1.0]], dtype=torch.float64)
+WEIGHTS = torch.tensor([2.0, -1.0], dtype=torch.float64)
+LINEAR = torch.tensor([0.5, 3.0], dtype=torch.float64)
+MEAN = torch.tensor([0.75, 0.25], dtype=torch.float64)  # of the users' vectors
+N = 4
+QUERIES = FactoredQueries.vectors(POINTS)
+
+
+@pytest.mark.parametrize(
+    "channel",
+    [
+        LocalFactorization.calibrated(QUERIES, epsilon=1.0),
+        CentralFactorization(QUERIES, 1.0, 1e-6),
+        CentralLaplace(QUERIES, 1.0),
+    ],
+    ids=lambda channel: type(channel).__name__,
+)
+def test_the_mean_square_of_the_noise_comes_off(channel):
+    sums = (N * MEAN).to(channel.layout["sum"][1])
+    users = N if channel.power == 1 else N**2
+    square = MEAN.square() - channel.noise / users
+    expected = WEIGHTS @ square + LINEAR @ MEAN
+    torch.testing.assert_close(channel.form(Tally(N, {"sum": sums}), WEIGHTS, LINEAR), expected)
+
+
+def two_messages(apart):
+    """The tally of means that lie so far from MEAN on either side."""
+    return Tally(N, {"first": N * (MEAN + apart), "second": N * (MEAN - apart)})
+
+
+def test_two_messages_are_multiplied_one_by_the_other():
+    channel, apart = Twice(QUERIES, 1.0), torch.tensor([0.5, -0.25], dtype=torch.float64)
+    expected = WEIGHTS @ (MEAN + apart).mul(MEAN - apart) + LINEAR @ MEAN
+    torch.testing.assert_close(channel.form(two_messages(apart), WEIGHTS, LINEAR), expected)
+
+
+@pytest.mark.parametrize("kind", [Twice, LocalFactorization])
+def test_the_joint_covariance_of_pairs_holds_the_variance_of_each(kind):
+    """Also where the noise is all quadratic: at users whose mean vector is 0."""
+    gini = pairwise.absolute_difference(3)
+    both = Several((gini, pairwise.unequal(3)))
+    release = kind.of(both, 1.0)
+    zeros = {name: torch.zeros(shape, dtype=dtype) for name, (shape, dtype) in release.layout.items()}
+    found = release.analyse(Tally(N, zeros))
+    own = found.standard_error.square()
+    torch.testing.assert_close(found.covariance().diagonal(), own)
