@@ -82,9 +82,7 @@ def histograms(name: str, k: int) -> dict[str, Tensor]:
 
 def chosen(statistic: PairwiseStatistic | ShareFunction, n: int, epsilon: float, search: bool) -> Any:
     """The best candidate, as ``torchdp estimate`` would take it."""
-    if isinstance(statistic, ShareFunction):
-        return queries.choose_function(statistic, n, epsilon, search=search).candidates[0]
-    return pairwise.choose(statistic, n, epsilon, search=search).candidates[0]
+    return queries.choose(statistic, n, epsilon, search=search).candidates[0]
 
 
 def cell(protocol: Protocol[Any], summary: Any, entry: tuple[int, ...], trials: int) -> dict[str, float]:
@@ -109,19 +107,19 @@ def marked(row: dict[str, Any], limits: tuple[float, float] | None) -> bool:
 
 
 def covariances(config: Config, report: Report) -> None:
-    """Of two numbers: by every candidate, the first (optimised strategies, the more steps the better) to the last."""
+    """Of two numbers, by a vector of numbers and products."""
     generator = keyed_generator(b"numbers", "cpu")
     x = torch.as_tensor(torch.rand(40, 2, dtype=torch.float64, device="cpu", generator=generator))
     x[:, 1] = (x[:, 0] + x[:, 1]) / 2
     box = Box(torch.zeros(2), torch.ones(2))
     for epsilon in config.epsilons:
+        protocol = mean.LocalCovariance.calibrated(box, epsilon=epsilon)
         for n in config.users:
             crowd = Crowd(x, torch.full((40,), n // 40))
-            for each in mean.choose_covariance(box, n, epsilon).candidates:
-                for name, entry in (("variance", (0, 0)), ("covariance", (0, 1))):
-                    row = cell(each.protocol, crowd, entry, config.trials)
-                    keys = {"statistic": name, "histogram": "related", "n": n, "epsilon": epsilon}
-                    report.row("cells", **keys, protocol=each.name, **row, marked=True)
+            for name, entry in (("variance", (0, 0)), ("covariance", (0, 1))):
+                row = cell(protocol, crowd, entry, config.trials)
+                keys = {"statistic": name, "histogram": "related", "n": n, "epsilon": epsilon}
+                report.row("cells", **keys, protocol="LocalCovariance", **row, marked=True)
 
 
 def measure(config: Config, report: Report) -> None:

@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,12 +14,10 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
 from torchdp.mean.gaussian import MeanProtocol
 from torchdp.mean.moments import Covariance, symmetric
-from torchdp.protocol import Crowd, Estimate, Layout, MessageProtocol, Objective, Relay, Tally, Users
+from torchdp.protocol import Crowd, Estimate, Layout, Objective, Relay, Tally, Users
 from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
-
-C = TypeVar("C", bound=MessageProtocol)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,41 +98,11 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         return min(by_power, widest * len(rows) ** (1 / p), euclidean)
 
 
-class OfCovariance(Relay[Crowd, Tensor, C]):
-    """The covariance of the users' own numbers in a box, divisor n. x: (n, d); a summary is a ``Crowd``."""
-
-    domain: Box
-
-    def _refuse_flat(self) -> None:
-        """Raises TypeError, ValueError where the box has no width."""
-        if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
-            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
-
-    @property
-    def half(self) -> Tensor:
-        """Half the widths of the box, (d,)."""
-        return (self.domain.high - self.domain.low) / 2
-
-    @property
-    def held(self) -> tuple[int]:
-        return (self.domain.dimension,)
-
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
-        return self.domain.validate(super().validate(x))
-
-    def exact(self, summary: Crowd) -> Tensor:
-        """The users' own covariance, divisor n: (d, d)."""
-        return self.validate_summary(summary).covariance
-
-    def scaled(self, x: Tensor) -> Tensor:
-        """w in [-1, 1], float64, (n, d)."""
-        return ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
-
-
 @dataclass(frozen=True, eq=False)
-class LocalCovariance(OfCovariance[BallRandomizer]):
-    """Users randomize their numbers and products of these as one vector; the analyst subtracts the square of the mean.
+class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
+    """Covariance of the users' own numbers in a box, divisor n, from one vector of numbers and their products.
+
+    The analyst subtracts the square of the mean.
 
     With w in [-1, 1]^d the scaled numbers a user shows t w, e (w_i^2 - c) and 2^{1/2} w_i w_j, i < j. The squared norm
     is convex in each w_i^2, so it is largest at corners, and convex in how many of these are 1: all or none. With
@@ -155,7 +122,8 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
     client: BallRandomizer
 
     def __post_init__(self) -> None:
-        self._refuse_flat()
+        if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
+            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
         d = self.domain.dimension
         if check_client(self.client, d + d * (d + 1) // 2, self.radius(d)).moments.outer != 0:
             raise ValueError("client must have the same noise along the point as across it, such as PrivUnit")
@@ -180,6 +148,23 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
         _, own, c = LocalCovariance.weights(d)
         return c * math.sqrt(own * d)
 
+    @property
+    def half(self) -> Tensor:
+        """Half the widths of the box, (d,)."""
+        return (self.domain.high - self.domain.low) / 2
+
+    @property
+    def held(self) -> tuple[int]:
+        return (self.domain.dimension,)
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
+        return self.domain.validate(super().validate(x))
+
+    def exact(self, summary: Crowd) -> Tensor:
+        """The users' own covariance, divisor n: (d, d)."""
+        return self.validate_summary(summary).covariance
+
     @cached_property
     def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and weights of the products, (d (d + 1)/2,) each."""
@@ -192,7 +177,7 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
     def client_input(self, x: Tensor) -> Tensor:
         """Numbers and products, (n, d + d (d + 1)/2)."""
         square, _, c = self.weights(self.domain.dimension)
-        w = self.scaled(x)
+        w = ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
         rows, columns, weight = self._pairs
         products = (w[:, rows] * w[:, columns] - c * (rows == columns).double()) * weight
         return torch.cat([math.sqrt(square) * w, products], 1)
