@@ -30,7 +30,10 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("choosing.md", 0): HEAD
     + r"optimised strategy[\s\S]*local.*exactly.*\ncandidate.*\nsums, discrete Laplace +0\.0005[56]\d* +a curator"
     r"[\s\S]*\n +10000 users: 0\.02.*\n.*0\.00",
-    ("choosing.md", 1): r"8 bins: at most 0\.\d+\n16 bins[\s\S]*64 bins: at most 0\.\d+\n$",
+    ("choosing.md", 1): r"local: .*, error 0\.0\d*; local diff.*\nshuffle: .*, error 0\.000\d*; shuffle diff.*\n"
+    r"curator: .*, error 0\.000\d*; central diff",
+    ("choosing.md", 2): HEAD + r"[\s\S]*\(tensor[\s\S]*torch\.Size\(\[9, 9\]\)",
+    ("choosing.md", 3): r"8 bins: at most 0\.\d+\n16 bins[\s\S]*64 bins: at most 0\.\d+\n$",
     ("densities.md", 0): r"candidate[\s\S]* waves[\s\S]*at most epsilon = 1, delta = 1e-06",
     ("densities.md", 1): r"0\.2703\d*\n5\.\d+ .*at most epsilon = 1, delta = 1e-06[\s\S]*tensor[\s\S]*\n4\.\d+\n",
     ("batches.md", 0): r"tensor\(\[\[3\.7\d+.*\n[\s\S]*float64\)\n3\.73\d*\n"
@@ -41,14 +44,16 @@ PRINTED = {  # a page and one of its blocks: what it prints
     ("norms.md", 0): r"tensor\(2\.1114, dtype=torch\.float64\)",
     ("norms.md", 1): r"tensor\(3\.89\d+, .*torch\.Size\(\[20000, 1\]\)\ntensor\(0\.00",
     ("queries.md", 0): HEAD + r"optimised strategy[\s\S]*local differential privacy, exactly",
-    ("queries.md", 1): r"linear-transform.*\ntensor\(1\.000.*\ntensor\(1\.25",
-    ("queries.md", 2): r"tensor[\s\S]*local differential privacy, .*epsilon = 4\ntensor\(0\.[5-8]",
-    ("queries.md", 3): r"all 16 held 0\.5\d+, width 0\.0038\d\nall 16 held 0\.95\d, width 0\.0057\d\n",
+    ("queries.md", 1): r"(LocalOracle [\s\S]*?ShuffledQueries [\s\S]*?CentralLaplace [\s\S]*?){3}",
+    ("queries.md", 2): r"0\.0092\d*\n0\.0106\d*\n0\.00028\d*\n0\.0023\d*\n",
+    ("queries.md", 3): r"linear-transform.*\ntensor\(1\.000.*\ntensor\(1\.25",
+    ("queries.md", 4): r"tensor[\s\S]*local differential privacy, .*epsilon = 4\ntensor\(0\.[5-8]",
+    ("queries.md", 5): r"all 16 held 0\.5\d+, width 0\.0038\d\nall 16 held 0\.95\d, width 0\.0057\d\n",
     ("release.md", 0): r"\d+ bytes from three users\n5000 users; 8 intervals; local differential privacy, exactly",
     ("sweeps.md", 0): r"$",  # tests/cli/test_sweep_command.py runs its sweep
     ("table.md", 0): r" +value +standard_error +low +high\ntown +\nBasel( +0\.\d+){4}\nBern",
     ("table.md", 1): r"local differential privacy, at most epsilon = 1",
-    ("table.md", 2): r"[\s\S]*one message",
+    ("table.md", 2): r"[\s\S]*vectors, PrivUnit",
     ("table.md", 3): r"tensor\(0\.[56]\d+, dtype=torch\.float64\) \(tensor",
     ("table.md", 4): r"0\.[78]\d of the others are right; central differential privacy, at most epsilon = 2",
     ("training.md", 0): HEAD + r"(Poisson|cyclic|fixed)[\s\S]*central differential privacy, at most epsilon = ",

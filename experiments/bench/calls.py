@@ -14,6 +14,7 @@ from harness import Case, Run, Work
 from torchdp import (
     pairwise,
     privacy,
+    queries,
     randomizers,
     regression,
     secure,
@@ -74,7 +75,7 @@ def steps() -> dict[str, tuple[Run, Run]]:
     subsets = randomizers.SubsetSelection(16, 1.0)
     hadamard = randomizers.HadamardResponse(16, 1.0)
     directions = randomizers.PrivUnit(64, 4.0)
-    pairs = pairwise.OneMessage(pairwise.absolute_difference(16), 1.0)
+    pairs = queries.LocalFactorization.of(pairwise.absolute_difference(16), 1.0)
     rounded = RoundedNormal(64.0)
     crowd = randomizers.RandomizedResponse(64, 1.0)
     prefix = workloads.prefix(32)
@@ -107,7 +108,7 @@ def steps() -> dict[str, tuple[Run, Run]]:
         "SubsetSelection.estimate": (lambda: subsets.estimate(few, noise=noise), normals),
         "HadamardResponse.estimate": (lambda: hadamard.estimate(few, noise=noise), normals),
         "PrivUnit.estimate": (lambda: directions.estimate(vectors, noise=noise), normals),
-        "OneMessage.estimate": (lambda: pairs.estimate(few, noise=noise), normals),
+        "LocalFactorization of pairs": (lambda: pairs.estimate(few, noise=noise), normals),
         "sample_estimate of 6e8": (lambda: crowd.sample_estimate(counts, generator=generator), small_calls),
         "factorize, mean": (lambda: factorize(prefix, p=2, tol=1e-6), small_calls),
         "factorize, max": (lambda: factorize(prefix, p=torch.inf, tol=1e-6), small_calls),

@@ -22,7 +22,7 @@ from torchdp import domains, mean, pairwise, queries, workloads
 from torchdp.collection import difference
 from torchdp.collection.comparison import Difference
 from torchdp.protocol import Estimate
-from torchdp.queries import CentralFactorization, FactoredQueries
+from torchdp.queries import CentralFactorization, FactoredQueries, LocalFactorization
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
@@ -94,7 +94,7 @@ def measure(config: Config, report: Report) -> None:
     generator = keyed_generator(b"numbers")
     samples = [of_numbers(both, config, generator) for _ in range(2)]
     row("mean beside its variance", "curator", *(each.mean for each in samples))
-    types("equal pairs", "local, epsilon = 8", pairwise.OneMessage(pairwise.unequal(TYPES), 8.0), UNEVEN)
+    types("equal pairs", "local, epsilon = 8", LocalFactorization.of(pairwise.unequal(TYPES), 8.0), UNEVEN)
     samples = [of_numbers(alone, config, generator) for _ in range(2)]
     row("mean alone", "curator", *samples)
     values = torch.linspace(0, 1, TYPES, dtype=torch.float64)[None]

@@ -3,9 +3,9 @@
 Paper: Ghazi, Kamath, Kumar, Manurangsi, Sealfon (2023), Lemmas 11 to 13 (no figures there).
 Command:  python experiments/factorization/rank.py
 Expected: at equal rank and distortion, training has the least norm, and truncation beats the projection in both; the
-    rank that Lemma 12 guarantees is above the matrix's own for prefix sums 64. Under OneMessage a smooth kernel's error
-    falls with the rank chosen by predicted error, and again (averaged over the two histograms) with points and weights
-    trained on it.
+    rank that Lemma 12 guarantees is above the matrix's own for prefix sums 64. With one message a smooth kernel's
+    error falls with the rank chosen by predicted error, and again (averaged over the two histograms) with points and
+    weights trained on it.
 Pairwise errors are bounds on the mean squared error: variance at that histogram + the bias's largest entry, squared.
 Output: results/factorization/rank/reductions.csv and protocol.csv.
 Artifact: Ghazi et al. (2023) | Lemmas 11 to 13
@@ -28,6 +28,7 @@ from torchdp.factorization import (
     train,
     truncate,
 )
+from torchdp.queries import LocalFactorization
 from torchdp.randomizers import PrivUnit
 from torchdp.simulate import Experiment, Report
 
@@ -77,7 +78,7 @@ def bound(
     statistic: pairwise.PairwiseStatistic, kernel: Tensor, histograms: Tensor, n: int, epsilon: float
 ) -> Tensor:
     """Variance at each histogram + the largest entry of the bias, squared."""
-    protocol = pairwise.OneMessage(statistic, epsilon)
+    protocol = LocalFactorization.of(statistic, epsilon)
     bias = float((statistic.kernel(statistic.form) - kernel).abs().max())
     return torch.tensor([float(protocol.predicted_mse(h * n)) + bias**2 for h in histograms], dtype=torch.float64)
 
@@ -97,7 +98,7 @@ def truncated(base: pairwise.PairwiseStatistic, rank: int) -> pairwise.PairwiseS
 def trained(
     W: Tensor, rank: int, histograms: Tensor, n: int, variance: float, steps: int
 ) -> tuple[Tensor, Tensor]:
-    """(right, weights) of W, trained on OneMessage's leading variance, averaged over the histograms, + bias squared."""
+    """(right, weights) of W, trained on its leading variance, averaged over the histograms, + bias squared."""
     module = LowRankRelaxation(W, rank, symmetric=True)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.02, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
@@ -129,7 +130,7 @@ def protocol_rank(config: Config, report: Report) -> None:
     base = pairwise.from_kernel(kernel, tol=1e-4, pairs=pairwise.Pairs.ALL)
     W = kernel - base.form.constant
     report.say(
-        f"\nGaussian kernel on {k} points, OneMessage: bound on the error at a peaked and at the flat histogram"
+        f"\nGaussian kernel on {k} points, one message: bound on the error at a peaked and at the flat histogram"
     )
     for epsilon, n in ((float(a), int(b)) for a, b in (case.split(",") for case in config.cases)):
         cuts = [truncated(base, rank) for rank in range(1, base.dim + 1)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 from contest import Cell
-from pairwise_methods import of_messages, quietly
+from pairwise_methods import quietly
 from torch import Tensor
 
 from torchdp import pairwise, queries, workloads
@@ -83,12 +83,11 @@ def cells(config: Config) -> Iterator[Cell]:
 
 
 def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[str, Protocol[Tensor]]:
-    """The first candidate whose law is drawn without every message."""
-    if task in WORKLOADS:
-        choice = queries.choose(WORKLOADS[task](k), n, epsilon, Objective.MEAN)
-    else:
-        choice = pairwise.choose(STATISTICS[task](k), n, epsilon)
-    return next((one.name, one.protocol) for one in choice.candidates if not of_messages(one.protocol))
+    """The first candidate."""
+    question = (WORKLOADS | STATISTICS)[task](k)
+    choice = queries.choose(question, n, epsilon, objective=Objective.MEAN)
+    first = choice.candidates[0]
+    return first.name, first.protocol
 
 
 def covered(found: Estimate, truth: Tensor) -> Tensor:

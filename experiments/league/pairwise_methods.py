@@ -11,9 +11,10 @@ import torch
 from contest import Cell, Method, Squares, shares
 from frequency_peers import norm_sub
 
-from torchdp import pairwise
-from torchdp.pairwise import PairReports, PairwiseProtocol, PairwiseStatistic
+from torchdp import pairwise, queries
+from torchdp.pairwise import PairwiseStatistic
 from torchdp.protocol import Choice
+from torchdp.queries import LocalOracle, MessageRelease
 from torchdp.randomizers import strategy_lower_bound
 from torchdp.randomness import keyed_generator
 
@@ -24,7 +25,6 @@ STATISTICS: dict[str, Callable[[int], PairwiseStatistic]] = {
     "AUC": lambda k: pairwise.auc(k // 2),
 }
 AFTERWARDS = ("consistent",)  # the mean vector that is nearest to the estimated one among those of histograms
-MESSAGES = 2**28  # numbers in all their messages: fewer trials
 BOUNDED = 32  # types up to which the program of the lower bound is solved
 BINS = (4, 8, 16, 64)  # tried in hindsight
 
@@ -33,7 +33,7 @@ BINS = (4, 8, 16, 64)  # tried in hindsight
 def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[PairwiseStatistic, Choice]:
     """The statistic, and the choice with every setting as it comes."""
     statistic = STATISTICS[task](k)
-    return statistic, pairwise.choose(statistic, n, epsilon)
+    return statistic, queries.choose(statistic, n, epsilon)
 
 
 def binned(task: str, k: int, most: int) -> tuple[str, np.ndarray]:
@@ -90,18 +90,16 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
         value = value.nan_to_num(statistic.offset)
         return {"": (value - truth).square(), "clipped": (value.clamp(*limits) - truth).square()}
 
-    def ours(name: str, side: str, protocol: PairwiseProtocol) -> Method:
+    def ours(name: str, side: str, protocol: MessageRelease) -> Method:
         def draw(trials: int) -> Squares:
-            if of_messages(protocol):
-                trials = max(50, min(trials, MESSAGES // (cell.n * cell.k)))
             tally = protocol.sample_tally(counts, generator=generator, sample_shape=(trials,))
             found = squares(protocol.analyse(tally).value)
             if side != "chosen":
                 return found
             value = pairwise.consistent(protocol, tally, tol=1e-7).value
             found["consistent"] = squares(value)["clipped"]
-            if isinstance(protocol, PairReports):
-                plausible = norm_sub((protocol.decoded(tally) / tally.n).cpu().numpy())
+            if isinstance(protocol.channel, LocalOracle):
+                plausible = norm_sub(protocol.channel.shares(tally).cpu().numpy())
                 found["Norm-Sub"] = squares(plugged(torch.as_tensor(plausible)))["clipped"]
             for words, bins, own in same_bins:
                 held = (torch.as_tensor(bins) @ counts.double()).long()
@@ -126,18 +124,12 @@ def methods(cell: Cell) -> tuple[list[Method], Choice]:
 
     first, *rest = choice.candidates
     same_bins = [(words, bins, quietly(alike)(cell, bins)) for words, bins in rule(cell)]
-    drawn = [one for one in rest if not of_messages(one.protocol)]
-    second = min(drawn, key=lambda one: error(one.protocol))
+    second = min(rest, key=lambda one: error(one.protocol))
     found = [ours(first.name, "chosen", first.protocol), ours(second.name, "own", second.protocol)]
     return [*found, *(theirs(*each) for each in published(cell))], choice
 
 
-def of_messages(protocol: PairwiseProtocol) -> bool:
-    """Whether draws take as long as there are users."""
-    return isinstance(protocol, PairReports) and not protocol.listed
-
-
-def alike(cell: Cell, bins: np.ndarray) -> PairwiseProtocol:
+def alike(cell: Cell, bins: np.ndarray) -> MessageRelease:
     """Chosen for the statistic on these bins, (bins, k)."""
     even = torch.as_tensor(bins / bins.sum(1, keepdims=True))
     if cell.task == "AUC":
@@ -145,8 +137,7 @@ def alike(cell: Cell, bins: np.ndarray) -> PairwiseProtocol:
     else:
         statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
         small = pairwise.from_kernel(even @ statistic.kernel(statistic.form) @ even.mT)
-    found = pairwise.choose(small, cell.n, cell.epsilon).candidates
-    return next(one.protocol for one in found if not of_messages(one.protocol))
+    return queries.choose(small, cell.n, cell.epsilon).candidates[0].protocol
 
 
 def quietly(call: Callable) -> Callable:
@@ -167,7 +158,7 @@ def bound(cell: Cell) -> float:
     """
     statistic, _ = chosen(cell.task, cell.k, cell.n, cell.epsilon)
     h = shares(cell.data, cell.k)
-    simple = pairwise.lower_bound(statistic, cell.n, cell.epsilon, h)
+    simple = statistic.bound(cell.n, cell.epsilon, h)
     if cell.k > BOUNDED or statistic.denominator is not None or simple < 1e-9:
         return simple
     query = statistic.kernel(statistic.form) @ h

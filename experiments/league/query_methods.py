@@ -38,7 +38,7 @@ LARGE = 256  # types beyond which the slowest peer is left out
 def chosen(task: str, k: int, n: int, epsilon: float) -> tuple[Tensor, Choice]:
     """The workload, and the choice with every setting as it comes."""
     W = WORKLOADS[task](k).dense()
-    return W, choose(W, n, epsilon, Objective.MEAN)
+    return W, choose(W, n, epsilon, objective=Objective.MEAN)
 
 
 @functools.lru_cache(2)

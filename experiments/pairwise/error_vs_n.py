@@ -15,14 +15,14 @@ Time: about 4 minutes on 2 CPU cores; --smoke in seconds.
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdp import cli, pairwise, randomizers
+from torchdp import cli, pairwise, queries, randomizers
 from torchdp.simulate import Row, Sweep, Trial, error_curves
 from torchdp.simulate.plots import ratio_strip
 
@@ -40,10 +40,17 @@ class Config:
 
 FULL = Config()
 SMOKE = Config(("gini-diversity", "kendall", "auc"), 8, 3, (10**4, 10**6), (1.0,), trials=50, block_size=50)
+
+
+def responses(question: pairwise.PairwiseStatistic, epsilon: float) -> Any:
+    """By randomized response."""
+    return queries.LocalOracle.of(question, randomizers.RandomizedResponse(question.types, epsilon))
+
+
 PROTOCOLS = {
-    "one-message": pairwise.OneMessage,
-    "two-message": pairwise.TwoMessage,
-    "randomized-response": partial(pairwise.PairReports, client=randomizers.RandomizedResponse),
+    "one-message": queries.LocalFactorization.of,
+    "two-message": queries.Twice.of,
+    "randomized-response": responses,
 }
 
 

@@ -15,6 +15,7 @@ import torch
 
 from torchdp import pairwise, workloads
 from torchdp.factorization import free_constant, signature_form
+from torchdp.queries import LocalFactorization
 from torchdp.simulate import Experiment, Report
 
 EPSILON, USERS = 1.0, 10**6
@@ -43,7 +44,7 @@ def measure(config: Config, report: Report) -> None:
         form, points = pairwise.Form(plain.signature), plain.right.mT.contiguous()
         as_it_is = pairwise.PairwiseStatistic(name, points, form, pairs=pairwise.Pairs.ALL)
         errors = [
-            float(pairwise.OneMessage(statistic, EPSILON).predicted_mse(histogram / k * USERS)) ** 0.5
+            float(LocalFactorization.of(statistic, EPSILON).predicted_mse(histogram / k * USERS)) ** 0.5
             for statistic in (as_it_is, pairwise.from_kernel(W, pairs=pairwise.Pairs.ALL))
         ]
         report.row(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from torchdp import pairwise, simulate
+from torchdp.queries import LocalFactorization, MessageRelease, Twice
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
 
@@ -43,11 +44,11 @@ def measure(config: Config, report: Report) -> None:
 
     predicted, measured = {}, {}
     report.say(f"Gini's mean difference on {k} types, epsilon = {config.epsilon:g}, n = {n}, Zipf histogram")
-    for kind in (pairwise.TwoMessage, pairwise.OneMessage):
-        protocol = kind(statistic, config.epsilon)
+    for kind in (Twice, LocalFactorization):
+        protocol = kind.of(statistic, config.epsilon)
 
         def squared_error(
-            generator: torch.Generator, size: int, protocol: pairwise.PairwiseProtocol = protocol
+            generator: torch.Generator, size: int, protocol: MessageRelease = protocol
         ) -> torch.Tensor:
             estimate = protocol.sample_estimate(counts, generator=generator, sample_shape=(size,))
             return (estimate.value - truth).square()
@@ -66,16 +67,16 @@ def measure(config: Config, report: Report) -> None:
             high=high,
             ratio=result.moments.mean / predicted[kind],
         )
-    two, one = measured[pairwise.TwoMessage], measured[pairwise.OneMessage]
+    two, one = measured[Twice], measured[LocalFactorization]
     ratio = two.mean / one.mean
     error = ratio * ((two.standard_error / two.mean) ** 2 + (one.standard_error / one.mean) ** 2) ** 0.5
     report.say("\nMSE of two messages / MSE of one")
-    gain = predicted[pairwise.TwoMessage] / predicted[pairwise.OneMessage]
+    gain = predicted[Twice] / predicted[LocalFactorization]
     report.row("gain", predicted=gain, measured=ratio, half_width=1.96 * error)
 
     many = counts * (config.many // n)
     start = time.perf_counter()
-    protocol = pairwise.OneMessage(statistic, config.epsilon)
+    protocol = LocalFactorization.of(statistic, config.epsilon)
     answer = protocol.sample_estimate(many, generator=keyed_generator(b"large domain"))
     seconds = time.perf_counter() - start
     report.say(f"\none message, {torch.get_num_threads()} threads")

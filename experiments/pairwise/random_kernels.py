@@ -24,15 +24,17 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import PairReports, Pairs, PairwiseProtocol, PairwiseStatistic, TwoRound
+from torchdp.pairwise import Pairs, PairwiseStatistic, TwoRound
 from torchdp.protocol.interval import ErrorParts, interval
 from torchdp.protocol.quadratic import QuadraticError
-from torchdp.randomizers import RandomizedResponse
+from torchdp.queries import LocalFactorization, LocalOracle, Twice
+from torchdp.randomizers import RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns
 from torchdp.simulate.report import read_table
@@ -40,7 +42,7 @@ from torchdp.threads import on_host
 
 KINDS = ("plain", "indefinite", "one frequent", "near stationary", "stationary")
 PROTOCOLS = ("randomized response", "one message", "two messages", "subsets", "strategy", "two rounds")
-FEW = 3_000  # users, at most, of protocols whose distribution is drawn from messages
+FEW = 3_000  # users, at most, of reports of subsets
 GROUPS = (  # w and its mean in standard deviations: of one coordinate, of each of so many others
     ((1.0, 1.3), (0.047, 0.0), 60),
     ((1.0, 1.3), (0.047, 0.38), 22),
@@ -83,7 +85,7 @@ class Cell:
         counts[0] += self.users - int(counts.sum())
         return counts
 
-    def made(self, generator: torch.Generator) -> PairwiseProtocol:
+    def made(self, generator: torch.Generator) -> Any:
         pairs = (
             Pairs.ALL
             if self.protocol in ("one message", "two messages", "two rounds") and self.below is None
@@ -96,16 +98,21 @@ class Cell:
             k = len(self.shares)
             prior = None if self.below is None else torch.full((k,), 1 / k, dtype=torch.float64)
             made = {"prior": prior, "generator": generator, "steps": 60}
-            return PairReports.tuned(statistic, self.users, self.epsilon, **made)
+            return LocalOracle.tuned(statistic, self.users, self.epsilon, **made)
         if self.protocol == "two rounds":
             return TwoRound.tuned(statistic, self.users, self.epsilon)
         kinds = {
-            "randomized response": partial(PairReports, client=RandomizedResponse),
-            "one message": pairwise.OneMessage,
-            "two messages": pairwise.TwoMessage,
-            "subsets": PairReports,
+            "randomized response": partial(reports, kind=RandomizedResponse),
+            "one message": LocalFactorization.of,
+            "two messages": Twice.of,
+            "subsets": partial(reports, kind=SubsetSelection),
         }
         return kinds[self.protocol](statistic, self.epsilon)
+
+
+def reports(statistic: PairwiseStatistic, epsilon: float, kind: Any) -> Any:
+    """By an oracle of this kind."""
+    return LocalOracle.of(statistic, kind(statistic.types, epsilon))
 
 
 def pick(options: tuple, generator: torch.Generator) -> object:
@@ -166,9 +173,7 @@ def holds(ends: tuple[Tensor, Tensor], truth: Tensor) -> float:
     return float(((ends[0] <= truth + room) & (truth <= ends[1] + room)).double().mean())
 
 
-def judged(
-    protocol: PairwiseProtocol, counts: Tensor, trials: int, generator: torch.Generator
-) -> dict[str, float]:
+def judged(protocol: Any, counts: Tensor, trials: int, generator: torch.Generator) -> dict[str, float]:
     """Coverage of the intervals and of the normal ones, and the ratio of their mean widths."""
     found = protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,))
     truth, ends = protocol.exact(counts), found.interval()
@@ -184,7 +189,7 @@ def limits(kind: str) -> tuple[float, float]:
 def measure_cells(config: Config, report: Report) -> None:
     for index, (cell, generator) in enumerate(cells(config)):
         protocol = cell.made(generator)
-        slow = cell.protocol == "subsets"  # drawn from the messages of all users
+        slow = cell.protocol == "subsets"  # a draw takes k log k binomials
         trials = config.trials // 2 if slow else config.trials
         found = judged(protocol, cell.counts, trials, generator)
         least, largest = limits(cell.kind)

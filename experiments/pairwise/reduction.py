@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchdp.pairwise import OneMessage, TwoMessage
+from torchdp.pairwise import PairwiseStatistic
+from torchdp.queries import MessageRelease
 
 
 def linear_queries(
-    protocol: OneMessage | TwoMessage,
+    protocol: MessageRelease[PairwiseStatistic],
     counts: Tensor,
     *,
     generator: torch.Generator,
@@ -28,17 +29,17 @@ def linear_queries(
     Guarantees: the protocol's own, at its whole epsilon: both estimates read the same messages.
     Source: Ghazi et al. (2023), Theorem 14, who send two messages at epsilon/2.
     """
-    form = protocol.statistic.form
+    form = protocol.question.form
     heard = protocol.sample_tally(counts, generator=generator, sample_shape=sample_shape)
     joined = []
     for crowd in torch.diag(counts.sum().expand(len(counts))):
         made_up = protocol.sample_tally(crowd, generator=generator, sample_shape=sample_shape)
-        joined.append(protocol.mean(protocol.add(heard, made_up), form))
-    alone = protocol.mean(heard, form)[..., None]
-    return 2 * torch.stack(joined, -1) - alone / 2 - protocol.statistic.diagonal(form) / 2
+        joined.append(protocol.analyst.mean(protocol.add(heard, made_up), form))
+    alone = protocol.analyst.mean(heard, form)[..., None]
+    return 2 * torch.stack(joined, -1) - alone / 2 - protocol.question.diagonal(form) / 2
 
 
-def linear_queries_bound(protocol: OneMessage | TwoMessage, counts: Tensor) -> Tensor:
+def linear_queries_bound(protocol: MessageRelease[PairwiseStatistic], counts: Tensor) -> Tensor:
     """The mean squared error of each of ``linear_queries`` is at most (2 a_j^{1/2} + a^{1/2}/2)^2: (k,).
 
     a, a_j: the protocol's mean squared errors for the users alone and with n users of type j.
@@ -46,8 +47,8 @@ def linear_queries_bound(protocol: OneMessage | TwoMessage, counts: Tensor) -> T
     """
     counts, form = counts.double(), protocol.statistic.form
     crowds = torch.diag(counts.sum().expand(len(counts)))
-    joined = [protocol.mean_variance(counts + crowd, form) for crowd in crowds]
-    return (2 * torch.stack(joined).sqrt() + protocol.mean_variance(counts, form).sqrt() / 2) ** 2
+    joined = [protocol.analyst.mean_variance(counts + crowd, form) for crowd in crowds]
+    return (2 * torch.stack(joined).sqrt() + protocol.analyst.mean_variance(counts, form).sqrt() / 2) ** 2
 
 
 if __name__ == "__main__":

@@ -17,20 +17,22 @@ Time: about four minutes on one core; --smoke in 10 to 20 CPU-seconds.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchdp import pairwise
-from torchdp.pairwise import PairwiseProtocol, PairwiseStatistic
+from torchdp.pairwise import PairwiseStatistic
+from torchdp.queries import LocalFactorization, Twice
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report, columns, subplots
 
 EPSILON = 1.0
-Maker = Callable[[PairwiseStatistic, int], PairwiseProtocol]
+Maker = Callable[[PairwiseStatistic, int], Any]
 NON_INTERACTIVE: dict[str, Maker] = {
-    "two-message (Lemma 11)": lambda statistic, n: pairwise.TwoMessage(statistic, EPSILON),
-    "one-message": lambda statistic, n: pairwise.OneMessage(statistic, EPSILON),
+    "two-message (Lemma 11)": lambda statistic, n: Twice.of(statistic, EPSILON),
+    "one-message": lambda statistic, n: LocalFactorization.of(statistic, EPSILON),
 }
 INTERACTIVE: dict[str, Maker] = {
     "three-round (paper's constants)": lambda statistic, n: pairwise.ThreeRound.paper(statistic, EPSILON),
@@ -61,7 +63,7 @@ def crossing(statistic: PairwiseStatistic, histogram: Tensor, make: Maker) -> fl
 
     def ahead(log_n: float) -> bool:
         n = round(math.exp(log_n))
-        one = pairwise.OneMessage(statistic, EPSILON).predicted_mse(histogram * n)
+        one = LocalFactorization.of(statistic, EPSILON).predicted_mse(histogram * n)
         return bool(make(statistic, n).predicted_mse(histogram * n) < 0.98 * one)
 
     high = math.log(1e12)
@@ -87,11 +89,11 @@ FULL = Config()
 SMOKE = Config((8,), (3, 6), 200)
 
 
-def drawn(protocol: PairwiseProtocol, histogram: Tensor, n: int, trials: int) -> tuple[float, float]:
+def drawn(protocol: Any, histogram: Tensor, n: int, trials: int) -> tuple[float, float]:
     """Measured MSE, and its difference from the prediction in standard errors of the measurement."""
     counts = (histogram * n).round().long()
     generator = keyed_generator(f"{type(protocol).__name__} {n}".encode())
-    truth = protocol.statistic.exact(counts)
+    truth = protocol.exact(counts)
     square = (protocol.sample_estimate(counts, generator=generator, sample_shape=(trials,)).value - truth).square()
     predicted = float(protocol.predicted_mse(histogram * n))
     error = float(square.std()) / trials**0.5
@@ -118,7 +120,7 @@ def measure(config: Config, report: Report) -> None:
                 measured = ratio = z = None
                 if not math.isnan(at):
                     measured, z = drawn(make(statistic, round(n)), histogram, round(n), config.trials)
-                    one, _ = drawn(pairwise.OneMessage(statistic, EPSILON), histogram, round(n), config.trials)
+                    one, _ = drawn(LocalFactorization.of(statistic, EPSILON), histogram, round(n), config.trials)
                     ratio = measured / one
                 cells |= {f"mse_{place}": measured, f"ratio_{place}": ratio, f"z_{place}": z}
             report.row("crossings", k=k, protocol=name, **cells)

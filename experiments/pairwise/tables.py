@@ -22,8 +22,9 @@ from torch import Tensor
 
 from torchdp import checks, pairwise, randomizers
 from torchdp.draws import Simulated
-from torchdp.pairwise import PairReports, PairwiseProtocol, PairwiseStatistic
+from torchdp.pairwise import PairwiseStatistic
 from torchdp.protocol import Tally
+from torchdp.queries import LocalFactorization, LocalOracle, MessageRelease, Twice
 from torchdp.randomizers import OptimizedUnaryEncoding
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Experiment, Report
@@ -116,12 +117,13 @@ def counts_of(h: Tensor, n: int) -> Tensor:
     return counts
 
 
-def protocols(statistic: PairwiseStatistic, epsilon: float) -> dict[str, PairwiseProtocol]:
+def protocols(statistic: PairwiseStatistic, epsilon: float) -> dict[str, MessageRelease]:
+    k = statistic.types
     return {
-        "randomized response": PairReports(statistic, epsilon, randomizers.RandomizedResponse),
-        "subset selection": PairReports(statistic, epsilon),
-        "two messages": pairwise.TwoMessage(statistic, epsilon),
-        "one message": pairwise.OneMessage(statistic, epsilon),
+        "randomized response": LocalOracle.of(statistic, randomizers.RandomizedResponse(k, epsilon)),
+        "subset selection": LocalOracle.of(statistic, randomizers.SubsetSelection(k, epsilon)),
+        "two messages": Twice.of(statistic, epsilon),
+        "one message": LocalFactorization.of(statistic, epsilon),
     }
 
 
@@ -130,12 +132,12 @@ def ratio(errors: Tensor, predicted: float) -> tuple[float, float]:
     return float(squared.mean()), float(squared.std()) / math.sqrt(len(squared))
 
 
-def errors(protocol: PairwiseProtocol, counts: Tensor, trials: int, generator: torch.Generator) -> Tensor:
+def errors(protocol: MessageRelease, counts: Tensor, trials: int, generator: torch.Generator) -> Tensor:
     parts = [
         protocol.sample_estimate(counts, generator=generator, sample_shape=(min(BLOCK, trials),)).value
         for _ in range(max(1, trials // BLOCK))
     ]
-    return torch.cat(parts) - protocol.statistic.exact(counts)
+    return torch.cat(parts) - protocol.exact(counts)
 
 
 def hierarchical(k: int, counts: Tensor, epsilon: float, trials: int, generator: torch.Generator) -> Tensor:

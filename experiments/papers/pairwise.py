@@ -11,7 +11,7 @@ def large_domain(tables: Tables) -> Iterator[Finding]:
         at = f"mean squared error of abs(x - y) on 1,024 types, measured beside predicted, {row['protocol']}"
         error = (row["high"] - row["low"]) / 2 / 1.96
         yield Finding.equal("Lemma 11", "error in closed form", at, row["predicted"], row["measured"], error)
-    two, one = (where(tables["mse"], protocol=name)[0] for name in ("TwoMessage", "OneMessage"))
+    two, one = (where(tables["mse"], protocol=name)[0] for name in ("Twice", "LocalFactorization"))
     at = "mean squared error of abs(x - y) on 1,024 types: two messages beside one"
     yield Finding.lower(
         "Theorem 5", "the paper's protocol", at, two["measured"], one["measured"], (one["high"] - one["low"]) / 4

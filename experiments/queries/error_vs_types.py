@@ -48,7 +48,7 @@ def measure(config: Config, report: Report) -> None:
     generator = keyed_generator(b"error vs types")
     for epsilon in config.epsilons:
         for k in config.sizes:
-            for candidate in choose(workloads.prefix(k), config.n, epsilon, Objective.MEAN).candidates:
+            for candidate in choose(workloads.prefix(k), config.n, epsilon, objective=Objective.MEAN).candidates:
                 if candidate.name not in SHOWN:
                     continue
                 protocol, each = candidate.protocol, config.n * torch.eye(k, dtype=torch.int64)

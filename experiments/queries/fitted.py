@@ -116,7 +116,7 @@ def measure(config: Config, report: Report) -> None:
             "square wave": ShiftStrategy.square_wave(config.types, epsilon),
         }
         for n in config.users:
-            choice = choose(W, n, epsilon, Objective.MEAN, unbiased=False)
+            choice = choose(W, n, epsilon, objective=Objective.MEAN, unbiased=False)
             clients["chosen"] = choice.best.client
             logs: dict[str, list[float]] = {}
             rows: list[dict[str, float]] = []

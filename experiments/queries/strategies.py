@@ -91,7 +91,7 @@ def on_a_grid(side: int, epsilon: float, report: Report) -> None:
         row[name] = float(made.workload_variance(centred).mean(0).max()) / least
         row[f"{name}_seconds"] = time.process_time() - start
     start = time.process_time()
-    best = choose(W, USERS, epsilon, Objective.MEAN).candidates[0]
+    best = choose(W, USERS, epsilon, objective=Objective.MEAN).candidates[0]
     row |= {
         "chosen": USERS * best.error**2 / least,
         "chosen_seconds": time.process_time() - start,

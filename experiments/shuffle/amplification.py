@@ -7,7 +7,7 @@ Expected, at delta = 1e-6 (to 1 %): randomized response of 64 types at epsilon_0
     pair says .4108 and their closed form .958; optimized unary encoding at 8, n = 1e4: 1.843, where the clones say 8.
     A guarantee takes at most .1 CPU-seconds; of two types, whose exact pairs are followed, 2.
     Choice, at epsilon = 1, n = 1e4: variance of one count of 64 even types 73.3 by one message of 6 bits, 33.2 by
-    bounded sums of bits in 128 messages, 35.1 of a curator, all by ``queries.choose_trusted``; squared error of a mean
+    bounded sums of bits in 128 messages, 35.1 of a curator, all by ``queries.choose``; squared error of a mean
     of 32 dimensions .00070 by one message (PrivUnit), .000224 by sums of numbers rounded to 4 levels, .000023 of a
     curator.
 Output: results/shuffle/amplification/{epsilons,choice}.csv; printed: ``experiments/bench/
@@ -32,7 +32,7 @@ from torchdp import workloads
 from torchdp.privacy import gaussian_sigma
 from torchdp.privacy.blanket import Blanket
 from torchdp.protocol import MessageProtocol, Objective
-from torchdp.queries import choose_trusted
+from torchdp.queries import choose
 from torchdp.randomizers import (
     HadamardResponse,
     OptimizedUnaryEncoding,
@@ -121,7 +121,9 @@ def epsilons(config: Config, report: Report) -> None:
 def histograms(n: int, epsilon: float, k: int) -> Iterator[tuple[str, float, float, float]]:
     """(protocol, messages of a user, local epsilon, variance of the count of a type that n/k users hold)."""
     even = torch.ones(k, dtype=torch.float64)
-    for one in choose_trusted(workloads.identity(k), n, epsilon, DELTA, Objective.MEAN, prior=even).candidates:
+    asked = workloads.identity(k)
+    trusted = {"objective": Objective.MEAN, "trust": "curator", "prior": even}
+    for one in choose(asked, n, epsilon, DELTA, **trusted).candidates:
         crowd, alone = one.protocol, math.inf
         messages = getattr(crowd, "messages_per_user", 0.0)
         if isinstance(crowd, Amplified):

@@ -41,7 +41,14 @@ def test_what_the_page_does_with_it(capsys, tmp_path, monkeypatch):
         Journal("ages.db", dataclasses.replace(protocol, epsilon=2.0))
 
 
-@pytest.mark.parametrize("block", OTHERS, ids=["design", "two chances", "family", "workload", "domain"])
+CHANNEL, QUESTION, *APART = OTHERS
+
+
+@pytest.mark.parametrize(
+    "block",
+    [CHANNEL + QUESTION, *APART],  # the question goes through the new channel
+    ids=["channel and question", "design", "two chances", "family", "workload", "domain"],
+)
 def test_what_else_is_added_works(block, capsys):
     exec(compile(DEFINED + "from torch import Tensor\n" + block, str(PAGE), "exec"), {"__name__": __name__})
     printed = capsys.readouterr().out

@@ -80,7 +80,7 @@ def thresholds(n, k, epsilon):
     x, asked = torch.from_numpy(side.crowd(n, k)), workloads.prefix(k)
 
     def work():
-        best = queries.choose(asked, n, epsilon, Objective.MEAN).best
+        best = queries.choose(asked, n, epsilon, objective=Objective.MEAN).best
         return torch.stack([best.estimate(x, noise=Noise("cpu")).value for _ in range(10)])
 
     return (work,)
