@@ -13,11 +13,12 @@ from torchdp.domains.domain import Domain
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
 from torchdp.mean.gaussian import MeanProtocol
-from torchdp.mean.moments import Covariance, symmetric
+from torchdp.mean.moments import Covariance
 from torchdp.protocol import Crowd, Estimate, Layout, Objective, Relay, Tally, Users
 from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
+from torchdp.symmetric import svec, symmetric, triangular
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,14 +126,14 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
             raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
         d = self.domain.dimension
-        if check_client(self.client, d + d * (d + 1) // 2, self.radius(d)).moments.outer != 0:
+        if check_client(self.client, d + triangular(d), self.radius(d)).moments.outer != 0:
             raise ValueError("client must have the same noise along the point as across it, such as PrivUnit")
 
     @classmethod
     def calibrated(cls, domain: Box, *, epsilon: float) -> "LocalCovariance":
         """By PrivUnit of this epsilon. Raises TypeError, ValueError."""
         d = checks.instance("domain", domain, Box).dimension
-        return cls(domain, PrivUnit(d + d * (d + 1) // 2, epsilon, cls.radius(d) * (1 + 1e-12)))
+        return cls(domain, PrivUnit(d + triangular(d), epsilon, cls.radius(d) * (1 + 1e-12)))
 
     @staticmethod
     def weights(d: int) -> tuple[float, float, float]:
@@ -166,28 +167,25 @@ class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
         return self.validate_summary(summary).covariance
 
     @cached_property
-    def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, columns and weights of the products, (d (d + 1)/2,) each."""
-        d, device = self.domain.dimension, self.half.device
-        rows, columns = torch.triu_indices(d, d, device=device)
-        weights = torch.full(rows.shape, math.sqrt(2), dtype=torch.float64, device=device)
-        weights[rows == columns] = math.sqrt(self.weights(d)[1])
-        return rows, columns, weights
+    def _lengths(self) -> Tensor:
+        """e on the diagonal and 1 beside it, (d, d): what the products' matrix is multiplied by before ``svec``."""
+        e = math.sqrt(self.weights(self.domain.dimension)[1])
+        return 1 + (e - 1) * torch.eye(self.domain.dimension).to(self.half)
 
     def client_input(self, x: Tensor) -> Tensor:
         """Numbers and products, (n, d + d (d + 1)/2)."""
         square, _, c = self.weights(self.domain.dimension)
         w = ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
-        rows, columns, weight = self._pairs
-        products = (w[:, rows] * w[:, columns] - c * (rows == columns).double()) * weight
-        return torch.cat([math.sqrt(square) * w, products], 1)
+        products = w[:, :, None] * w[:, None, :] - c * torch.eye(w.shape[1]).to(w)
+        return torch.cat([math.sqrt(square) * w, svec(products * self._lengths)], 1)
 
     def analyse(self, tally: Tally) -> Covariance:
         n, d = self.check(tally).n, self.domain.dimension
-        (square, _, c), (_, _, weight) = self.weights(d), self._pairs
-        mean, v = tally["sum"] / tally.users(1), self.client.moments.variance / square
-        m, products = mean[..., :d] / math.sqrt(square), mean[..., d:] / weight
-        S = symmetric(products, d) + (c + v / tally.users(2)) * torch.eye(d).to(products)
+        square, _, c = self.weights(d)
+        v = self.client.moments.variance / square
+        mean = tally["sum"] / tally.users(1)
+        m = mean[..., :d] / math.sqrt(square)
+        S = symmetric(mean[..., d:], d) / self._lengths + (c + v / tally.users(2)) * torch.eye(d).to(mean)
         value = (S - m[..., :, None] * m[..., None, :]) * self.half * self.half[:, None]
         own, of_mean, of_square = self._parts(n, m)
         error = torch.maximum(own + of_mean - 2 * of_square, own).sqrt()  # squares of m are too large by its noise

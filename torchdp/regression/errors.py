@@ -10,7 +10,8 @@ from torchdp.brief import Brief
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Protocol, Users
 from torchdp.protocol.records import beside, tensor_of
-from torchdp.regression.second_moment_noise import moment_vector, triangular
+from torchdp.regression.second_moment_noise import moment_vector
+from torchdp.symmetric import triangular
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,9 @@ from torchdp import checks
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Users
 from torchdp.regression.errors import RowsProtocol, SecondMoments
-from torchdp.regression.second_moment_noise import NoisyMoments, triangular, vectorized
+from torchdp.regression.second_moment_noise import NoisyMoments, vectorized
 from torchdp.secure.shared_sum import SharedSum, Shown
+from torchdp.symmetric import triangular
 
 
 def gram_sensitivity(bound: float, columns: int) -> float:
