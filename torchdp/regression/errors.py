@@ -174,6 +174,13 @@ class RowsProtocol(Protocol[SecondMoments]):
     bound: float
     label_bound: float | None
 
+    def __post_init__(self) -> None:
+        """Refuses columns and bounds of which no square is a float. Raises TypeError, ValueError."""
+        checks.integer("columns", self.columns, 1)
+        checks.squarable("bound", self.bound, 4)
+        if self.label_bound is not None:
+            checks.squarable("label_bound", self.label_bound, 4)
+
     @property
     def labelled(self) -> bool:
         return self.label_bound is not None
