@@ -221,7 +221,7 @@ class OfCovariance(Question):
 
     def choice(self, name: str, n: int, epsilon: float) -> Choice:
         protocol = mean.LocalCovariance.calibrated(self.box, epsilon=epsilon)
-        return Choice.of([("numbers and products", protocol)], [self.error(protocol, n)])
+        return Choice.of([("numbers and products", protocol)], [self.error(cast(Asked, protocol), n)])
 
     @property
     def box(self) -> domains.Box:
