@@ -14,7 +14,7 @@ from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
 from torchdp.mean.gaussian import MeanProtocol
 from torchdp.mean.moments import Covariance
-from torchdp.protocol import Crowd, Estimate, Layout, Objective, Relay, Tally, Users
+from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally, Users
 from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
@@ -58,10 +58,6 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
     def tuned(cls, domain: Domain, p: float = 2.0, *, epsilon: float) -> "LocalMean":
         """Of our shapes that of the least (E ||error||_p^2)^{1/2}, as ``error`` sees it. Raises as ``calibrated``."""
         return cls.calibrated(domain, least_error_shape(domain, p, local=True), epsilon=epsilon)
-
-    @property
-    def layout(self) -> Layout:
-        return self.client.layout
 
     def client_input(self, x: Tensor) -> Tensor:
         """A^+ (x - c), (n, r): what the client randomizes."""
