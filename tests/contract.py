@@ -33,7 +33,6 @@ from batches import Ragged, Stacked, apart, batch_of, turns_of
 from laws import generator, one_law, z_scores
 
 from torchdp.collection import Collection, Journal
-from torchdp.mean import StrategyCovariance
 from torchdp.noise import Noise, SeededNoise
 from torchdp.pairwise.rounds.round import Round
 from torchdp.privacy import Arithmetic, Model
@@ -47,7 +46,7 @@ from torchdp.shuffle.sums import Shuffled
 
 TESTS = Path(__file__).resolve().parent
 # What takes one summary after the other; docs/batches.md has the reasons.
-UNBATCHED = (InteractiveProtocol, Round, SecureSums, PrivateLearner, StrategyCovariance)
+UNBATCHED = (InteractiveProtocol, Round, SecureSums, PrivateLearner)
 COLUMNS = 3  # of what leaves, that attacks look at
 MIXED = 2**9  # times that a shuffler is looked at
 

@@ -16,8 +16,7 @@ from torchdp.protocol import Protocol
 ROOT = Path(__file__).resolve().parent.parent
 FLOOR = set(
     "batch brief checks descent description discrete_laplace draws grid memory noise randomness root rounded simplex "
-    "text "
-    "threads".split()
+    "symmetric text threads".split()
 )
 MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "batch": {"checks"},

@@ -34,7 +34,6 @@ PROGRAMS = {  # an expression of a user's: part of its type
     "queries.choose(workloads.identity(4), 100, 1.0, 1e-6, trust='curator').best.estimate(x).interval()": "tuple[torch",
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, n=9, dimension=3).best": "ShuffledKDE",
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, classes=x, dimension=3).best": "ShuffledClasses",
-    "mean.choose_covariance(domains.Box(x, x), 100, 1.0).best": "LocalCovariance",
     "queries.choose(pairwise.gini(4), 100, 1.0).best.guarantee": "Guarantee",
     "torchdp.queries.choose(torchdp.pairwise.gini(4), 100, 1.0).candidates[0].protocol": "Protocol[torch",
     "collection.Collection.of(randomizers.RandomizedResponse(4, 1.0)).estimate()": "Estimate",

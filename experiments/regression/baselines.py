@@ -19,7 +19,8 @@ from torchdp.protocol.records import farthest, tensor_of
 from torchdp.regression.errors import RowsProtocol, SecondMoments
 from torchdp.regression.gram import gram_sensitivity
 from torchdp.regression.ridge import solve_ridge
-from torchdp.regression.second_moment_noise import NoisyMoments, svec, triangular
+from torchdp.regression.second_moment_noise import NoisyMoments
+from torchdp.symmetric import svec, triangular
 
 
 class CentralMoments(RowsProtocol, CuratorProtocol[SecondMoments]):

@@ -23,11 +23,6 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
         "types",
     ),
     "LocalOracle": ("queries.LocalOracle(W, randomizers.RandomizedResponse(3, 1.0))", "types"),
-    "StrategyCovariance": (
-        "mean.StrategyCovariance(domains.Box(-ones, ones), 1, "
-        "randomizers.StrategyMatrix((torch.ones(9, 9) + 8 * torch.eye(9)).double() / 17))",
-        "points",
-    ),
     "LocalFactorization": (
         "queries.LocalFactorization.calibrated(queries.FactoredQueries.plain(W), epsilon=1.0)",
         "types",

@@ -1,13 +1,11 @@
 """The battery for what users of a bounded domain send, and for what a curator releases of them."""
 
-import dataclasses
 import math
 from typing import ClassVar
 
 import numpy as np
 import torch
-from channels import nested
-from contract import Contract, LocalContract, RelayContract, Unbiased
+from contract import Contract, RelayContract, Unbiased
 from gaussians import collected, furthest, neighbours, true_epsilon
 from laws import generator
 
@@ -18,9 +16,7 @@ from torchdp.mean import (
     GaussianMoments,
     LocalCovariance,
     LocalMean,
-    StrategyCovariance,
 )
-from torchdp.randomizers import StrategyMatrix
 
 BOX = Box(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 15.0]))
 CORNERS = torch.cartesian_prod(*torch.stack([BOX.low, BOX.high], 1))
@@ -95,23 +91,3 @@ class TestLocalVariance(TestLocalCovariance):
 
     def truth(self):
         return torch.from_numpy(np.cov(self.x.numpy().T, bias=True)).reshape(1, 1)
-
-
-class TestStrategyCovariance(Unbiased, LocalContract):
-    protocol = StrategyCovariance(BOX, 1, nested(9, 2.0))
-    x, bad = LOW.repeat(8, 1), BAD
-    repeats, slack, honest = 2_000, 0.1, (0.7, 1.7)  # the roundings' part is the most it may be
-
-    def truth(self):
-        return torch.from_numpy(np.cov(self.x.numpy().T, bias=True))
-
-    def loss(self, protocol):
-        """Of the mixtures that users of the box's corners, middle and sides send."""
-        ends = torch.stack([BOX.low, (BOX.low + BOX.high) / 2, BOX.high, BOX.low + 0.3 * (BOX.high - BOX.low)], 1)
-        laws = protocol._laws(torch.cartesian_prod(*ends))
-        return float((laws.amax(0) / laws.amin(0)).log().max())
-
-    def test_a_wrong_constant_breaks_the_guarantee(self):
-        sharper = self.protocol.client.matrix**1.1
-        changed = dataclasses.replace(self.protocol, client=StrategyMatrix(sharper / sharper.sum(0)))
-        assert self.loss(changed) > self.bound(self.protocol) * (1 + 1e-9)

@@ -11,10 +11,7 @@ from contract import channel_of, entries
 from laws import generator
 
 from torchdp import pairwise, queries, randomizers
-from torchdp.domains import Box
-from torchdp.mean import StrategyCovariance
 from torchdp.pairwise import Pairs
-from torchdp.protocol import Crowd
 from torchdp.queries import LocalOracle
 from torchdp.randomizers import RandomizedResponse, ShiftStrategy, SubsetSelection
 from torchdp.randomizers.alphabet.frequency import TypeVariance
@@ -42,17 +39,6 @@ class FirstShare(queries.ShareFunction):
 
     def __call__(self, h):
         return h[0].square()
-
-
-def covariance():
-    """Of numbers of which many are alike."""
-    box = Box(torch.tensor([-1.0]), torch.tensor([1.0]))
-    return StrategyCovariance(box, 20, nested(41, EPSILON))
-
-
-def numbers():
-    values = torch.cat([torch.tensor([[-1.0]]), torch.linspace(-1, 1, K - 1)[:, None]])
-    return Crowd(values.double(), crowd())
 
 
 STATISTIC = pairwise.unequal(K)
@@ -84,7 +70,6 @@ MADE = {
     "two rounds, projected": lambda: pairwise.ProjectedTwoRound(EVERY, 3.0, (1.0, 1.0, 1.0)),
     "three rounds": lambda: pairwise.ThreeRound(EVERY, 4.0, (1.0, 1.0, 1.0, 1.0)),
     "shuffled pairs": lambda: queries.ShuffledQueries.of(STATISTIC, PoissonSum, USERS, EPSILON, DELTA),
-    "covariances": covariance,
 }
 made = cache(lambda name: MADE[name]())
 
@@ -99,7 +84,7 @@ def ratio(protocol, summary, times=200):
 @pytest.mark.parametrize("name", MADE)
 def test_of_one_frequent_type_of_many(name):
     protocol = made(name)
-    summary = numbers() if name == "covariances" else crowd(k=getattr(protocol, "k", K))
+    summary = crowd(k=getattr(protocol, "k", K))
     if name == "adaptive queries":
         summary = 16 * summary  # its decoder follows the reports of few users
     assert NEAR[0] < ratio(protocol, summary) < NEAR[1]

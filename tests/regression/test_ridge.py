@@ -21,8 +21,9 @@ from torchdp.regression import (
 )
 from torchdp.regression.errors import joined, least_squares
 from torchdp.regression.ridge import estimated_loss, predicted_phi_of_sketch
-from torchdp.regression.second_moment_noise import NoisyMoments, svec
+from torchdp.regression.second_moment_noise import NoisyMoments
 from torchdp.sketching import balanced_count_sketch
+from torchdp.symmetric import svec
 
 D, RIDGE = 4, 10.0
 

@@ -12,7 +12,8 @@ from scipy.optimize import minimize
 from torchdp.noise import SeededNoise
 from torchdp.regression import GramRelease
 from torchdp.regression.gram import gram_sensitivity
-from torchdp.regression.second_moment_noise import svec, symmetric, vectorized
+from torchdp.regression.second_moment_noise import vectorized
+from torchdp.symmetric import svec, symmetric
 
 B = 1.7
 

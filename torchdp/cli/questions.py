@@ -220,7 +220,8 @@ class OfCovariance(Question):
     assumes = "the largest of users evenly along the box's diagonal"
 
     def choice(self, name: str, n: int, epsilon: float) -> Choice:
-        return mean.choose_covariance(self.box, n, epsilon)
+        protocol = mean.LocalCovariance.calibrated(self.box, epsilon=epsilon)
+        return Choice.of([("numbers and products", protocol)], [self.error(cast(Asked, protocol), n)])
 
     @property
     def box(self) -> domains.Box:

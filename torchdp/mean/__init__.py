@@ -31,7 +31,6 @@ from torchdp.mean.lower_bounds import (
     pure_lower_bound,
 )
 from torchdp.mean.moments import GaussianCovariance, GaussianMoments, project_covariance, project_second_moment
-from torchdp.mean.strategy_covariance import StrategyCovariance, choose_covariance
 
 __all__ = [
     "GaussianCovariance",
@@ -39,9 +38,7 @@ __all__ = [
     "GaussianMoments",
     "LocalCovariance",
     "LocalMean",
-    "StrategyCovariance",
     "approximate_lower_bound",
-    "choose_covariance",
     "concentrated_lower_bound",
     "distributional_lower_bound",
     "local_lower_bound",

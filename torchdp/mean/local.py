@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,13 +13,12 @@ from torchdp.domains.domain import Domain
 from torchdp.domains.noise_shape import NoiseShape
 from torchdp.domains.shapes import encoding, least_error_shape, normal_moment
 from torchdp.mean.gaussian import MeanProtocol
-from torchdp.mean.moments import Covariance, symmetric
-from torchdp.protocol import Crowd, Estimate, Layout, MessageProtocol, Objective, Relay, Tally, Users
+from torchdp.mean.moments import Covariance
+from torchdp.protocol import Crowd, Estimate, Objective, Relay, Tally, Users
 from torchdp.protocol.records import beside
 from torchdp.randomizers import PrivUnit
 from torchdp.randomizers.ball.ball import BallRandomizer, check_client
-
-C = TypeVar("C", bound=MessageProtocol)
+from torchdp.symmetric import svec, symmetric, triangular
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +59,6 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         """Of our shapes that of the least (E ||error||_p^2)^{1/2}, as ``error`` sees it. Raises as ``calibrated``."""
         return cls.calibrated(domain, least_error_shape(domain, p, local=True), epsilon=epsilon)
 
-    @property
-    def layout(self) -> Layout:
-        return self.client.layout
-
     def client_input(self, x: Tensor) -> Tensor:
         """A^+ (x - c), (n, r): what the client randomizes."""
         return self.encoding(x)
@@ -101,41 +95,11 @@ class LocalMean(MeanProtocol, Relay[Crowd, Tensor, BallRandomizer]):
         return min(by_power, widest * len(rows) ** (1 / p), euclidean)
 
 
-class OfCovariance(Relay[Crowd, Tensor, C]):
-    """The covariance of the users' own numbers in a box, divisor n. x: (n, d); a summary is a ``Crowd``."""
-
-    domain: Box
-
-    def _refuse_flat(self) -> None:
-        """Raises TypeError, ValueError where the box has no width."""
-        if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
-            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
-
-    @property
-    def half(self) -> Tensor:
-        """Half the widths of the box, (d,)."""
-        return (self.domain.high - self.domain.low) / 2
-
-    @property
-    def held(self) -> tuple[int]:
-        return (self.domain.dimension,)
-
-    def validate(self, x: Tensor) -> Tensor:
-        """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
-        return self.domain.validate(super().validate(x))
-
-    def exact(self, summary: Crowd) -> Tensor:
-        """The users' own covariance, divisor n: (d, d)."""
-        return self.validate_summary(summary).covariance
-
-    def scaled(self, x: Tensor) -> Tensor:
-        """w in [-1, 1], float64, (n, d)."""
-        return ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
-
-
 @dataclass(frozen=True, eq=False)
-class LocalCovariance(OfCovariance[BallRandomizer]):
-    """Users randomize their numbers and products of these as one vector; the analyst subtracts the square of the mean.
+class LocalCovariance(Relay[Crowd, Tensor, BallRandomizer]):
+    """Covariance of the users' own numbers in a box, divisor n, from one vector of numbers and their products.
+
+    The analyst subtracts the square of the mean.
 
     With w in [-1, 1]^d the scaled numbers a user shows t w, e (w_i^2 - c) and 2^{1/2} w_i w_j, i < j. The squared norm
     is convex in each w_i^2, so it is largest at corners, and convex in how many of these are 1: all or none. With
@@ -155,16 +119,17 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
     client: BallRandomizer
 
     def __post_init__(self) -> None:
-        self._refuse_flat()
+        if not bool((checks.instance("domain", self.domain, Box).high > self.domain.low).all()):
+            raise ValueError("domain must be wider than 0 in every coordinate: leave out numbers that are known")
         d = self.domain.dimension
-        if check_client(self.client, d + d * (d + 1) // 2, self.radius(d)).moments.outer != 0:
+        if check_client(self.client, d + triangular(d), self.radius(d)).moments.outer != 0:
             raise ValueError("client must have the same noise along the point as across it, such as PrivUnit")
 
     @classmethod
     def calibrated(cls, domain: Box, *, epsilon: float) -> "LocalCovariance":
         """By PrivUnit of this epsilon. Raises TypeError, ValueError."""
         d = checks.instance("domain", domain, Box).dimension
-        return cls(domain, PrivUnit(d + d * (d + 1) // 2, epsilon, cls.radius(d) * (1 + 1e-12)))
+        return cls(domain, PrivUnit(d + triangular(d), epsilon, cls.radius(d) * (1 + 1e-12)))
 
     @staticmethod
     def weights(d: int) -> tuple[float, float, float]:
@@ -180,29 +145,43 @@ class LocalCovariance(OfCovariance[BallRandomizer]):
         _, own, c = LocalCovariance.weights(d)
         return c * math.sqrt(own * d)
 
+    @property
+    def half(self) -> Tensor:
+        """Half the widths of the box, (d,)."""
+        return (self.domain.high - self.domain.low) / 2
+
+    @property
+    def held(self) -> tuple[int]:
+        return (self.domain.dimension,)
+
+    def validate(self, x: Tensor) -> Tensor:
+        """x, (n, d) with n >= 1, in the box. Raises TypeError, ValueError."""
+        return self.domain.validate(super().validate(x))
+
+    def exact(self, summary: Crowd) -> Tensor:
+        """The users' own covariance, divisor n: (d, d)."""
+        return self.validate_summary(summary).covariance
+
     @cached_property
-    def _pairs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Rows, columns and weights of the products, (d (d + 1)/2,) each."""
-        d, device = self.domain.dimension, self.half.device
-        rows, columns = torch.triu_indices(d, d, device=device)
-        weights = torch.full(rows.shape, math.sqrt(2), dtype=torch.float64, device=device)
-        weights[rows == columns] = math.sqrt(self.weights(d)[1])
-        return rows, columns, weights
+    def _lengths(self) -> Tensor:
+        """e on the diagonal and 1 beside it, (d, d): what the products' matrix is multiplied by before ``svec``."""
+        e = math.sqrt(self.weights(self.domain.dimension)[1])
+        return 1 + (e - 1) * torch.eye(self.domain.dimension).to(self.half)
 
     def client_input(self, x: Tensor) -> Tensor:
         """Numbers and products, (n, d + d (d + 1)/2)."""
         square, _, c = self.weights(self.domain.dimension)
-        w = self.scaled(x)
-        rows, columns, weight = self._pairs
-        products = (w[:, rows] * w[:, columns] - c * (rows == columns).double()) * weight
-        return torch.cat([math.sqrt(square) * w, products], 1)
+        w = ((x.double() - self.domain.middle) / self.half).clamp(-1, 1)
+        products = w[:, :, None] * w[:, None, :] - c * torch.eye(w.shape[1]).to(w)
+        return torch.cat([math.sqrt(square) * w, svec(products * self._lengths)], 1)
 
     def analyse(self, tally: Tally) -> Covariance:
         n, d = self.check(tally).n, self.domain.dimension
-        (square, _, c), (_, _, weight) = self.weights(d), self._pairs
-        mean, v = tally["sum"] / tally.users(1), self.client.moments.variance / square
-        m, products = mean[..., :d] / math.sqrt(square), mean[..., d:] / weight
-        S = symmetric(products, d) + (c + v / tally.users(2)) * torch.eye(d).to(products)
+        square, _, c = self.weights(d)
+        v = self.client.moments.variance / square
+        mean = tally["sum"] / tally.users(1)
+        m = mean[..., :d] / math.sqrt(square)
+        S = symmetric(mean[..., d:], d) / self._lengths + (c + v / tally.users(2)) * torch.eye(d).to(mean)
         value = (S - m[..., :, None] * m[..., None, :]) * self.half * self.half[:, None]
         own, of_mean, of_square = self._parts(n, m)
         error = torch.maximum(own + of_mean - 2 * of_square, own).sqrt()  # squares of m are too large by its noise

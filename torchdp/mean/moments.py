@@ -304,11 +304,3 @@ def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     matrix = matrix if matrix.dtype in (torch.float32, torch.float64) else matrix.float()
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     return values, vectors
-
-
-def symmetric(pairs: Tensor, d: int) -> Tensor:
-    """The symmetric matrices, (*batch, d, d), of entries in the order of ``torch.triu_indices``, (*batch, pairs)."""
-    rows, columns = torch.triu_indices(d, d, device=pairs.device)
-    full = pairs.new_zeros(*pairs.shape[:-1], d, d)
-    full[..., rows, columns] = full[..., columns, rows] = pairs
-    return full

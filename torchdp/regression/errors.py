@@ -10,7 +10,8 @@ from torchdp.brief import Brief
 from torchdp.memory import rows_at_once
 from torchdp.protocol import Protocol, Users
 from torchdp.protocol.records import beside, tensor_of
-from torchdp.regression.second_moment_noise import moment_vector, triangular
+from torchdp.regression.second_moment_noise import moment_vector
+from torchdp.symmetric import triangular
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +173,13 @@ class RowsProtocol(Protocol[SecondMoments]):
     columns: int
     bound: float
     label_bound: float | None
+
+    def __post_init__(self) -> None:
+        """Refuses columns and bounds of which no square is a float. Raises TypeError, ValueError."""
+        checks.integer("columns", self.columns, 1)
+        checks.squarable("bound", self.bound, 4)
+        if self.label_bound is not None:
+            checks.squarable("label_bound", self.label_bound, 4)
 
     @property
     def labelled(self) -> bool:

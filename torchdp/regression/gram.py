@@ -24,8 +24,9 @@ from torchdp import checks
 from torchdp.privacy import Guarantee, Model
 from torchdp.protocol import Users
 from torchdp.regression.errors import RowsProtocol, SecondMoments
-from torchdp.regression.second_moment_noise import NoisyMoments, triangular, vectorized
+from torchdp.regression.second_moment_noise import NoisyMoments, vectorized
 from torchdp.secure.shared_sum import SharedSum, Shown
+from torchdp.symmetric import triangular
 
 
 def gram_sensitivity(bound: float, columns: int) -> float:
@@ -71,11 +72,8 @@ class GramRelease(RowsProtocol, SharedSum[SecondMoments]):
     absent: int = 0
 
     def __post_init__(self) -> None:
-        checks.integer("columns", self.columns, 1)
-        checks.squarable("bound", self.bound, 4)
+        super().__post_init__()
         checks.fraction("delta", self.delta)
-        if self.label_bound is not None:
-            checks.squarable("label_bound", self.label_bound, 4)
         if self.model not in (Model.LINEAR_TRANSFORM, Model.CENTRAL) or (
             self.model is Model.CENTRAL and (self.corrupt or self.absent)
         ):

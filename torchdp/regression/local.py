@@ -38,10 +38,7 @@ class LocalRows(RowsProtocol, Relay[SecondMoments, Tensor, GaussianVector]):
     label_bound: float | None = None
 
     def __post_init__(self) -> None:
-        checks.integer("columns", self.columns, 1)
-        checks.squarable("bound", self.bound, 4)
-        if self.label_bound is not None:
-            checks.squarable("label_bound", self.label_bound, 4)
+        super().__post_init__()
         checks.validated(self, "client")  # an epsilon or a delta out of its range
 
     @cached_property

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchdp import checks
 from torchdp.protocol import Estimate, Users
+from torchdp.symmetric import off_diagonal, svec, symmetric, triangle, triangular
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,16 +62,6 @@ def _level(errors: Tensor) -> Tensor:
     return errors.double().square().mean(-1).sqrt()
 
 
-def triangular(d: int) -> int:
-    """d (d + 1)/2, the numbers of a symmetric matrix."""
-    return d * (d + 1) // 2
-
-
-def _off_diagonal(i: Tensor, j: Tensor, factor: float, like: Tensor) -> Tensor:
-    """1 where i = j, else ``factor``, in the dtype of ``like``: torch.where of two numbers would round to float32."""
-    return torch.full(i.shape, factor, dtype=like.dtype, device=like.device).masked_fill_(i == j, 1.0)
-
-
 def vectorized(rows: Tensor, labelled: bool = False) -> Tensor:
     """svec(x x^T) of rows (..., d): the upper triangle, off-diagonals times sqrt 2: (..., d (d + 1) / 2).
 
@@ -79,7 +70,7 @@ def vectorized(rows: Tensor, labelled: bool = False) -> Tensor:
     """
     d = rows.shape[-1] - labelled
     i, j = triangle(d, rows.device)
-    factor = _off_diagonal(i, j, math.sqrt(2), rows)
+    factor = off_diagonal(i, j, math.sqrt(2), rows)
     if labelled:
         every = torch.arange(d, device=rows.device)
         i = torch.cat([i, every])
@@ -91,27 +82,6 @@ def vectorized(rows: Tensor, labelled: bool = False) -> Tensor:
     products *= columns[j]
     products *= factor.view(-1, *[1] * (rows.ndim - 1))
     return products.movedim(0, -1)
-
-
-def svec(matrices: Tensor) -> Tensor:
-    """The upper triangles of symmetric matrices (..., d, d), off-diagonals times sqrt 2: (..., d (d + 1) / 2)."""
-    i, j = triangle(matrices.shape[-1], matrices.device)
-    return matrices[..., i, j] * _off_diagonal(i, j, math.sqrt(2), matrices)
-
-
-def symmetric(vectors: Tensor, d: int) -> Tensor:
-    """The symmetric matrices with these svecs: (..., d (d + 1) / 2) -> (..., d, d)."""
-    i, j = triangle(d, vectors.device)
-    values = vectors * _off_diagonal(i, j, math.sqrt(0.5), vectors)
-    matrices = vectors.new_zeros(*vectors.shape[:-1], d, d)
-    matrices[..., i, j] = values
-    matrices[..., j, i] = values
-    return matrices
-
-
-def triangle(d: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    i, j = torch.triu_indices(d, d, device=device)
-    return i, j
 
 
 def debiased(sketched: Estimate, *, labelled: bool = True) -> NoisyMoments:
