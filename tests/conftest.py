@@ -8,8 +8,9 @@ import os
 
 import pytest
 import torch
+from torch import Tensor
 
-from torchdp import noise, pairwise, queries
+from torchdp import noise, queries
 from torchdp.noise import process
 from torchdp.protocol import Choice
 from torchdp.protocol.choice import Candidate
@@ -17,7 +18,8 @@ from torchdp.randomizers import RandomizedResponse
 from torchdp.randomizers.alphabet import shift_strategy
 from torchdp.randomizers.alphabet.strategy_search import Effort
 
-CHOOSE, CHOOSE_FUNCTION, SHIFTS = pairwise.choose, queries.choose_function, shift_strategy.shifts
+CHOOSE = queries.choose
+SHIFTS = shift_strategy.shifts
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
 
 
@@ -72,10 +74,11 @@ def brief(request, monkeypatch):
 def quick(monkeypatch):
     """Without searches, which take seconds."""
 
-    def choose(W, n, epsilon, objective):
-        protocol = queries.LocalOracle(W, RandomizedResponse(W.shape[1], epsilon))
-        return Choice((Candidate("randomized", protocol, float(protocol.worst_mse(n, objective)) ** 0.5),))
+    def choose(question, n, epsilon, *delta, trust="local", **more):
+        if trust == "local" and isinstance(question, Tensor):
+            protocol = queries.LocalOracle(question, RandomizedResponse(question.shape[1], epsilon))
+            error = float(protocol.worst_mse(n, more["objective"])) ** 0.5
+            return Choice((Candidate("randomized", protocol, error),))
+        return CHOOSE(question, n, epsilon, *delta, trust=trust, **more | {"search": False})
 
     monkeypatch.setattr(queries, "choose", choose)
-    monkeypatch.setattr(queries, "choose_function", lambda *one: CHOOSE_FUNCTION(*one, search=False))
-    monkeypatch.setattr(pairwise, "choose", lambda *one, search, **more: CHOOSE(*one, search=False, **more))
