@@ -16,7 +16,7 @@ from torchdp.protocol import Protocol
 
 HERE = Path(__file__).parent
 slow = pytest.mark.slow
-LONG = re.compile(r"fresh\.at|choose_trusted\(W, 100|free_constant|PoissonSum\.calibrated\(9, 4")
+LONG = re.compile(r"fresh\.at|free_constant|PoissonSum\.calibrated\(9, 4")
 CALLS = [(room, recipe) for room, lines in recipes.ALL.items() for recipe in lines]
 
 
