@@ -8,18 +8,16 @@ import os
 
 import pytest
 import torch
-from torch import Tensor
 
-from torchdp import noise, queries
+from torchdp import noise, queries, workloads
 from torchdp.noise import process
-from torchdp.protocol import Choice
+from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomizers.alphabet import shift_strategy
 from torchdp.randomizers.alphabet.strategy_search import Effort
 
-CHOOSE = queries.choose
-SHIFTS = shift_strategy.shifts
+CHOOSE, SHIFTS = queries.choose, shift_strategy.shifts
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
 
 
@@ -74,11 +72,12 @@ def brief(request, monkeypatch):
 def quick(monkeypatch):
     """Without searches, which take seconds."""
 
-    def choose(question, n, epsilon, *delta, trust="local", **more):
-        if trust == "local" and isinstance(question, Tensor):
-            protocol = queries.LocalOracle(question, RandomizedResponse(question.shape[1], epsilon))
-            error = float(protocol.worst_mse(n, more["objective"])) ** 0.5
-            return Choice((Candidate("randomized", protocol, error),))
-        return CHOOSE(question, n, epsilon, *delta, trust=trust, **more | {"search": False})
+    def choose(asked, n, epsilon, delta=None, **given):
+        linear = isinstance(asked, torch.Tensor | workloads.Workload)
+        if not linear or given.get("trust", "local") != "local":
+            return CHOOSE(asked, n, epsilon, delta, **{**given, "search": False})
+        protocol = queries.LocalOracle(asked, RandomizedResponse(asked.shape[1], epsilon))
+        worst = protocol.worst_mse(n, given.get("objective", Objective.WORST))
+        return Choice((Candidate("randomized", protocol, float(worst) ** 0.5),))
 
     monkeypatch.setattr(queries, "choose", choose)

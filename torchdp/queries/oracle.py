@@ -53,6 +53,7 @@ LISTED = 2**24  # outputs times answers, up to which each message is decoded alo
 ADAPTED = 2**20  # outputs times types of a strategy matrix up to which choices decode its reports twice
 CONSTANT = 1e-12  # relative: queries that vary less over types are constant
 ROUNDS = 2  # of strategy optimisation: the second knows the noise that the first leaves
+TINY = 1e-300
 RANK = 1e-9  # singular values of a strategy below this share of the largest are rounding
 
 
@@ -510,8 +511,23 @@ class LocalOracle(OracleQueries):
         else:
             value, variance = self._adapted.answers(tally)
             value = value + self.workload.mean(1)
-        found = Estimate(value, (variance / n).sqrt(), tally.n)
-        return replace(found, population=partial(self._of_population, found, tally.kept()))
+        kept = tally.kept()
+        error = (variance / n).sqrt()
+        found = Estimate(value, error, tally.n, covariance=partial(self._joint, kept, error))
+        return replace(found, population=partial(self._of_population, found, kept))
+
+    def _joint(self, tally: Tally, error: Tensor) -> Tensor:
+        """Of answers with these standard errors: their correlations are those at the nearest histogram."""
+        if self._adapted is None:
+            noise = self.plausible(tally)
+        else:
+            f = tally["reports"].double() / tally.users(1)
+            V = self.decoded(tally)
+            centred = V - (V @ f[..., None])
+            noise = (centred * f[..., None, :]) @ centred.mT
+        deviation = noise.diagonal(dim1=-2, dim2=-1).clamp_min(TINY).sqrt()
+        scale = error / deviation
+        return noise * scale[..., None] * scale[..., None, :]
 
     def _plug_in(self, tally: Tally, value: Tensor) -> Tensor:
         """One user's variance in each answer, at the decoded shares, of the worst type where there are none."""

@@ -240,6 +240,11 @@ class FactoredProtocol(Channel):
         return self.queries.left @ self.queries.left.mT
 
     @cached_property
+    def _squared(self) -> Tensor:
+        """Its entries' squares."""
+        return self._square.square()
+
+    @cached_property
     def _isotropic(self) -> bool:
         """Whether no coordinate of m is read by two queries, so that their errors are independent."""
         return bool(((self.queries.left != 0).sum(0) <= 1).all())
@@ -305,7 +310,7 @@ class FactoredProtocol(Channel):
         """(Var slope . e, tr(J Cov J Cov)) for an error e of z, J = diag(weights)."""
         level = self._level(n)
         straight = level * (slope @ self.queries.left).square().sum(-1)
-        curved = level**2 * ((weights @ self._square.square()) * weights).sum(-1)
+        curved = level**2 * ((weights @ self._squared) * weights).sum(-1)
         return straight, curved
 
     def cumulants(self, counts: Tensor) -> tuple[Tensor, Tensor] | None:
