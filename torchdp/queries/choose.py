@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchdp import checks, shuffle
 from torchdp.privacy import Model
-from torchdp.protocol import Choice, Objective
+from torchdp.protocol import Choice, Objective, Protocol
 from torchdp.protocol.choice import Candidate
 from torchdp.queries.central import CentralFactorization, CentralLaplace, ShuffledQueries
 from torchdp.queries.channel import Question, histograms_of
@@ -68,7 +68,7 @@ def choose(
     search: bool = True,
     unbiased: bool = True,
     ordered: bool = True,
-) -> Choice[Any]:
+) -> Choice[Protocol[Tensor]]:
     """The protocol of least predicted error for n users, among all channels of those who are trusted.
 
     Nobody ("local"): one report of each user, by each frequency oracle and, up to 64 types, by a strategy optimised for
@@ -93,7 +93,7 @@ def choose(
         prior: public histograms that the users' is like, (k,) or (j, k): the error is the root of the mean over them of
             the squared error; None: the question's own, ``question.histograms``, or the worst data of linear queries.
         tol: relative gap of the factorizations.
-        search: False leaves out the candidates that take seconds, the strategies.
+        search: False leaves out the candidates that take seconds: the strategies, and of a curator's the shuffled ones.
         unbiased, ordered: of linear queries, as in :func:`choose_linear`.
 
     Raises TypeError, ValueError.
@@ -126,10 +126,12 @@ def choose(
         return Choice(asking.judged(_local(asking)), asking.bound)
     if model is Model.LINEAR_TRANSFORM:
         return Choice(asking.judged(list(_served(asking))))
+    curated = asking.judged(list(_curated(asking))) if model is Model.CENTRAL else ()
+    if curated and not search:
+        return Choice(curated)
     shuffled = asking.judged([*_crowds(asking), *_sums(asking)])
     if model is Model.SHUFFLE:
         return Choice(shuffled)
-    curated = asking.judged(list(_curated(asking)))
     return Choice((*Choice(curated).candidates, *Choice(shuffled).candidates), near=CLOSE)
 
 

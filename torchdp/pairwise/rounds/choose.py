@@ -2,7 +2,6 @@
 
 import math
 from statistics import fmean
-from typing import Any
 
 from torch import Tensor
 
@@ -10,7 +9,7 @@ from torchdp.pairwise.forms import Pairs, one_kernel
 from torchdp.pairwise.rounds.three_round import ProjectedTwoRound
 from torchdp.pairwise.rounds.two_round import TwoRound
 from torchdp.pairwise.statistic import PairwiseStatistic
-from torchdp.protocol import Choice
+from torchdp.protocol import Choice, Protocol
 from torchdp.protocol.choice import Candidate
 from torchdp.queries import choose
 from torchdp.queries.channel import histograms_of
@@ -19,7 +18,7 @@ from torchdp.randomizers import base
 
 def choose_rounds(
     statistic: PairwiseStatistic, n: int, epsilon: float, *, prior: Tensor | None = None, search: bool = True
-) -> Choice[Any]:
+) -> Choice[Protocol[Tensor]]:
     """``queries.choose`` of local channels, and two rounds, where users can be asked once more.
 
     With projection and without, for means whose kernel has one value on the diagonal. A third round gains nothing over
