@@ -96,7 +96,9 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
     monkeypatch.setattr(room, "CAREFUL_STRATEGY", 7)
 
     def found():
-        return {c.name: c.error for c in choose(workloads.prefix(8), 100_000, 1.0, objective=Objective.MEAN).candidates}
+        return {
+            c.name: c.error for c in choose(workloads.prefix(8), 100_000, 1.0, objective=Objective.MEAN).candidates
+        }
 
     assert found()["optimised strategy"] == average_query.candidates[0].error
     monkeypatch.setattr(room, "POLISHED_STRATEGY", 7)
@@ -153,7 +155,8 @@ def test_fitted_answers_have_reports_of_their_own():
     k, n = 8, 2_000
     prior = torch.softmax(-(((torch.arange(k) - 3) / 2.0) ** 2), 0).double()
     made = [
-        choose(workloads.prefix(k), n, 1.0, objective=Objective.MEAN, unbiased=False, prior=one) for one in (None, prior)
+        choose(workloads.prefix(k), n, 1.0, objective=Objective.MEAN, unbiased=False, prior=one)
+        for one in (None, prior)
     ]
     for choice in made:
         assert {"square wave", "shift strategy for fits"} <= {one.name for one in choice.candidates}
@@ -287,7 +290,10 @@ def test_diameters_are_no_less_than_the_largest_distance(k):
         (lambda: choose(workloads.identity(20_000), 1000, 1.0), "HadamardResponse"),
         (lambda: choose(workloads.prefix(20_000), 1000, 1.0), "RunningSums"),
         (lambda: choose(workloads.marginals(20, 2), 1000, 1.0, 1e-6, trust="curator"), "MarginalFactorization"),
-        (lambda: choose(workloads.marginal_tables(20, 2), 1000, 1.0, 1e-6, trust="curator"), "MarginalFactorization"),
+        (
+            lambda: choose(workloads.marginal_tables(20, 2), 1000, 1.0, 1e-6, trust="curator"),
+            "MarginalFactorization",
+        ),
         (lambda: choose(torch.ones(1, 1).expand(20_000, 20_000), 1000, 1.0), "merge types"),
     ],
 )

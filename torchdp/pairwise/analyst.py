@@ -272,7 +272,9 @@ class ChannelPairs(PairwiseAnalyst):
             )
         missed = self.channel.bias.abs().max()
         if bool(missed > MOST_MISSED * points.abs().max()):
-            raise ValueError(f"channel must be of exact factors for a question of pairs; they miss up to {missed:g}")
+            raise ValueError(
+                f"channel must be of exact factors for a question of pairs; they miss up to {missed:g}"
+            )
 
     @property
     def estimated_pairs(self) -> Pairs:
