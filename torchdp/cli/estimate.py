@@ -183,11 +183,10 @@ def _asked(name: str, protocol: Asked, terms: Terms) -> dict[str, Any]:
     if spent != stated:
         before, _, after = said.partition(spent)
         said = f"{before.removesuffix('exactly ')}{stated} (spent: {guarantee.epsilon:g}){after}"
-    messages = isinstance(protocol, MessageProtocol)
     return {
         "trust": terms.trust,
         "protocol": name,
-        "bits_per_user": protocol.bits_per_user if messages else None,
+        "bits_per_user": protocol.bits_per_user if isinstance(protocol, MessageProtocol) else None,
         "epsilon": guarantee.epsilon,
         "delta": terms.delta,
         "guarantee": f"{said} (neighbours: {guarantee.neighbours.value})",
@@ -244,12 +243,13 @@ def plan(options: argparse.Namespace) -> int:
             bound = None  # a biased protocol was chosen: what no unbiased one can beat says nothing of it
         own = _asked(name, protocol, replace(terms, delta=terms.delta_of(n)))
         rmse = errors[0][1] if len(errors) == 1 else dict(errors)
-        found.append({"users": n, "predicted_rmse": rmse, "lower_bound": bound, **own})
-    words = {"statistic": question.title, "assumes": question.assumes, "discretisation": question.words}
+        numbers = {"users": n, "predicted_rmse": rmse, "lower_bound": bound}
+        found.append({**numbers, **own, "discretisation": question.words})
+    words = {"statistic": question.title, "assumes": question.assumes}
     if options.json:
         say(json.dumps(words | (found[0] if options.trust else {"plans": found})))
         return 0
-    lines = [(question.title, question.words), ("", f"predicted RMSE (privacy noise, {question.assumes})")]
+    lines = [(question.title, f"predicted RMSE: privacy noise, {question.assumes}")]
     for each in found:
         lines.append((f"--trust {each['trust']}", TRUSTED[each["trust"]]))
         lines.append(("  users", f"{each['users']}"))
@@ -257,6 +257,7 @@ def plan(options: argparse.Namespace) -> int:
         lines += [(f"  {title}", f"{error:.3g} {unit}".strip()) for title, error in rows.items()]
         lines += [("  lower bound", bounded_by(each["lower_bound"]))] if each["trust"] == "local" else []
         lines += [(f"  {key}", text) for key, text in _protocol(each)[1:3]]
+        lines.append(("  asked", each["discretisation"]))
     say(*aligned(lines))
     return 0
 

@@ -16,7 +16,7 @@ from torchdp import domains, mean, pairwise, queries, randomizers
 from torchdp.cli.table import Axis, Bins
 from torchdp.pairwise import PairwiseStatistic
 from torchdp.pairwise.population import tested
-from torchdp.protocol import Choice, Crowd, Estimate, MessageProtocol, Objective, Protocol, Tally
+from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally
 from torchdp.queries.choose import LARGEST_STRATEGY
 from torchdp.shuffle import Amplified
 
@@ -144,7 +144,7 @@ class Question(ABC):
 class OfTypes(Question):
     """What users of finitely many types are asked, through any channel, and what is read off its answers.
 
-    spread: squared, what users add who round at random; fits: whether the answers are read off a fitted histogram;
+    spread: squared, what users add who round at random; fits: how many answers are read off a fitted histogram, 0: none;
     ordered: whether neighbouring types are alike; tested: with Mann and Whitney's test.
     """
 
@@ -152,7 +152,7 @@ class OfTypes(Question):
     read: Read | None = None
     objective: Objective = Objective.MEAN
     spread: float = 0.0
-    fits: bool = False
+    fits: int = 0
     ordered: bool = True
     tested: bool = False
 
@@ -177,7 +177,8 @@ class OfTypes(Question):
         found = own
         if self.spread and not population:  # of the population's the rounding is a part already
             found = own.with_sampling(torch.full_like(own.value, self.spread) / own.n)
-        answers = self.told(analyst, tally, found.value, _rmse(found), *found.together(level))
+        ends = _together(found, level, self.fits)
+        answers = self.told(analyst, tally, found.value, _rmse(found), *ends)
         if self.tested and not population:
             u = tested(analyst, tally, own).u
             answers.append(
@@ -224,7 +225,7 @@ class OfTypes(Question):
         if isinstance(self.asked, PairwiseStatistic):
             found = pairwise.consistent(protocol, tally)
             return None if bool(found.value.isnan().any()) else found.histogram
-        channel = getattr(protocol, "channel", protocol)
+        channel = cast(queries.Channel, getattr(protocol, "channel", protocol))
         ordered = self.ordered and self.linear
         return None if self.fits else queries.fitted(channel, tally, ordered=ordered).histogram
 
@@ -254,9 +255,11 @@ class Together(Question):
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         analyst = _analyst(protocol)
-        found = _asked(analyst.analyse(tally), population)
-        numbers = [found.value, _rmse(found), *found.together(level)]
+        found = cast(queries.Answers, _asked(analyst.analyse(tally), population))
         sizes = [one.value.numel() for one in found.each]
+        printed = sum(part.fits or size for part, size in zip(self.parts, sizes, strict=True))
+        ends = _together(found, level, printed if any(part.fits for part in self.parts) else 0)
+        numbers = [found.value, _rmse(found), *ends]
         each = zip(*(row.split(sizes) for row in numbers), strict=True)
         answers = []
         for part, own, some in zip(self.parts, analyst.parts, each, strict=True):
@@ -287,7 +290,10 @@ class OfCovariance(Question):
             return choice.candidates[0].name, cast(Asked, choice.best)
         delta = cast(float, terms.delta_of(n))
         if terms.trust == "curator":
-            return "Gaussian noise", mean.GaussianCovariance.tuned(box, delta=delta, epsilon=terms.epsilon)
+            noisy = mean.GaussianCovariance.calibrated(
+                box, domains.round_shape(box, 2.0), delta=delta, epsilon=terms.epsilon
+            )
+            return "Gaussian noise", noisy
         mixed = Amplified.calibrated(
             lambda epsilon: mean.LocalCovariance.calibrated(box, epsilon=epsilon), n, terms.epsilon, delta
         )
@@ -338,6 +344,11 @@ def _numbers(*each: Tensor) -> tuple[float, float, tuple[float, float]]:
     return value, error, (low, high)
 
 
+def _together(estimate: Estimate, level: float, printed: int) -> tuple[Tensor, Tensor]:
+    """Ends that hold all at once. printed: so many of the answers alone, which are not known beforehand; 0: all."""
+    return estimate.interval(1 - (1 - level) / printed) if printed else estimate.together(level)
+
+
 def _rmse(estimate: Estimate) -> Tensor:
     """The standard error, and what an approximation may add."""
     return (estimate.standard_error.square() + torch.as_tensor(estimate.bias, dtype=torch.float64).square()).sqrt()
@@ -347,9 +358,8 @@ def each_answer(names: list[str], limits: tuple[float, float]) -> Read:
     """One answer for each number, its interval inside ``limits``."""
 
     def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
-        ends = low.clamp(*limits), high.clamp(*limits)
-        rows = torch.stack([value, error, *ends], -1).tolist()
-        return [Answer(name, *row[:2], tuple(row[2:])) for name, row in zip(names, rows, strict=True)]
+        rows = zip(names, value, error, low.clamp(*limits), high.clamp(*limits), strict=True)
+        return [Answer(name, *_numbers(*row)) for name, *row in rows]
 
     return read
 

@@ -83,7 +83,7 @@ def _quantiles(name: str) -> Make:
         words = _words(BINS + ": an interval ends where bins do", axes)
         W = queries.Linear(workloads.prefix(bins.count).dense()[:-1])
         read = quantiles_of(bins, shares)
-        return OfTypes(f"{name} of {axes[0].name}", words, W, read, planned=SHARE, fits=True)
+        return OfTypes(f"{name} of {axes[0].name}", words, W, read, planned=SHARE, fits=len(shares))
 
     return make
 
@@ -232,8 +232,7 @@ class Asking:
                     part = cast(OfTypes, kind.make([axis], self.options))
                     parts.append(replace(part, asked=part.lifted(place[axis.name])))
         words = dict.fromkeys(part.words for part in parts)
-        title = ", ".join(part.title for part in parts)
-        return Together(title, "; ".join([*words, *dates]), tuple(parts))
+        return Together(f"{len(parts)} statistics", "; ".join([*words, *dates]), tuple(parts))
 
     def coded(
         self, users: "pd.DataFrame", axes: list[Axis], noise: Noise | None, notes: list[str]
@@ -266,7 +265,7 @@ def asking(options: argparse.Namespace) -> Asking:
     names, columns = options.statistic, options.columns
     name = " ".join(names)
     kinds = tuple(KINDS[each] for each in names)
-    roles = list(max((kind.roles for kind in kinds), key=len))
+    roles = list(max(kinds, key=lambda kind: len(kind.roles)).roles)
     if options.categories is not None and set(names) <= {"histogram", "gini-diversity"}:
         roles = ["category"]
     if len(set(names)) < len(names):
