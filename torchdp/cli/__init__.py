@@ -1,4 +1,4 @@
-"""The command line: ``torchdp estimate``, ``plan``, ``sweep``, ``doctor``. Bad input: one line on stderr, exit code 2."""
+"""The command line: ``torchdp estimate``, ``plan``, ``sweep``, ``doctor``. Bad input: a line on stderr, exit code 2."""
 
 import argparse
 import signal

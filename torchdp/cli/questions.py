@@ -144,7 +144,7 @@ class Question(ABC):
 class OfTypes(Question):
     """What users of finitely many types are asked, through any channel, and what is read off its answers.
 
-    spread: squared, what users add who round at random; fits: how many answers are read off a fitted histogram, 0: none;
+    spread: squared, what users add who round at random; fits: answers that are read off a fitted histogram, 0: none;
     ordered: whether neighbouring types are alike; tested: with Mann and Whitney's test.
     """
 
@@ -290,9 +290,14 @@ class OfCovariance(Question):
             return choice.candidates[0].name, cast(Asked, choice.best)
         delta = cast(float, terms.delta_of(n))
         if terms.trust == "curator":
-            noisy = mean.GaussianCovariance.calibrated(
-                box, domains.round_shape(box, 2.0), delta=delta, epsilon=terms.epsilon
+            # noise in proportion to each column's width, whatever its unit
+            half = (box.high - box.low) / 2
+            even = domains.round_shape(domains.Box(-torch.ones_like(half), torch.ones_like(half)), 2.0)
+            middle = box.low + half
+            shape = replace(
+                even, root=half[:, None] * even.root, centre=middle, support=middle + half * even.support
             )
+            noisy = mean.GaussianCovariance.calibrated(box, shape, delta=delta, epsilon=terms.epsilon)
             return "Gaussian noise", noisy
         mixed = Amplified.calibrated(
             lambda epsilon: mean.LocalCovariance.calibrated(box, epsilon=epsilon), n, terms.epsilon, delta

@@ -283,7 +283,7 @@ def asking(options: argparse.Namespace) -> Asking:
     if len(set(columns)) < len(columns):
         raise ValueError("--columns names a column twice")
     for each, kind in zip(names, kinds, strict=True):
-        if roles != ["category"] and kind.roles not in (tuple(roles), ("number",)):
+        if roles != ["category"] and len(kinds) > 1 and kind.roles not in (tuple(roles), ("number",)):
             raise ValueError(
                 f"--statistic {each} is of other columns than {name.replace(each, '').strip()}: ask for it alone"
             )
