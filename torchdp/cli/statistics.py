@@ -41,7 +41,7 @@ Make = Callable[[list[Axis], argparse.Namespace], Question]
 class Kind:
     """A statistic. roles: what its columns hold, "number", "label" (one of two) or "category"; bins: of a number.
 
-    make: the question of the axes. rounded: a number becomes an edge beside it, at random. whole: numbers as they are,
+    make: the question of the axes; finer: times as many bins where it is asked by a curator alone. rounded: a number becomes an edge beside it, at random. whole: numbers as they are,
     of as many columns as there are.
     """
 
@@ -50,6 +50,7 @@ class Kind:
     bins: int = 32
     rounded: bool = False
     whole: bool = False
+    finer: int = 1
 
 
 def _mean(axes: list[Axis], options: argparse.Namespace) -> OfTypes:
@@ -152,12 +153,12 @@ KINDS = {
         "Mann-Whitney U of {0.name}: {1.name} = {1.labels[1]} against {1.labels[0]}", SCORED,
         lambda score, label: pairwise.auc(score.count), tested=True)),
     "mean": Kind(("number",), _mean, bins=8, rounded=True),
-    "median": Kind(("number",), _quantiles("median")),
+    "median": Kind(("number",), _quantiles("median"), finer=4),
     "mmd": Kind(LABELLED, _asks(
         "squared maximum mean discrepancy " + APART,
         f"{BINS}, a Gaussian kernel whose standard deviation is {BANDWIDTH:g} of their range",
         lambda number, label: queries.MeanDiscrepancy(number.count, width=number.count * BANDWIDTH))),
-    "quantiles": Kind(("number",), _quantiles("quantiles")),
+    "quantiles": Kind(("number",), _quantiles("quantiles"), finer=4),
     "spearman": Kind(TWO, _ranks("Spearman's rho", queries.Spearman), bins=8),
 }  # fmt: skip
 
@@ -203,6 +204,8 @@ class Asking:
         usual = min((kind.bins for kind in self.kinds if not kind.rounded), default=FINE[self.options.trust])
         if self.rounded and self.options.trust == "local" and self.options.epsilon > SHARP:
             usual *= 2
+        if self.options.trust == "curator" and len(self.kinds) == 1:
+            usual *= self.kinds[0].finer
         labels = math.prod(len(each) for each in self.labels.values())
         numbers = len(self.options.columns) - len(self.labels)
         most = int((MOST_TYPES // labels + 0.5) ** (1 / numbers)) - self.rounded
