@@ -41,7 +41,8 @@ Make = Callable[[list[Axis], argparse.Namespace], Question]
 class Kind:
     """A statistic. roles: what its columns hold, "number", "label" (one of two) or "category"; bins: of a number.
 
-    make: the question of the axes; finer: times as many bins where it is asked by a curator alone. rounded: a number becomes an edge beside it, at random. whole: numbers as they are,
+    make: the question of the axes. finer: times as many bins for a curator who asks nothing else.
+    rounded: a number becomes an edge beside it, at random. whole: numbers as they are,
     of as many columns as there are.
     """
 

@@ -190,7 +190,7 @@ class Several(Question, Brief):
 
     @property
     def histograms(self) -> Tensor:
-        """Those of all questions, an eighth of the users spread evenly; of linear ones the flat one and single types."""
+        """Those of all questions, an eighth of the users spread evenly; of linear ones the flat and single types."""
         some = [each.histograms for each in self.questions]
         given = [each for each in some if each is not None]
         if given:
