@@ -205,8 +205,7 @@ class OfTypes(Question):
         if self.linear:
             worst = analyst.worst_mse(max(1, math.floor(n)), self.objective)
             return [(self.title, math.sqrt(float(worst) + self.spread / n))]
-        family = self.asked.histograms
-        assert family is not None
+        family = cast(Tensor, self.asked.histograms)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             mse = max(float(analyst.predicted_mse(each * n).max()) for each in family)
@@ -216,8 +215,7 @@ class OfTypes(Question):
         if isinstance(self.asked, queries.Linear):
             objective = self.objective if shares is None else Objective.MEAN
             return queries.lower_bound(self.asked.workload, n, epsilon, objective, prior=shares)
-        family = self.asked.histograms if shares is None else shares[None]
-        assert family is not None
+        family = cast(Tensor, self.asked.histograms) if shares is None else shares[None]
         return max((self.asked.bound(n, epsilon, each) or 0.0 for each in family), default=None)
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
