@@ -49,7 +49,7 @@ MAY_IMPORT = dict.fromkeys(FLOOR, frozenset()) | {
     "sklearn": FLOOR | {"privacy", "density", "randomizers", "regression"},
     "cli": FLOOR
     | {"kernels", "privacy", "workloads", "factorization", "randomizers", "queries", "domains", "mean"}
-    | {"pairwise", "protocol", "collection", "simulate", "secure", "sketching", "regression"},
+    | {"pairwise", "protocol", "shuffle", "collection", "simulate", "secure", "sketching", "regression"},
     "__main__": {"cli"},
 }
 

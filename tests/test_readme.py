@@ -92,10 +92,10 @@ def runnable(page):
 
 
 def estimates(page):
-    """The page's ``torchdp estimate`` commands, a line each."""
+    """The page's ``torchdp estimate`` and ``plan`` commands, a line each."""
     text = "".join(blocks("", page)) if page in PAGES else ""
     lines = text.replace("\\\n", " ").splitlines()
-    return [" ".join(line.split()) for line in lines if "torchdp estimate" in line]
+    return [" ".join(line.split()) for line in lines if re.match(r"\s*torchdp (estimate|plan)", line)]
 
 
 def test_every_block_is_run():  # in any form and on any page: test_blocks.py

@@ -35,7 +35,7 @@ PROGRAMS = {  # an expression of a user's: part of its type
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, n=9, dimension=3).best": "ShuffledKDE",
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, classes=x, dimension=3).best": "ShuffledClasses",
     "queries.choose(pairwise.gini(4), 100, 1.0).best.guarantee": "Guarantee",
-    "torchdp.queries.choose(torchdp.pairwise.gini(4), 100, 1.0).candidates[0].protocol": "Protocol[torch",
+    "torchdp.pairwise.choose_rounds(torchdp.pairwise.gini(4), 100, 1.0).candidates[0].protocol": "Protocol",
     "collection.Collection.of(randomizers.RandomizedResponse(4, 1.0)).estimate()": "Estimate",
     "choice.candidates[0].protocol": "training.plan.Plan",
     "training.Plan.load('plan')": "training.plan.Plan",

@@ -53,7 +53,7 @@ def table(tmp_path):
 @pytest.fixture
 def refuse(estimate):
     def refuse(*words):
-        said = estimate(*words, "--epsilon 1", code=2)
+        said = estimate(*words, "--epsilon 1 --trust local", code=2)
         assert "77.1" not in said
         return said
 
@@ -85,7 +85,7 @@ def test_missing_file_and_folder(tmp_path, refuse):
 @pytest.mark.parametrize("epsilon", ["0", "nan", "1e9", "1e-300"])
 @pytest.mark.parametrize("protocol", ["auto", "randomized-response"])
 def test_epsilon(table, epsilon, protocol, estimate):
-    error = estimate("--csv", table, MEAN, "--epsilon", epsilon, "--protocol", protocol, code=2)
+    error = estimate("--csv", table, MEAN, "--epsilon", epsilon, "--protocol", protocol, "--trust local", code=2)
     assert "epsilon must" in error or ("1e-300", "randomized-response") == (epsilon, protocol)
 
 
@@ -132,7 +132,9 @@ def test_an_answer_that_is_not_a_number_is_no_answer(tmp_path, estimate):
     path = tmp_path / "one_class.csv"
     path.write_text("height,label\n" + "1,1\n" * 20)
     arguments = ["--statistic", "auc", "--columns", "height", "label", "--bounds", "height=0:2", "--bins", "2"]
-    error = estimate("--csv", path, *arguments, "--protocol randomized-response --epsilon 700", code=2)
+    error = estimate(
+        "--csv", path, *arguments, "--protocol randomized-response --epsilon 700 --trust local", code=2
+    )
     assert "no finite estimate" in error
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from torchdp import cli, pairwise
+from torchdp import cli, queries
 from torchdp.cli import questions
 from torchdp.cli.table import Bins
 from torchdp.randomness import keyed_generator
@@ -74,7 +74,7 @@ def truth(name, table):
 @pytest.fixture
 def ask(estimate):
     def ask(path, name, *more):
-        return estimate("--csv", path, "--statistic", name, QUESTIONS[name], "--json", *more)
+        return estimate("--csv", path, "--statistic", name, QUESTIONS[name], "--trust local --json", *more)
 
     return ask
 
@@ -96,9 +96,9 @@ def test_estimate_is_near_the_truth(name, protocol, users, ask):
 
 
 def test_best_searches_too(users, monkeypatch, ask):
-    path, asked, quick = users[0], [], pairwise.choose
+    path, asked, quick = users[0], [], queries.choose
     monkeypatch.setattr(
-        pairwise, "choose", lambda *one, search: asked.append(search) or quick(*one, search=search)
+        queries, "choose", lambda *one, search, **more: asked.append(search) or quick(*one, **more)
     )
     for protocol in ("auto", "best"):
         ask(path, "gini-mean-difference", "--epsilon", 4, "--protocol", protocol)
@@ -131,7 +131,7 @@ def test_text_says_the_same_as_json(users, estimate):
 def test_a_protocol_that_spends_less_than_was_stated_says_both(users, monkeypatch, estimate, stated, said):
     response = questions.PROTOCOLS["randomized-response"]
     monkeypatch.setitem(questions.PROTOCOLS, "randomized-response", lambda each, epsilon: response(each, 2.0))
-    words = ("--csv", users[0], "--statistic auc", QUESTIONS["auc"], f"--epsilon {stated}")
+    words = ("--csv", users[0], "--statistic auc", QUESTIONS["auc"], f"--epsilon {stated} --trust local")
     words += ("--protocol randomized-response",)
     assert said in estimate(*words).out and estimate(*words, "--json")["epsilon"] == 2
 

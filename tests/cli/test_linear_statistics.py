@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchdp import cli, queries, workloads
-from torchdp.cli.questions import each_answer, quantiles_of
+from torchdp.cli.questions import Terms, _rmse, each_answer, quantiles_of
 from torchdp.cli.statistics import KINDS, asking
 from torchdp.cli.table import Bins
 from torchdp.noise import SeededNoise
@@ -22,6 +22,7 @@ USERS = 2_000
 MEAN = "--statistic mean --columns dose --bounds dose=0:8 --bins 4"
 SHARES = "--statistic histogram --columns dose --bounds dose=0:8 --bins 4"
 TOWNS = "--statistic histogram --columns town --categories Aachen,Bern,Como"
+MEDIAN = "--statistic quantiles --columns dose --bounds dose=0:8 --quantiles .5"
 QUANTILES = "--statistic quantiles --columns dose --bounds dose=0:8 --bins 8 --quantiles .25 .5 .75"
 
 
@@ -46,7 +47,7 @@ def table(tmp_path_factory):
 @pytest.fixture
 def ask(estimate, quick):
     return lambda table, words, *more: estimate(
-        "--csv", table, words, "--epsilon", 8, "--seed", 1, *more, "--json"
+        "--csv", table, words, "--epsilon", 8, "--seed", 1, "--trust local", *more, "--json"
     )
 
 
@@ -111,9 +112,10 @@ def test_quantiles_and_their_order(table, ask):
 
 def test_what_an_approximation_may_add_counts_in_the_predicted_error():
     off = Estimate(torch.tensor([0.5, 0.8]), torch.tensor([0.03, 0.04]), 9, bias=torch.tensor([0.04, 0.03]))
-    assert [one.error for one in each_answer(["a", "b"], (0, 1))(off, 0.95)] == pytest.approx([0.05, 0.05])
+    told = off.value, _rmse(off), *off.interval(0.95)
+    assert [one.error for one in each_answer(["a", "b"], (0, 1))(*told)] == pytest.approx([0.05, 0.05])
     # of a quantile in the column's unit: over the density, .5 and .3 a bin
-    of_quantiles = quantiles_of(Bins(0, 3, 3), [0.2, 0.7])(off, 0.95)
+    of_quantiles = quantiles_of(Bins(0, 3, 3), [0.2, 0.7])(*told)
     assert [one.error for one in of_quantiles] == pytest.approx([0.05 / 0.5, 0.05 / 0.3])
 
 
@@ -137,12 +139,12 @@ def test_groups_have_answers_of_their_own(table, ask, estimate):
 
 
 def test_rounding_at_random_adds_no_bias_and_its_noise_is_counted(quick):
-    options = cli.parser().parse_args(["estimate", *MEAN.split(), "--epsilon", "8"])
+    options = cli.parser().parse_args(["estimate", *MEAN.split(), "--epsilon", "8", "--trust", "local"])
     dose = torch.tensor([1.0, 1.0, 3.0, 5.0, 7.0], dtype=torch.float64).repeat(100)  # middles: most is added
     asked, users = asking(options), pd.DataFrame({"dose": dose})
     axes = asked.axes()
     question = asked.question(axes)
-    _, protocol = question.choose("auto", 500, 8.0)
+    _, protocol = question.choose(500, Terms("local", 8.0))
     errors, predicted = [], []
     for seed in range(400):
         _, types = asked.coded(users, axes, SeededNoise(seed), [])
@@ -166,7 +168,8 @@ def test_intervals_of_quantiles_cover():
     for reports in sample["reports"]:
         estimate = protocol.analyse(Tally(1000, {"reports": reports}))
         for level in covered:
-            for place, answer in zip((0, 3, 6), read(estimate, level), strict=True):
+            ends = estimate.value, estimate.standard_error, *estimate.interval(level)
+            for place, answer in zip((0, 3, 6), read(*ends), strict=True):
                 low, high = answer.interval
                 assert low <= answer.value <= high
                 covered[level] += (low <= place and place + 1 <= high) / 450
@@ -192,32 +195,49 @@ def test_intervals_of_a_population_are_wider_by_its_sampling(table, ask, estimat
 
 def test_a_plan_is_the_least_number_of_users(quick, estimate):
     for words, error in ((MEAN, 0.1), (SHARES, 0.02), (QUANTILES, 0.02)):
-        got = estimate(words, "--epsilon", 1, "--plan", error, "--json")
-        options = cli.parser().parse_args(["estimate", *words.split(), "--epsilon", "1"])
+        got = estimate(words, "--epsilon 1 --trust local --error", error, "--json", command="plan")
+        options = cli.parser().parse_args(["plan", *words.split(), "--epsilon", "1", "--trust", "local"])
         asked = asking(options)
         question = asked.question(asked.axes())
-        _, protocol = question.choose("auto", got["users"], 1.0)
+        _, protocol = question.choose(got["users"], Terms("local", 1.0))
         assert question.error(protocol, got["users"]) <= error < question.error(protocol, got["users"] - 1)
         assert got["predicted_rmse"] <= error
     words = "--statistic gini-diversity --columns town --categories a,b,c --epsilon 1"
-    few, many = (estimate(words, "--plan", error, "--json")["users"] for error in (0.1, 0.01))
-    assert 50 * few < many < 150 * few
-    assert "users" in estimate(words, "--plan", 0.1).out
+    few = estimate(words, "--json --error .05", command="plan")["plans"]
+    assert [each["trust"] for each in few] == list(cli.TRUST)
+    assert all(each["predicted_rmse"] <= 0.05 for each in few)
+    assert few[0]["users"] > 3 * few[1]["users"] >= 3 * few[2]["users"]
+    for one, power in ((few[0], 2), (few[2], 1)):
+        many = estimate(words, "--json --error .005 --trust", one["trust"], command="plan")
+        assert 10**power / 2 < many["users"] / one["users"] < 2 * 10**power
+    assert few[0]["delta"] is None and few[2]["delta"] == float(f"1e-{len(str(10 * few[2]['users'] - 1))}")
+    told = estimate(words, "--users 900", command="plan").out
+    assert told.count("predicted RMSE  ") == 3 and "--trust shuffle" in told
+    words = words.replace("gini-diversity", "gini-diversity histogram")
+    both = estimate(words, "--users 900 --json --trust curator", command="plan")
+    assert set(both["predicted_rmse"]) == {"Gini's diversity index of town", "shares of town"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ("", "--csv FILE is needed"),
-        ("--plan 1 --statistic median", "must be below 0.5, such as 0.02, not 1"),
         ("--csv x.csv --level 95", "did you mean 0.95?"),
-        ("--plan 1e-30", "takes more than 2^50 users; take a larger error"),
-        ("--plan 1 --csv x.csv", "--plan takes no --csv"),
-        ("--plan 1 --bounds-from-data", "--plan takes no --bounds-from-data"),
-        ("--plan 1 --protocol one-message", "--protocol one-message is for means over pairs of users"),
-        ("--plan 1 --quantiles .5", "--statistic mean takes no --quantiles"),
-        ("--plan 1 --bins 4096", "--bins must be at most 4095"),
-        ("--plan 1 --statistic quantiles --quantiles 1.5", "--quantiles must lie strictly between 0 and 1"),
+        ("--csv x.csv --quantiles .5", "--statistic mean takes no --quantiles"),
+        ("--csv x.csv --bins 4096", "--bins must be at most 4095"),
+        ("--csv x.csv --statistic kendall", "--statistic mean kendall takes 2 --columns, not 1"),
+        ("--csv x.csv --statistic mean", "names a statistic twice"),
+        ("--csv x.csv --statistic auc kendall --columns dose town", "kendall is of other columns than mean auc"),
+        (
+            "--csv x.csv --statistic covariance --columns dose town",
+            "--statistic covariance uses numbers as they are",
+        ),
+        (
+            "--csv x.csv --protocol one-message",
+            "--protocol one-message is of users who trust nobody: add --trust local",
+        ),
+        ("--csv x.csv --trust local --delta 1e-6", "--delta is for --trust shuffle or curator"),
+        ("--csv x.csv --delta 1", "--delta must lie strictly between 0 and 1"),
         ("--csv x.csv --group dose", "--group dose is one of --columns"),
         ("--csv x.csv --encoding klingon", "--encoding 'klingon' is not known"),
     ],
@@ -225,6 +245,23 @@ def test_a_plan_is_the_least_number_of_users(quick, estimate):
 def test_options_are_refused(arguments, words, quick, estimate):
     error = estimate(MEAN, "--epsilon", 1, arguments, code=2)
     assert words in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--error 1 --statistic median", "--error is of one statistic; of several give --users N"),
+        (f"--error 1 {MEDIAN}", "must be below 0.5, such as 0.02, not 1"),
+        ("--error 1e-30 --trust curator", "takes more than 2^50 users; take a larger error"),
+        ("--error 1 --users 9", "one of both"),
+        ("", "--error ERROR or --users N is needed"),
+        ("--users 0", "--users must be"),
+        ("--error 1 --protocol one-message", "add --trust local"),
+    ],
+)
+def test_plans_are_refused(arguments, words, quick, estimate):
+    mean = [] if "quantiles" in arguments else [MEAN]
+    assert words in estimate(*mean, "--epsilon 1", arguments, code=2, command="plan")
 
 
 def test_policies_say_who_was_left_out(tmp_path, quick, estimate):
@@ -238,7 +275,9 @@ def test_policies_say_who_was_left_out(tmp_path, quick, estimate):
         "row 102: outside the stated bounds 0:8 (2 such rows)" in error and "--out-of-bounds clip or drop" in error
     )
     left = estimate(*drop, "--out-of-bounds", "drop")
-    assert "2 of 105 users are left out, because a cell is missing; an observer sees that" in left.err
+    assert (
+        "2 of 105 users are left out, because a cell is missing; how many take part is not protected" in left.err
+    )
     assert "2 of 103 users are left out, dose is beyond the stated bounds 0:8" in left.err
     assert "101 users" in left.out
     clipped = estimate(*drop, "--out-of-bounds", "clip")

@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import energy_distance, kendalltau, mannwhitneyu, pearsonr, spearmanr
 
+from torchdp.cli.statistics import KINDS
 from torchdp.protocol import Protocol
 from torchdp.randomness import keyed_generator
 
@@ -32,10 +34,10 @@ def table(tmp_path_factory):
 
 @pytest.fixture
 def ask(estimate):
-    def ask(path, statistic, columns, bins):
+    def ask(path, statistic, columns, bins, trust="local"):
         bounds = [f"{name}=0:8" for name in columns.split() if name != "seen"]
         words = "--csv", path, "--statistic", statistic, "--columns", columns, "--bounds", *bounds, "--bins", bins
-        return estimate(*words, "--epsilon 8 --seed 1 --json")
+        return estimate(*words, "--epsilon 8 --seed 1 --json --trust", trust)
 
     return ask
 
@@ -48,40 +50,47 @@ def near(found, truth, most):
     assert abs(found["estimate"] - truth) < 5 * found["predicted_rmse"] < most, (found, truth)
 
 
-def test_concordance(table, ask):
+TRUST = pytest.mark.parametrize("trust", ["local", "curator"])
+
+
+@TRUST
+def test_concordance(trust, table, ask):
     path, rows = table
     cells = [(int(time / 2), int(score / 2), seen) for _, time, score, seen in rows]
     good, comparable = 0.0, 0
     for (t, s, d), (u, r, e) in itertools.permutations(cells, 2):
         if d and (t < u or (t == u and not e)):
             comparable, good = comparable + 1, good + (sign(s - r) + 1) / 2
-    near(ask(path, "concordance", "time seen score", 4), good / comparable, 0.4)
+    near(ask(path, "concordance", "time seen score", 4, trust), good / comparable, 0.4)
 
 
-def test_mann_whitney(table, ask):
+@TRUST
+def test_mann_whitney(trust, table, ask):
     path, rows = table
     groups = [[int(row[2]) for row in rows if row[3] == label] for label in (1, 0)]
-    auc, u = ask(path, "mann-whitney", "score seen", 8)["answers"]
+    auc, u = ask(path, "mann-whitney", "score seen", 8, trust)["answers"]
     wanted, p = mannwhitneyu(*groups, method="asymptotic")
     near(u, wanted, 60_000)
     near(auc, wanted / len(groups[0]) / len(groups[1]), 0.5)
     assert auc["p_value"] == u["p_value"] > 0.05 and p > 0.05  # the event does not depend on the score
 
 
+@TRUST
 @pytest.mark.parametrize(
     ("name", "truth"), [("spearman", spearmanr), ("kendall-b", kendalltau), ("correlation", pearsonr)]
 )
-def test_two_columns(name, truth, table, ask):
+def test_two_columns(name, truth, trust, table, ask):
     path, rows = table
     cells = [[int(row[column] / 2) for row in rows] for column in (0, 1)]
-    near(ask(path, name, "income time", 4), truth(*cells).statistic, 0.5)
+    near(ask(path, name, "income time", 4, trust), truth(*cells).statistic, 0.5)
 
 
-def test_two_groups(table, ask):
+@TRUST
+def test_two_groups(trust, table, ask):
     path, rows = table
     groups = [[2 * int(row[0] / 2) for row in rows if row[3] == label] for label in (1, 0)]
-    near(ask(path, "energy-distance", "income seen", 4), energy_distance(*groups) ** 2, 0.4)
-    found = ask(path, "mmd", "income seen", 4)
+    near(ask(path, "energy-distance", "income seen", 4, trust), energy_distance(*groups) ** 2, 0.4)
+    found = ask(path, "mmd", "income seen", 4, trust)
     assert "standard deviation is 0.2 of their range" in found["discretisation"]
     kernel = [[math.exp(-((a - b) ** 2) / 2 / 1.6**2) for b in range(0, 8, 2)] for a in range(0, 8, 2)]
     shares = [[group.count(value) / len(group) for value in range(0, 8, 2)] for group in groups]
@@ -94,15 +103,80 @@ ASKED = {
     "mean": "--columns income --bounds income=0:8",
     "histogram": "--columns income --bounds income=0:8 --bins 4",
     "quantiles": "--columns income --bounds income=0:8 --bins 4 --quantiles .5",
-    "auc": "--columns income seen --bounds income=0:8 --bins 4 --protocol two-message",
-    "gini-diversity": "--columns seen --categories 0,1 --protocol randomized-response",
-    "kendall": "--columns income time --bounds income=0:8 time=0:8 --bins 3 --protocol one-message",
+    "auc": "--columns income seen --bounds income=0:8 --bins 4 --trust local --protocol two-message",
+    "gini-diversity": "--columns seen --categories 0,1 --trust local --protocol randomized-response",
+    "kendall": "--columns income time --bounds income=0:8 time=0:8 --bins 3 --trust local --protocol one-message",
     "gini": "--columns income --bounds income=0:8 --bins 4",
     "mann-whitney": "--columns income seen --bounds income=0:8 --bins 4",
     "spearman": "--columns income time --bounds income=0:8 time=0:8 --bins 3",
     "energy-distance": "--columns income seen --bounds income=0:8 --bins 4",
     "covariance": "--columns income time score --bounds income=0:8 time=0:8 score=0:8",
 }
+
+
+BOTH = "income=0:8 time=0:8 --bins 3"
+COLUMNS = {  # of every statistic
+    "number": "--columns income --bounds income=0:8 --bins 4",
+    "category": "--columns seen --categories 0,1",
+    "number number": f"--columns income time --bounds {BOTH}",
+    "number label": "--columns income seen --bounds income=0:8 --bins 4",
+    "number label number": "--columns time seen income --bounds income=0:8 time=0:8 --bins 3",
+}
+
+
+def words_of(name):
+    words = COLUMNS[" ".join(KINDS[name].roles)] + " --quantiles .5" * (name == "quantiles")
+    return words.replace(" --bins 3", "") if name == "covariance" else words
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_curator_answers_every_statistic_with_less_error(name, table, estimate):
+    """Near what a curator says without noise worth its name, and of less error than users who trust nobody."""
+    asked = "--csv", table[0], "--statistic", name, words_of(name), "--seed 1 --json --epsilon"
+    noiseless, curator = (estimate(*asked, epsilon) for epsilon in (600, 1))
+    local = estimate(*asked, 1, "--trust local")
+    assert "central" in curator["guarantee"] and curator["delta"] == 1e-4 and local["delta"] is None
+    rows = (found.get("answers", [found]) for found in (noiseless, curator, local))
+    for exact, one, other in zip(*rows, strict=True):
+        assert 0 < one["predicted_rmse"] < 0.5 * other["predicted_rmse"]
+        assert abs(one["estimate"] - exact["estimate"]) < 5 * one["predicted_rmse"] + 0.02 * abs(exact["estimate"])
+
+
+@pytest.mark.parametrize("name", ["mean", "gini-diversity", "covariance"])
+def test_a_shuffler_is_between_the_two(name, table, estimate):
+    asked = "--csv", table[0], "--statistic", name, words_of(name), "--epsilon 1 --seed 1 --json"
+    local, mixed, curator = (estimate(*asked, "--trust", trust) for trust in ("local", "shuffle", "curator"))
+    rows = (found.get("answers", [found])[-1]["predicted_rmse"] for found in (local, mixed, curator))
+    first, second, third = rows
+    assert first > 2 * second and second > 0.99 * third and "shuffle" in mixed["guarantee"]
+
+
+def test_statistics_of_one_collection(table, estimate):
+    """Under one epsilon: means of both columns and three statistics of pairs; intervals that hold all at once."""
+    asked = "--csv", table[0], f"--columns income time --bounds {BOTH} --epsilon 8 --seed 1 --json"
+    names = "mean", "median", "kendall", "spearman"
+    for trust in ("local", "curator"):
+        found = estimate(*asked, "--statistic", *names, "--trust", trust)
+        assert found["epsilon"] <= 8 and "hold all answers" in found["discretisation"]
+        told = {row["answer"]: row for row in found["answers"]}
+        assert len(told) == 6 and {"mean of income: mean", "Spearman's rho of income and time"} <= set(told)
+        cells = [[int(row[column] * 3 / 8) for row in table[1]] for column in (0, 1)]
+        middles = torch.tensor(cells[1], dtype=torch.float64) * 8 / 3 + 4 / 3
+        near(told["mean of time: mean"], float(middles.mean()), 2.0)
+        near(told["Spearman's rho of income and time"], spearmanr(*cells).statistic, 0.6)
+        for row in told.values():
+            low, high = row["interval"]
+            assert "median" in row["answer"] or high - low > 2 * 2.2 * row["predicted_rmse"]
+
+
+def test_groups_of_a_shuffler_are_crowds_of_their_own(table, estimate):
+    words = words_of("gini-diversity").replace("seen", "seen --group half")
+    path = Path(table[0]).with_name("halves.csv")
+    rows = "".join(f"{row[3]},{i % 3 == 0}\n" for i, row in enumerate(table[1]))
+    path.write_text("seen,half\n" + rows)
+    asked = "--csv", path, "--statistic gini-diversity --trust shuffle --epsilon 4 --seed 1 --json", words
+    found = estimate(*asked)["answers"]
+    assert [row["users"] for row in found] == [400, 200]
 
 
 @pytest.mark.parametrize("name", ASKED)

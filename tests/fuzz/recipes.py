@@ -23,9 +23,9 @@ def gathered(protocol, name="first"):
     return importlib.import_module("torchdp.collection").Collection.of(protocol).add(name, tally)
 
 
-def quick(pairwise):
+def quick(queries):
     """Searches of two steps: 2^40 of them would only be waited for."""
-    return SimpleNamespace(reports=partial(pairwise.PairReports.tuned, steps=2))
+    return SimpleNamespace(reports=partial(queries.LocalOracle.tuned, steps=2))
 
 
 def squared(config):
@@ -168,9 +168,9 @@ def kept():
             2.0, 1e-5, 1.0, found["privacy"].Model.CENTRAL, found["privacy"].Neighbours.REPLACE_ONE
         ),
         "sizes": torch.tensor([1, 1, 3]),
-        "quick": quick(found["pairwise"]),
-        "gathered": gathered(found["pairwise"].OneMessage(found["pairwise"].unequal(3), 1.0)),
-        "others": gathered(found["pairwise"].OneMessage(found["pairwise"].unequal(3), 1.0), "second"),
+        "quick": quick(found["queries"]),
+        "gathered": gathered(found["queries"].LocalFactorization.of(found["pairwise"].unequal(3), 1.0)),
+        "others": gathered(found["queries"].LocalFactorization.of(found["pairwise"].unequal(3), 1.0), "second"),
         "protocol": importlib.import_module("torchdp.protocol"),
         "sketch": found["sketching"].balanced_osnap(12, 2, 1, generator=torch.Generator().manual_seed(1)),
         "sketch_of_five": found["sketching"].balanced_osnap(5, 2, 2, generator=torch.Generator().manual_seed(1)),

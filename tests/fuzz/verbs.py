@@ -28,15 +28,15 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
         "types",
     ),
     "PrivateLearner": ("queries.PrivateLearner.calibrated(queries.thresholds(3), epsilon=1.0)", "labelled"),
-    "TwoMessage": ("pairwise.TwoMessage(pairwise.unequal(3), 1.0)", "types"),
-    "OneMessage": ("pairwise.OneMessage(pairwise.unequal(3), 1.0)", "types"),
-    "Subsets": ("pairwise.PairReports(pairwise.unequal(3), 1.0)", "types"),
+    "TwoMessage": ("queries.Twice.of(pairwise.unequal(3), 1.0)", "types"),
+    "OneMessage": ("queries.LocalFactorization.of(pairwise.unequal(3), 1.0)", "types"),
+    "Subsets": ("queries.LocalOracle.of(pairwise.unequal(3), randomizers.SubsetSelection(3, 1.0))", "types"),
     "Responses": (
-        "pairwise.PairReports(pairwise.unequal(3), 1.0, randomizers.RandomizedResponse)",
+        "queries.LocalOracle.of(pairwise.unequal(3), randomizers.RandomizedResponse(3, 1.0))",
         "types",
     ),
     "StrategyReports": (
-        "pairwise.PairReports(pairwise.unequal(3), 1.2, "
+        "queries.LocalOracle.of(pairwise.unequal(3), "
         "randomizers.StrategyMatrix((torch.ones(3, 3) + torch.eye(3)).double() / 4))",
         "types",
     ),
@@ -54,7 +54,7 @@ SMALL = {  # protocols of the table of refusals, beside the battery's; made of t
 }
 FAST = (
     "randomizers.SubsetSelection", "randomizers.PrivUnit", "queries.Adapted",
-    "pairwise.OneMessage", "pairwise.TwoRound", "mean.GaussianMean", "shuffle.Poisson", "density.Central",
+    "OneMessage", "pairwise.TwoRound", "mean.GaussianMean", "shuffle.Poisson", "density.Central",
     "secure.SecureSketch", "regression.GramRelease",
 )  # fmt: skip
 OF_ALL = (

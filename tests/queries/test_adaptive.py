@@ -90,7 +90,7 @@ def test_parities_are_divided_by_how_many_were_asked(brief):
     """One parity a user: the share of those asked, as in InpHT, not of all users."""
     k, n = 32, 20_000
     W = workloads.parities(5, 1).dense()
-    best = choose(W, n, 1.0, Objective.MEAN)
+    best = choose(W, n, 1.0, objective=Objective.MEAN)
     chosen = next(one.protocol for one in best.candidates if one.name == "one parity a user")
     assert chosen.adapted
     counts = torch.zeros(k, dtype=torch.int64)

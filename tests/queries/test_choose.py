@@ -17,7 +17,6 @@ from torchdp.queries import (
     FactoredQueries,
     FittedOracle,
     choose,
-    choose_trusted,
 )
 from torchdp.queries.oracle import KINDS
 from torchdp.randomizers.alphabet.frequency import FrequencyOracle
@@ -31,7 +30,7 @@ density_choice = importlib.import_module("torchdp.density.choose")  # its name i
 
 @functools.cache
 def once(k, n, objective):
-    return choose(workloads.prefix(k), n, 1.0, objective)
+    return choose(workloads.prefix(k), n, 1.0, objective=objective)
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_the_best_candidate_has_the_least_predicted_error(name, n, objective, re
 
 
 def test_those_near_the_best_come_by_their_errors_on_the_worst_and_on_skewed_data(monkeypatch):
-    monkeypatch.setattr(importlib.import_module("torchdp.queries.choose"), "NEAR", 1.0)
+    monkeypatch.setattr("torchdp.queries.choose_local.NEAR", 1.0)
     near = choose(workloads.identity(16), 10_000, 4.0)
     zipf = 1 / torch.arange(1, 17, dtype=torch.float64)
     skewed = 10_000 / zipf.sum() * torch.stack([zipf, zipf.flip(0)])
@@ -82,7 +81,7 @@ def test_an_optimised_strategy_beats_everything_else_on_thresholds(average_query
 def test_one_parity_a_user_where_queries_are_few_parities(average_query):
     """Its variance in closed form, beside Cormode, Kulkarni, Srivastava (2018); at small epsilon it is the best."""
     parities = workloads.parities(3, 1).dense()
-    choice = choose(parities, 1_000, 0.5, Objective.MEAN)
+    choice = choose(parities, 1_000, 0.5, objective=Objective.MEAN)
     assert choice.candidates[0].name == "one parity a user" and choice.best.guarantee.epsilon <= 0.5
     square = 1 / math.tanh(0.25) ** 2
     torch.testing.assert_close(
@@ -93,11 +92,13 @@ def test_one_parity_a_user_where_queries_are_few_parities(average_query):
 
 
 def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypatch):
-    room = importlib.import_module("torchdp.queries.choose")
+    room = importlib.import_module("torchdp.queries.choose_local")
     monkeypatch.setattr(room, "CAREFUL_STRATEGY", 7)
 
     def found():
-        return {c.name: c.error for c in choose(workloads.prefix(8), 100_000, 1.0, Objective.MEAN).candidates}
+        return {
+            c.name: c.error for c in choose(workloads.prefix(8), 100_000, 1.0, objective=Objective.MEAN).candidates
+        }
 
     assert found()["optimised strategy"] == average_query.candidates[0].error
     monkeypatch.setattr(room, "POLISHED_STRATEGY", 7)
@@ -111,7 +112,7 @@ def test_many_types_get_shifts_and_very_many_no_strategy(average_query, monkeypa
 
 
 def test_those_who_trust_a_curator_may_trust_a_shuffler_too():
-    choice = choose_trusted(workloads.prefix(4), 300, 1.0, 1e-6)
+    choice = choose(workloads.prefix(4), 300, 1.0, 1e-6, trust="curator")
     named = {one.name: one.error for one in choice.candidates}
     assert choice.candidates[0].name == "sums, discrete Laplace" and choice.best.guarantee.model is Model.CENTRAL
     assert named["gamma_2"] < named["gamma_F"] < named["plain"] < named["binary tree"] < named["identity"]
@@ -122,14 +123,14 @@ def test_those_who_trust_a_curator_may_trust_a_shuffler_too():
 
 
 def test_of_little_epsilon_one_message_through_a_shuffler_is_enough():
-    choice = choose_trusted(torch.eye(3), 50, 1e-3, 1e-6, trust=Model.SHUFFLE)  # bounded shares do not follow this
+    choice = choose(torch.eye(3), 50, 1e-3, 1e-6, trust="shuffle")  # bounded shares do not follow this
     assert choice.candidates[0].name == "sums, CorrelatedSum"  # at many messages; of the others one is enough
     others = [one for one in choice.candidates if "CorrelatedSum" not in one.name]
     assert others[0].name == "RandomizedResponse" and others[0].protocol.guarantee.epsilon == 1e-3
     assert {one.protocol.guarantee.model for one in choice.candidates} == {Model.SHUFFLE}
     named = {one.name: one.protocol for one in choice.candidates}
     assert "sums, PoissonSum" in named and named["optimised strategy"].delta_at(1e-3) <= 1e-6
-    beyond = choose_trusted(torch.eye(2), 10, 50.0, 1e-6, trust=Model.SHUFFLE)  # where no strategy is searched
+    beyond = choose(torch.eye(2), 10, 50.0, 1e-6, trust="shuffle")  # where no strategy is searched
     assert "optimised strategy" not in {one.name for one in beyond.candidates}
 
 
@@ -144,8 +145,8 @@ def test_degenerate_workloads_are_answered(workload):
 def test_types_that_no_query_tells_apart_are_one():
     """600 types in three groups: as for three, by every optimised strategy, though beyond 256 types."""
     few = torch.tensor([[0.0, 1.0, 3.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
-    small = choose(few, 100, 1.0, Objective.MEAN)
-    large = choose(few.repeat_interleave(200, 1), 100, 1.0, Objective.MEAN)
+    small = choose(few, 100, 1.0, objective=Objective.MEAN)
+    large = choose(few.repeat_interleave(200, 1), 100, 1.0, objective=Objective.MEAN)
     assert large.candidates[0].error == pytest.approx(small.candidates[0].error, rel=1e-6)
     assert large.bound == pytest.approx(small.bound, rel=1e-9)
 
@@ -154,7 +155,8 @@ def test_fitted_answers_have_reports_of_their_own():
     k, n = 8, 2_000
     prior = torch.softmax(-(((torch.arange(k) - 3) / 2.0) ** 2), 0).double()
     made = [
-        choose(workloads.prefix(k), n, 1.0, Objective.MEAN, unbiased=False, prior=one) for one in (None, prior)
+        choose(workloads.prefix(k), n, 1.0, objective=Objective.MEAN, unbiased=False, prior=one)
+        for one in (None, prior)
     ]
     for choice in made:
         assert {"square wave", "shift strategy for fits"} <= {one.name for one in choice.candidates}
@@ -175,7 +177,7 @@ def test_a_prior_is_optimised_for():
     """Most users of one type: a strategy for such data errs less on them than one for the worst type."""
     prefix, prior = workloads.prefix(16).dense(), torch.full((16,), 0.02)
     prior[5] = 1.0
-    choice = choose(prefix, 1_000, 4.0, Objective.MEAN, prior=prior)
+    choice = choose(prefix, 1_000, 4.0, objective=Objective.MEAN, prior=prior)
     by_name = {one.name: one.error for one in choice.candidates}
     assert choice.candidates[0].name == "optimised strategy, prior"
     assert choice.bound < choice.candidates[0].error < 0.95 * by_name["optimised strategy"]
@@ -184,7 +186,7 @@ def test_a_prior_is_optimised_for():
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1024, 4096])
 def test_many_types_take_the_shift_strategy(k):
-    choice = choose(workloads.prefix(k), 10**6, 1.0, Objective.MEAN)
+    choice = choose(workloads.prefix(k), 10**6, 1.0, objective=Objective.MEAN)
     assert choice.candidates[0].name == "shift strategy"
     if k == 1024:
         assert choice.bound < choice.candidates[0].error < 1.08 * choice.bound
@@ -222,7 +224,7 @@ def test_what_a_choice_does_not_try_of_the_library_has_a_reason():
 
 
 def test_every_law_with_a_delta_is_a_candidate():
-    choice = choose_trusted(torch.tensor([[0.0, 1.0]]), 1000, 1.0, 1e-6, trust=Model.SHUFFLE)
+    choice = choose(torch.tensor([[0.0, 1.0]]), 1000, 1.0, 1e-6, trust="shuffle")
     named = {one.name: one.error for one in choice.candidates}
     laws = exported_laws()
     assert {"CorrelatedSum", "PoissonSum", "BoundedSum"} <= set(laws)
@@ -234,8 +236,8 @@ def test_every_law_with_a_delta_is_a_candidate():
 
 def test_who_trusts_a_curator_gets_one_unless_a_shuffler_has_clearly_less_error(monkeypatch):
     """Without discrete Laplace: of 16 types bounded sums have 3 % less error than a curator's Gaussian noise."""
-    module = importlib.import_module("torchdp.queries.choose_trusted")
-    choice = choose_trusted(workloads.identity(16), 10_000, 1.0, 1e-6)
+    module = importlib.import_module("torchdp.queries.choose")
+    choice = choose(workloads.identity(16), 10_000, 1.0, 1e-6, trust="curator")
     errors = {one.name: one.error for one in choice.candidates}
     assert choice.best.guarantee.model is Model.CENTRAL and "discrete Laplace" in choice.candidates[0].name
     assert errors["sums, discrete Laplace"] < errors["sums, CorrelatedSum"] < 0.55 * errors["gamma_2"]
@@ -243,7 +245,7 @@ def test_who_trusts_a_curator_gets_one_unless_a_shuffler_has_clearly_less_error(
     monkeypatch.setattr(
         module, "CentralLaplace", lambda queries, epsilon: CentralFactorization(queries, epsilon, 1e-6)
     )
-    close = module.choose_trusted(workloads.identity(16), 10_000, 1.0, 1e-6)
+    close = module.choose(workloads.identity(16), 10_000, 1.0, 1e-6, trust="curator")
     errors = [one.error for one in close.candidates]
     assert close.best.guarantee.model is Model.CENTRAL and min(errors) < errors[0] <= min(errors) * 1.05
 
@@ -287,8 +289,11 @@ def test_diameters_are_no_less_than_the_largest_distance(k):
     [
         (lambda: choose(workloads.identity(20_000), 1000, 1.0), "HadamardResponse"),
         (lambda: choose(workloads.prefix(20_000), 1000, 1.0), "RunningSums"),
-        (lambda: choose_trusted(workloads.marginals(20, 2), 1000, 1.0, 1e-6), "MarginalFactorization"),
-        (lambda: choose_trusted(workloads.marginal_tables(20, 2), 1000, 1.0, 1e-6), "MarginalFactorization"),
+        (lambda: choose(workloads.marginals(20, 2), 1000, 1.0, 1e-6, trust="curator"), "MarginalFactorization"),
+        (
+            lambda: choose(workloads.marginal_tables(20, 2), 1000, 1.0, 1e-6, trust="curator"),
+            "MarginalFactorization",
+        ),
         (lambda: choose(torch.ones(1, 1).expand(20_000, 20_000), 1000, 1.0), "merge types"),
     ],
 )

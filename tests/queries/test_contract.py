@@ -28,7 +28,6 @@ from torchdp.queries import (
     FittedOracle,
     KendallB,
     LocalFactorization,
-    LocalFunction,
     LocalOracle,
     PrivateLearner,
     SecureQueries,
@@ -104,7 +103,7 @@ class TestFittedOracle(Queries, RelayContract):
 
 
 class TestLocalFunction(Queries, RelayContract):
-    protocol = LocalFunction(KendallB(2, 2), RandomizedResponse(4, 4.0))
+    protocol = LocalOracle.of(KendallB(2, 2), RandomizedResponse(4, 4.0))
     x = torch.tensor([0, 0, 0, 1, 2, 3, 3]).repeat(100)
     bad: ClassVar = [torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.5]), x[None]]
     slack = 0.1  # to second order
@@ -116,7 +115,7 @@ class TestLocalFunction(Queries, RelayContract):
 class TestOfTwoGroups(
     TestLocalFunction
 ):  # of squares, near their least value, through reports that do not sum to 1
-    protocol = LocalFunction(EnergyDistance(2, spacing=3.0), OptimizedUnaryEncoding(4, 3.0))
+    protocol = LocalOracle.of(EnergyDistance(2, spacing=3.0), OptimizedUnaryEncoding(4, 3.0))
 
     def truth(self):
         groups = [self.x[self.x < 2] % 2 * 3.0, self.x[self.x >= 2] % 2 * 3.0]

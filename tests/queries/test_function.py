@@ -10,7 +10,7 @@ from scipy import stats
 
 from torchdp import queries
 from torchdp.protocol import Tally
-from torchdp.queries import Correlation, EnergyDistance, KendallB, LocalFunction, MeanDiscrepancy, Spearman
+from torchdp.queries import Correlation, EnergyDistance, KendallB, LocalOracle, MeanDiscrepancy, Spearman
 from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
@@ -71,9 +71,11 @@ def test_errors_are_the_predicted_ones_and_intervals_cover(name, client):
     counts = (shares / shares.sum() * 20_000).round().long()
     if client == "tuned":
         generator = keyed_generator(b"strategy")
-        protocol = LocalFunction.tuned(function, 20_000, 1.5, generator=generator, steps=20)
+        protocol = LocalOracle.tuned(
+            function, 20_000, 1.5, prior=function.histograms, generator=generator, steps=20
+        )
     else:
-        protocol = LocalFunction(function, CLIENTS[client](function.types, 1.5))
+        protocol = LocalOracle.of(function, CLIENTS[client](function.types, 1.5))
     found = protocol.sample_estimate(counts, generator=keyed_generator(name.encode()), sample_shape=(2_000,))
     truth, predicted = function(counts.double() / counts.sum()), float(protocol.predicted_mse(counts))
     error = found.value - truth
@@ -93,7 +95,7 @@ def test_intervals_of_the_population_cover(name):
     """Users drawn anew each time: those of these users alone are too short."""
     function, shares = CASES[name]
     shares, generator = (shares / shares.sum()).double(), keyed_generator(b"population")
-    protocol, truth = LocalFunction(function, RandomizedResponse(function.types, 6.0)), function(shares)
+    protocol, truth = LocalOracle.of(function, RandomizedResponse(function.types, 6.0)), function(shares)
     reports = []
     for _ in range(400):
         drawn = torch.multinomial(shares, 1_500, replacement=True, generator=generator)
@@ -108,16 +110,16 @@ def test_intervals_of_the_population_cover(name):
 
 
 def test_the_choice_is_the_least_predicted_error():
-    choice = queries.choose_function(KendallB(3, 3), 5_000, 1.0)
+    choice = queries.choose(KendallB(3, 3), 5_000, 1.0)
     assert choice.candidates[0].name == "optimised strategy"
     named = {each.name: each.error for each in choice.candidates}
     assert named["optimised strategy"] < 0.8 * min(error for name, error in named.items() if "opt" not in name)
-    family = KendallB(3, 3).likely
+    family = KendallB(3, 3).histograms
     assert family.shape == (11, 9) and torch.allclose(family.sum(1), torch.ones(11).double())
     for each in choice.candidates:
         errors = [float(each.protocol.predicted_mse(5_000 * shares)) for shares in family]
         assert each.error == pytest.approx((sum(errors) / 11) ** 0.5)
-    assert len(queries.choose_function(KendallB(3, 3), 5_000, 1.0, search=False).candidates) == 5
+    assert len(queries.choose(KendallB(3, 3), 5_000, 1.0, search=False).candidates) == 6
 
 
 def skew(n):
@@ -129,7 +131,7 @@ def skew(n):
 
 
 def test_where_the_function_is_not_defined_it_says_so_and_answers_all_that_it_can_be():
-    protocol, counts = LocalFunction(Spearman(4, 4), RandomizedResponse(16, 1.0)), skew(1_000)
+    protocol, counts = LocalOracle.of(Spearman(4, 4), RandomizedResponse(16, 1.0)), skew(1_000)
     tally = protocol.sample_tally(counts, generator=keyed_generator(b"skew"), sample_shape=(500,))
     with pytest.warns(UserWarning, match="not defined at the decoded shares"):
         found = protocol.analyse(tally)
@@ -147,7 +149,7 @@ def test_where_the_function_is_not_defined_it_says_so_and_answers_all_that_it_ca
 
 
 def test_a_value_that_the_function_can_not_have_is_told():
-    protocol = LocalFunction(Spearman(3, 3), RandomizedResponse(9, 1.0))
+    protocol = LocalOracle.of(Spearman(3, 3), RandomizedResponse(9, 1.0))
     close = torch.tensor([200, 5, 5, 40, 200, 30, 10, 10, 500])
     with pytest.warns(UserWarning, match=r"outside of \[-1, 1\]"):
         protocol.sample_estimate(close, generator=keyed_generator(b"close"), sample_shape=(50,))

@@ -25,7 +25,7 @@ def test_guarantee_no_unbiased_candidate_errs_less(brief, objective, given):
     W = torch.tensor([[0.0, 1, 2, 3, 4], [1, 0, 0, 0, 1], [0, 0, 5, 0, 0]], dtype=torch.float64)
     prior = torch.tensor([0.0, 1, 2, 1, 4]) if given else None
     for epsilon in (0.3, 3.0):
-        choice = queries.choose(W, 1_000, epsilon, objective, prior=prior)
+        choice = queries.choose(W, 1_000, epsilon, objective=objective, prior=prior)
         unbiased = [one.error for one in choice.candidates if float(one.protocol.bias.abs().max()) < 1e-9]
         assert 0.3 * min(unbiased) < choice.bound <= min(unbiased) * (1 + 1e-9)
         assert choice.bound == queries.lower_bound(W, 1_000, epsilon, objective, prior=prior)
@@ -45,11 +45,11 @@ def test_one_query_and_the_worst_data_are_two_types_and_randomized_response():
 def test_functions_by_their_slopes(brief):
     function, n = queries.Spearman(3, 3), 2_000
     h = torch.full((9,), 1 / 9, dtype=torch.float64)
-    choice = queries.choose_function(function, n, 1.0, prior=h)
-    assert 0 < queries.function_lower_bound(function, n, 1.0, h) <= choice.bound * (1 + 1e-12)
+    choice = queries.choose(function, n, 1.0, prior=h)
+    assert 0 < function.bound(n, 1.0, h) <= choice.bound * (1 + 1e-12)
     assert choice.bound < choice.candidates[0].error < 2.5 * choice.bound
     flat = queries.EnergyDistance(3)  # of two groups of one law: its slope vanishes
-    assert queries.function_lower_bound(flat, n, 1.0, torch.ones(6)) == pytest.approx(0, abs=1e-9)
+    assert flat.bound(n, 1.0, torch.ones(6)) == pytest.approx(0, abs=1e-9)
 
 
 def test_a_choice_says_what_is_known():
@@ -57,5 +57,5 @@ def test_a_choice_says_what_is_known():
     assert str(Choice(candidates)).splitlines()[0] == "candidate    predicted error"
     assert str(Choice(candidates)).splitlines()[-1] == "lower bound  none known"
     assert str(Choice(candidates, 1.25)).splitlines()[-1].split()[:3] == ["lower", "bound", "1.25"]
-    many = queries.choose(workloads.parities(11, 1).dense()[:3], 100, 1.0, Objective.MEAN)
+    many = queries.choose(workloads.parities(11, 1).dense()[:3], 100, 1.0, objective=Objective.MEAN)
     assert many.bound is None  # beyond 1,024 types

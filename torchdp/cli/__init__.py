@@ -1,4 +1,4 @@
-"""The command line: ``torchdp estimate``, ``sweep`` and ``doctor``. Bad input: one line on stderr, exit code 2."""
+"""The command line: ``torchdp estimate``, ``plan``, ``sweep``, ``doctor``. Bad input: a line on stderr, exit code 2."""
 
 import argparse
 import signal
@@ -29,7 +29,8 @@ STATISTICS = {
     "quantiles": "one number",
     "spearman": "two numbers",
 }
-MODULES = {"merge": "sweep", "report": "sweep"}
+MODULES = {"merge": "sweep", "plan": "estimate", "report": "sweep"}
+TRUST = ("local", "shuffle", "curator")
 PROTOCOLS = ("one-message", "randomized-response", "two-message")
 QUESTIONS = ("sum", "gram", "moments", "histogram")
 
@@ -41,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"torchdp {version}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _estimate(commands)
+    _plan(commands)
     _sweep(commands)
     _stores(commands)
     _secure(commands)
@@ -51,57 +53,75 @@ def parser() -> argparse.ArgumentParser:
 def _estimate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     estimate = commands.add_parser(
         "estimate",
-        help="a statistic of your own table under local differential privacy",
-        description="Randomizes every row as its user would; prints what the analyst can say from the messages. "
-        "Or, with --plan, how many users it takes.",
+        help="statistics of your own table, under differential privacy",
+        description="Prints what may be published of a table of everybody's rows. Whoever holds such a table is the "
+        "curator (--trust curator): noise protects the output alone. With --trust local every row is randomized as "
+        "its user would, before anything is computed.",
     )
     estimate.add_argument("--csv", metavar="FILE", help="a table with a header; a row is a user; - reads stdin")
-    estimate.add_argument(
-        "--statistic", required=True, choices=STATISTICS, metavar="NAME", help=", ".join(STATISTICS)
-    )
-    columns = "; ".join(f"{name}: {columns}" for name, columns in STATISTICS.items())
-    estimate.add_argument("--columns", required=True, nargs="+", metavar="NAME", help=columns)
-    estimate.add_argument("--epsilon", required=True, type=number, help="privacy budget of one user, > 0")
-    estimate.add_argument(
-        "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
-        help="public range of each numeric column, known without looking at the data; of dates two days, such as "
-        "2024-01-01:2024-12-31: they are counted in days from the first",
-    )  # fmt: skip
+    _question(estimate)
     estimate.add_argument(
         "--bounds-from-data", action="store_true",
         help="take the ranges from the data instead: NOT PRIVATE, for trying out only",
     )  # fmt: skip
-    estimate.add_argument("--bins", type=integer, help="equal bins for each number (default: 32, or fewer)")
-    estimate.add_argument("--categories", metavar="A,B,...", help="the public list of a column's categories")
-    shares = "quantiles: of these shares, such as .25 .5 .75"
-    estimate.add_argument("--quantiles", nargs="+", type=number, metavar="SHARE", help=shares)
-    for name, default in (("--positive", "1"), ("--negative", "0")):
-        words = f"the label that counts as {default} (default: {default})"
-        estimate.add_argument(name, metavar="VALUE", default=default, help=words)
+    trust = "who is trusted with the rows (default: curator: whoever holds the table)"
+    estimate.add_argument("--trust", choices=TRUST, default="curator", help=trust)
     estimate.add_argument("--group", metavar="COLUMN", help="answers for each value of this public column")
     _estimate_table(estimate)
-    _estimate_answer(estimate)
-
-
-def _estimate_answer(estimate: argparse.ArgumentParser) -> None:
-    """How users are asked, and what is printed."""
-    estimate.add_argument(
-        "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
-        help="auto: the least predicted error, blind to the data, in a few seconds; best: of pairs with more than 64 "
-        "types also protocols that are optimised for the statistic, up to half a minute",
-    )  # fmt: skip
-    estimate.add_argument(
-        "--plan", type=number, metavar="ERROR",
-        help="no table: how many users make the predicted standard error at most this, in the statistic's unit "
-        "(quantiles, histogram: in shares of users)",
-    )  # fmt: skip
     estimate.add_argument(
         "--population", action="store_true",
         help="intervals for the population that the users are a random sample from (default: for these users)",
     )  # fmt: skip
     estimate.add_argument("--level", type=number, default=0.95, help="of the confidence interval (default: 0.95)")
     estimate.add_argument("--seed", type=integer, help="repeatable noise: NOT PRIVATE, for trying out only")
-    estimate.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    plan = commands.add_parser(
+        "plan",
+        help="how many users statistics take, for each who may be trusted",
+        description="Needs no table: prints, for users who trust nobody, a shuffler or a curator, how many of them "
+        "make the predicted standard error at most --error, or the error of --users.",
+    )
+    _question(plan)
+    plan.add_argument("--trust", choices=TRUST, help="one of them alone")
+    plan.add_argument(
+        "--error", type=number,
+        help="in the statistic's unit (quantiles, histogram: in shares of users)",
+    )  # fmt: skip
+    plan.add_argument("--users", type=integer, metavar="N")
+    plan.set_defaults(bounds_from_data=False, population=False)
+
+
+def _question(command: argparse.ArgumentParser) -> None:
+    """What is asked, and at which privacy."""
+    command.add_argument(
+        "--statistic", required=True, nargs="+", action="extend", choices=STATISTICS, metavar="NAME",
+        help=f"several are answered together, under one epsilon: {', '.join(STATISTICS)}",
+    )  # fmt: skip
+    columns = "; ".join(f"{name}: {columns}" for name, columns in STATISTICS.items())
+    command.add_argument("--columns", required=True, nargs="+", metavar="NAME", help=columns)
+    command.add_argument("--epsilon", required=True, type=number, help="privacy budget of one user, > 0")
+    delta = "of shuffle and curator (default: the largest power of ten that is at most 1/(10 users))"
+    command.add_argument("--delta", type=number, help=delta)
+    command.add_argument(
+        "--bounds", nargs="+", default=[], metavar="NAME=LOW:HIGH",
+        help="public range of each numeric column, known without looking at the data; of dates two days, such as "
+        "2024-01-01:2024-12-31: they are counted in days from the first",
+    )  # fmt: skip
+    command.add_argument("--bins", type=integer, help="equal bins for each number (default: 32, or fewer)")
+    command.add_argument("--categories", metavar="A,B,...", help="the public list of a column's categories")
+    shares = "quantiles: of these shares, such as .25 .5 .75"
+    command.add_argument("--quantiles", nargs="+", type=number, metavar="SHARE", help=shares)
+    for name, default in (("--positive", "1"), ("--negative", "0")):
+        words = f"the label that counts as {default} (default: {default})"
+        command.add_argument(name, metavar="VALUE", default=default, help=words)
+    command.add_argument(
+        "--protocol", choices=("auto", "best", *PROTOCOLS), default="auto",
+        help="auto: the least predicted error, blind to the data, in a few seconds; best: of more than 64 types also "
+        "protocols that are optimised for the statistic, up to half a minute; the others: --trust local",
+    )  # fmt: skip
+    command.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _estimate_table(estimate: argparse.ArgumentParser) -> None:

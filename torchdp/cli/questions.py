@@ -5,27 +5,75 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from torchdp import domains, mean, pairwise, queries, randomizers, workloads
+from torchdp import domains, mean, pairwise, queries, randomizers
 from torchdp.cli.table import Axis, Bins
-from torchdp.collection import Collection
 from torchdp.pairwise import PairwiseStatistic
-from torchdp.pairwise.choose import LARGEST_STRATEGY
-from torchdp.protocol import Choice, Crowd, Estimate, MessageProtocol, Objective, Tally
-from torchdp.protocol.choice import Candidate
+from torchdp.pairwise.population import tested
+from torchdp.protocol import Crowd, Estimate, Objective, Protocol, Tally
+from torchdp.queries.choose import LARGEST_STRATEGY
+from torchdp.shuffle import Amplified
 
-Asked = MessageProtocol[Tensor, Any]
-PROTOCOLS: dict[str, Callable[[PairwiseStatistic, float], Asked]] = {
-    "one-message": pairwise.OneMessage,
-    "randomized-response": partial(pairwise.PairReports, client=randomizers.RandomizedResponse),
-    "two-message": pairwise.TwoMessage,
+Asked = Protocol[Any]
+Read = Callable[[Tensor, Tensor, Tensor, Tensor], "list[Answer]"]
+"""Of values, their errors and the ends of their intervals, (answers,) each, what is printed."""
+
+
+def _response(question: queries.Question, epsilon: float) -> Asked:
+    return cast(Asked, queries.LocalOracle.of(question, randomizers.RandomizedResponse(question.types, epsilon)))
+
+
+PROTOCOLS: dict[str, Callable[[queries.Question, float], Asked]] = {
+    "one-message": queries.LocalFactorization.of,
+    "randomized-response": _response,
+    "two-message": queries.Twice.of,
 }
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Who is trusted with the users' data, at which (epsilon, delta). protocol: "auto", "best" or its name.
+
+    delta: None for the one that ``delta_of`` gives.
+    """
+
+    trust: str
+    epsilon: float
+    delta: float | None = None
+    protocol: str = "auto"
+
+    @property
+    def local(self) -> bool:
+        return self.trust == "local"
+
+    def delta_of(self, n: int) -> float | None:
+        """What is stated of n users: the largest power of ten that is at most 1/(10 n); None for "local"."""
+        if self.local or self.delta is not None:
+            return self.delta
+        return float(f"1e-{len(str(10 * n - 1))}")
+
+    def choose(self, question: queries.Question, n: int, objective: Objective) -> tuple[str, Asked]:
+        """The protocol of least predicted error for n users, or the one of that name, with its name."""
+        if self.protocol in PROTOCOLS:
+            return self.protocol, PROTOCOLS[self.protocol](question, self.epsilon)
+        asked = question.workload if isinstance(question, queries.Linear) else question
+        search = self.protocol == "best" or (self.local and question.types <= LARGEST_STRATEGY)
+        choice = queries.choose(
+            asked,
+            n,
+            self.epsilon,
+            self.delta_of(n),
+            objective=objective,
+            trust=self.trust,
+            search=search and self.trust != "curator",
+        )
+        return choice.candidates[0].name, choice.best
 
 
 @dataclass(frozen=True)
@@ -49,58 +97,43 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question(ABC):
-    """One statistic of users of finitely many types, with its title and words on what bins do to it.
+    """One statistic of users, or several, with its title and words on what bins do to it.
 
     least: users it takes. unit: of a standard error; planned: of a plan's
-    error, where that is another; assumes: what ``error`` assumes; named: whether a protocol can be
-    asked for by name.
+    error, where that is another; assumes: what ``errors`` assume.
     """
 
     title: str
     words: str
     unit: str = field(default="", kw_only=True)
     planned: str = field(default="", kw_only=True)
-    least: ClassVar[int] = 1
-    assumes: ClassVar[str] = "on the worst data"
-    named: ClassVar[bool] = False
-
-    def choose(self, name: str, n: int, epsilon: float) -> tuple[str, Asked]:
-        """The protocol of that name for n users, and its own name. Raises ValueError."""
-        if name in PROTOCOLS and not self.named:
-            raise ValueError(f"--protocol {name} is for means over pairs of users; leave out --protocol")
-        choice = self.choice(name, n, epsilon)
-        return choice.candidates[0].name, cast(Asked, choice.best)
+    least: ClassVar[int] = 2
+    assumes: ClassVar[str] = "the largest over a few histograms"
 
     @abstractmethod
-    def choice(self, name: str, n: int, epsilon: float) -> Choice:
-        """The protocols for n users, that of the least predicted error first. name: "auto" or "best"."""
+    def choose(self, n: int, terms: Terms) -> tuple[str, Asked]:
+        """The protocol for n users, and its name. Raises ValueError."""
 
     @abstractmethod
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
-        """What is printed of what was heard: of these users, or of the population that they are a sample from."""
+        """What is printed of what was heard: of these users, or of the population that they are a sample from.
 
-    @property
-    def likely(self) -> Tensor:
-        """Shares of types, (j, k), over which the error and its bound are the largest."""
-        return torch.empty(0, 0)
+        Intervals of several answers hold all of them at once.
+        """
+
+    @abstractmethod
+    def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
+        """The largest standard error of an answer of n users, of each statistic, with its title."""
 
     def error(self, protocol: Asked, n: float) -> float:
-        """The largest standard error of an answer of n users: over all data, or the ``likely`` shares."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return math.sqrt(max(float(protocol.predicted_mse(each * n).max()) for each in self.likely))
+        return max(error for _, error in self.errors(protocol, n))
 
     def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
-        """What no unbiased protocol's error is below, on users of these shares; None: where ``error`` is; no bound.
+        """What no unbiased local protocol's error is below, on users of these shares; None: where ``errors`` are.
 
-        Of several answers the root of their mean square.
+        Of several answers the root of their mean square. None: no bound is known.
         """
-        family = self.likely if shares is None else shares[None]
-        return max((self.bound_at(n, epsilon, each) for each in family), default=None)
-
-    def bound_at(self, n: int, epsilon: float, shares: Tensor) -> float:
-        """``bound`` for these shares; 0: nothing is known."""
-        return 0.0
+        return None
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
         """Plausible shares of the types, (k,), by what was heard; None where ``bound`` has no use for them."""
@@ -108,108 +141,134 @@ class Question(ABC):
 
 
 @dataclass(frozen=True)
-class OfPairs(Question):
-    """A mean over pairs of users, or a ratio of two. tested: with Mann and Whitney's test."""
+class OfTypes(Question):
+    """What users of finitely many types are asked, through any channel, and what is read off its answers.
 
-    statistic: PairwiseStatistic
-    tested: bool = False
-    least = 2
-    assumes = "the largest over a few broad and narrow histograms"
-    named = True
-
-    def choice(self, name: str, n: int, epsilon: float) -> Choice:
-        """That of ``pairwise.choose``, or the one of that name; "auto" searches where that takes a few seconds."""
-        if name in PROTOCOLS:
-            return Choice((Candidate(name, PROTOCOLS[name](self.statistic, epsilon), 0.0),))
-        search = name == "best" or self.statistic.types <= LARGEST_STRATEGY
-        return pairwise.choose(self.statistic, n, epsilon, search=search)
-
-    def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
-        users = Collection.of(protocol).add("all", tally)
-        found = _asked(users.estimate(), population)
-        if not self.tested:
-            return [_answer("estimate", found, level)]
-        test = pairwise.mann_whitney(users)
-        both = [_answer("AUC", found, level), *([] if population else [_answer("U", test.u, level)])]
-        return [replace(each, p_value=float(test.p_value), words="of equal distributions") for each in both]
-
-    @property
-    def likely(self) -> Tensor:
-        return pairwise.histograms(self.statistic)
-
-    def bound_at(self, n: int, epsilon: float, shares: Tensor) -> float:
-        return pairwise.lower_bound(self.statistic, n, epsilon, shares)
-
-    def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
-        found = pairwise.consistent(cast(pairwise.PairwiseProtocol, protocol), tally)
-        return None if bool(found.value.isnan().any()) else found.histogram
-
-
-@dataclass(frozen=True)
-class OfShares(Question):
-    """Linear queries of the shares of types, and what is read off their answers.
-
-    read: from the estimate and the level, the answers; spread: squared, what users add who round at random; fits:
-    whether the answers are read off a fitted histogram; ordered: whether neighbouring types are alike.
+    spread: squared, what users add who round at random; fits: answers that are read off a fitted histogram, 0: none;
+    ordered: whether neighbouring types are alike; tested: with Mann and Whitney's test.
     """
 
-    workload: Tensor
-    read: Callable[[Estimate, float], list[Answer]]
+    asked: queries.Question
+    read: Read | None = None
     objective: Objective = Objective.MEAN
     spread: float = 0.0
-    fits: bool = False
+    fits: int = 0
     ordered: bool = True
+    tested: bool = False
 
-    def choice(self, name: str, n: int, epsilon: float) -> Choice:
-        return queries.choose(self.workload, n, epsilon, self.objective)
+    @property
+    def least(self) -> int:  # type: ignore[override]
+        return 2 if isinstance(self.asked, PairwiseStatistic) else 1
+
+    @property
+    def assumes(self) -> str:  # type: ignore[override]
+        return "on the worst data" if self.linear else Question.assumes
+
+    @property
+    def linear(self) -> bool:
+        return isinstance(self.asked, queries.Linear)
+
+    def choose(self, n: int, terms: Terms) -> tuple[str, Asked]:
+        return terms.choose(self.asked, n, self.objective)
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
-        estimate = self._fit(protocol, tally) if self.fits else protocol.analyse(tally)
-        estimate = _asked(estimate, population)
+        analyst = _analyst(protocol)
+        own = _asked(analyst.analyse(tally), population)
+        found = own
         if self.spread and not population:  # of the population's the rounding is a part already
-            estimate = estimate.with_sampling(torch.full_like(estimate.value, self.spread) / estimate.n)
-        return self.read(estimate, level)
+            found = own.with_sampling(torch.full_like(own.value, self.spread) / own.n)
+        ends = _together(found, level, self.fits)
+        answers = self.told(analyst, tally, found.value, _rmse(found), *ends)
+        if self.tested and not population:
+            u = tested(analyst, tally, own).u
+            answers.append(
+                Answer("U", *_numbers(u.value, u.standard_error, *u.interval(level)), answers[0].p_value)
+            )
+        return answers
 
-    def _fit(self, protocol: Asked, tally: Tally) -> queries.Fit:
-        return queries.fitted(cast(queries.Channel, protocol), tally, ordered=self.ordered)
+    def told(self, analyst: Any, tally: Tally, *numbers: Tensor) -> list[Answer]:
+        """The answers of values, errors and intervals' ends that ``analyst`` read off a tally."""
+        value, *others = numbers
+        if self.fits:
+            value = queries.fitted(analyst, tally, ordered=self.ordered).value
+        flat = [each.reshape(-1) for each in (value, *others)]
+        if self.read is not None:
+            return self.read(*flat)
+        name, p_value, words = "estimate", None, ""
+        if self.tested:
+            p_value = float(tested(analyst, tally, analyst.analyse(tally)).p_value)
+            name, words = "AUC", "of equal distributions"
+        return [Answer(name, *_numbers(*flat), p_value, words)]
 
-    def error(self, protocol: Asked, n: float) -> float:
-        worst = protocol.worst_mse(max(1, math.floor(n)), self.objective)
-        return math.sqrt(float(worst) + self.spread / n)
+    def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
+        analyst = _analyst(protocol)
+        if self.linear:
+            worst = analyst.worst_mse(max(1, math.floor(n)), self.objective)
+            return [(self.title, math.sqrt(float(worst) + self.spread / n))]
+        family = cast(Tensor, self.asked.histograms)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mse = max(float(analyst.predicted_mse(each * n).max()) for each in family)
+        return [(self.title, math.sqrt(mse))]
 
     def bound(self, n: int, epsilon: float, shares: Tensor | None) -> float | None:
-        objective = self.objective if shares is None else Objective.MEAN
-        return queries.lower_bound(self.workload, n, epsilon, objective, prior=shares)
+        if isinstance(self.asked, queries.Linear):
+            objective = self.objective if shares is None else Objective.MEAN
+            return queries.lower_bound(self.asked.workload, n, epsilon, objective, prior=shares)
+        family = cast(Tensor, self.asked.histograms) if shares is None else shares[None]
+        return max((self.asked.bound(n, epsilon, each) or 0.0 for each in family), default=None)
 
     def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
         """None of quantiles, whose error is in another unit than the bound."""
-        return None if self.fits else self._fit(protocol, tally).histogram
+        if isinstance(self.asked, PairwiseStatistic):
+            found = pairwise.consistent(protocol, tally)
+            return None if bool(found.value.isnan().any()) else found.histogram
+        channel = cast(queries.Channel, getattr(protocol, "channel", protocol))
+        ordered = self.ordered and self.linear
+        return None if self.fits else queries.fitted(channel, tally, ordered=ordered).histogram
+
+    def lifted(self, place: Tensor) -> "queries.Question":
+        """What is asked, of finer types of which each is of the type ``place``."""
+        if isinstance(self.asked, queries.Linear):
+            return queries.Linear(self.asked.workload[:, place])
+        statistic = cast(PairwiseStatistic, self.asked)
+        return replace(statistic, points=statistic.points[place], likely=None)
 
 
 @dataclass(frozen=True)
-class OfFunction(Question):
-    """A smooth function of the shares of types."""
+class Together(Question):
+    """Several statistics of the same users, read off one collection under one epsilon.
 
-    function: queries.ShareFunction
-    assumes = "the largest over a few histograms"
+    parts: each of the same types. least: users.
+    """
 
-    def choice(self, name: str, n: int, epsilon: float) -> Choice:
-        return queries.choose_function(self.function, n, epsilon)
+    parts: tuple[OfTypes, ...]
+
+    @cached_property
+    def asked(self) -> queries.Several:
+        return queries.Several(tuple(part.asked for part in self.parts))
+
+    def choose(self, n: int, terms: Terms) -> tuple[str, Asked]:
+        return terms.choose(self.asked, n, Objective.MEAN)
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
-        return [_answer("estimate", _asked(protocol.analyse(tally), population), level)]
+        analyst = _analyst(protocol)
+        found = cast(queries.Answers, _asked(analyst.analyse(tally), population))
+        sizes = [one.value.numel() for one in found.each]
+        printed = sum(part.fits or size for part, size in zip(self.parts, sizes, strict=True))
+        ends = _together(found, level, printed if any(part.fits for part in self.parts) else 0)
+        numbers = [found.value, _rmse(found), *ends]
+        each = zip(*(row.split(sizes) for row in numbers), strict=True)
+        answers = []
+        for part, own, some in zip(self.parts, analyst.parts, each, strict=True):
+            for one in part.told(own, analyst.channel.whole(tally), *some):
+                name = part.title if one.name == "estimate" else f"{part.title}: {one.name}"
+                answers.append(replace(one, name=name))
+        return answers
 
-    @property
-    def likely(self) -> Tensor:
-        return self.function.likely
-
-    def bound_at(self, n: int, epsilon: float, shares: Tensor) -> float:
-        return queries.function_lower_bound(self.function, n, epsilon, shares)
-
-    def shares(self, protocol: Asked, tally: Tally) -> Tensor | None:
-        own = cast(queries.LocalFunction, protocol)
-        shares = queries.LocalOracle(workloads.identity(own.client.k).dense(), own.client)
-        return queries.fitted(shares, tally, ordered=False).histogram
+    def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
+        parts = zip(self.parts, _analyst(protocol).parts, strict=True)
+        return [error for part, own in parts for error in part.errors(own, n)]
 
 
 @dataclass(frozen=True)
@@ -217,11 +276,31 @@ class OfCovariance(Question):
     """Covariances of several numbers: those of the users, divisor n."""
 
     axes: tuple[Axis, ...]
+    least = 1
     assumes = "the largest of users evenly along the box's diagonal"
 
-    def choice(self, name: str, n: int, epsilon: float) -> Choice:
-        protocol = mean.LocalCovariance.calibrated(self.box, epsilon=epsilon)
-        return Choice.of([("numbers and products", protocol)], [self.error(cast(Asked, protocol), n)])
+    def choose(self, n: int, terms: Terms) -> tuple[str, Asked]:
+        box = self.box
+        if terms.protocol in PROTOCOLS:
+            raise ValueError(f"--protocol {terms.protocol} is for statistics of types; leave out --protocol")
+        if terms.local:
+            protocol = mean.LocalCovariance.calibrated(box, epsilon=terms.epsilon)
+            return "numbers and products", cast(Asked, protocol)
+        delta = cast(float, terms.delta_of(n))
+        if terms.trust == "curator":
+            # noise in proportion to each column's width, whatever its unit
+            half = (box.high - box.low) / 2
+            even = domains.round_shape(domains.Box(-torch.ones_like(half), torch.ones_like(half)), 2.0)
+            middle = box.low + half
+            shape = replace(
+                even, root=half[:, None] * even.root, centre=middle, support=middle + half * even.support
+            )
+            noisy = mean.GaussianCovariance.calibrated(box, shape, delta=delta, epsilon=terms.epsilon)
+            return "Gaussian noise", noisy
+        mixed = Amplified.calibrated(
+            lambda epsilon: mean.LocalCovariance.calibrated(box, epsilon=epsilon), n, terms.epsilon, delta
+        )
+        return "numbers and products, shuffled", mixed
 
     @property
     def box(self) -> domains.Box:
@@ -231,18 +310,19 @@ class OfCovariance(Question):
 
     def answers(self, protocol: Asked, tally: Tally, level: float, population: bool = False) -> list[Answer]:
         found = protocol.analyse(tally)
-        low, high = found.interval(level)
-        low.diagonal().clamp_(min=0)
         i, j = torch.triu_indices(len(self.axes), len(self.axes))
-        numbers = torch.stack([found.value, found.standard_error, low, high], -1)[i, j].tolist()
+        alone = Estimate(found.value[i, j], found.standard_error[i, j], found.n)
+        low, high = alone.together(level)
+        low = torch.where(i == j, low.clamp_min(0), low)
+        numbers = torch.stack([alone.value, alone.standard_error, low, high], -1).tolist()
         names = [f"{one.name}, {two.name}" for one, two in combinations_with_replacement(self.axes, 2)]
         return [Answer(name, v, e, (a, b)) for name, (v, e, a, b) in zip(names, numbers, strict=True)]
 
-    def error(self, protocol: Asked, n: float) -> float:
+    def errors(self, protocol: Asked, n: float) -> list[tuple[str, float]]:
         places = torch.linspace(0, 1, 33, dtype=torch.float64)[:, None].expand(-1, len(self.axes))
         evenly = self.box.low + places * (self.box.high - self.box.low)
         users = Crowd(evenly, torch.full((33,), max(1, round(n / 33)), dtype=torch.int64))
-        return math.sqrt(float(cast(MessageProtocol[Crowd, Any], protocol).predicted_mse(users).max()))
+        return [(self.title, math.sqrt(float(protocol.predicted_mse(users).max())))]
 
 
 def bounded_by(bound: float | None) -> str:
@@ -255,9 +335,21 @@ def _asked(estimate: Estimate, population: bool) -> Estimate:
     return estimate.of_population() if population else estimate
 
 
-def _answer(name: str, estimate: Estimate, level: float) -> Answer:
-    low, high = estimate.interval(level)
-    return Answer(name, float(estimate.value), float(_rmse(estimate)), (float(low), float(high)))
+def _analyst(protocol: Any) -> Any:
+    """Who reads the answers of a protocol, behind a shuffler or not: of linear ones the channel."""
+    alone = protocol.client if isinstance(protocol, Amplified) else protocol
+    return getattr(alone, "analyst", alone)
+
+
+def _numbers(*each: Tensor) -> tuple[float, float, tuple[float, float]]:
+    """Value, error and interval of one answer."""
+    value, error, low, high = (float(one) for one in each)
+    return value, error, (low, high)
+
+
+def _together(estimate: Estimate, level: float, printed: int) -> tuple[Tensor, Tensor]:
+    """Ends that hold all at once. printed: so many of the answers alone, which are not known beforehand; 0: all."""
+    return estimate.interval(1 - (1 - level) / printed) if printed else estimate.together(level)
 
 
 def _rmse(estimate: Estimate) -> Tensor:
@@ -265,18 +357,17 @@ def _rmse(estimate: Estimate) -> Tensor:
     return (estimate.standard_error.square() + torch.as_tensor(estimate.bias, dtype=torch.float64).square()).sqrt()
 
 
-def each_answer(names: list[str], limits: tuple[float, float]) -> Callable[[Estimate, float], list[Answer]]:
-    """One answer for each entry of the estimate, its interval inside ``limits``."""
+def each_answer(names: list[str], limits: tuple[float, float]) -> Read:
+    """One answer for each number, its interval inside ``limits``."""
 
-    def read(estimate: Estimate, level: float) -> list[Answer]:
-        lows, highs = (end.clamp(*limits).tolist() for end in estimate.interval(level))
-        values, errors = estimate.value.tolist(), _rmse(estimate).tolist()
-        return [Answer(*each[:3], each[3:]) for each in zip(names, values, errors, lows, highs, strict=True)]
+    def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
+        rows = zip(names, value, error, low.clamp(*limits), high.clamp(*limits), strict=True)
+        return [Answer(name, *_numbers(*row)) for name, *row in rows]
 
     return read
 
 
-def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float], list[Answer]]:
+def quantiles_of(bins: Bins, shares: list[float]) -> Read:
     """Quantiles from the shares of users up to each bin's upper end.
 
     The interval holds every bin that the answers do not exclude: those whose upper end has at least the share, up to z
@@ -287,26 +378,25 @@ def quantiles_of(bins: Bins, shares: list[float]) -> Callable[[Estimate, float],
     Source: Woodruff (1952).
     """
 
-    def read(estimate: Estimate, level: float) -> list[Answer]:
-        low, high = estimate.interval(level)
+    def read(value: Tensor, error: Tensor, low: Tensor, high: Tensor) -> list[Answer]:
         zero, one = torch.zeros(1).double(), torch.ones(1).double()
-        error = torch.cat([zero, _rmse(estimate), zero])
+        error = torch.cat([zero, error, zero])
         before, high = torch.cat([zero, low]), torch.cat([high, one])  # of each bin's lower and upper end
         edges = torch.tensor(bins.edges, dtype=torch.float64)
-        fit = torch.cat([zero, estimate.value, one]).cummax(0).values
+        fit = torch.cat([zero, value, one]).cummax(0).values
         found = []
         for share in shares:
             held = ((high >= share) & (before <= share)).nonzero()[:, 0]
             place = int((fit[1:] >= share - 1e-12).nonzero()[0])
             first, last = (int(held[0]), int(held[-1])) if len(held) else (place, place)
             inside = (share - float(fit[place])) / max(float(fit[place + 1] - fit[place]), 1e-12)
-            value = float(edges[place]) + min(1.0, max(0.0, inside)) * bins.width
+            quantile = float(edges[place]) + min(1.0, max(0.0, inside)) * bins.width
             ends = float(edges[first]), float(edges[last + 1])
-            value = min(max(value, ends[0]), ends[1])
+            quantile = min(max(quantile, ends[0]), ends[1])
             # the delta method: of a share, over the density there; where that is near 0, the interval says more
             density = max(float(fit[place + 1] - fit[place]), 1e-12) / bins.width
             own = float(error[place : place + 2].max()) / density
-            found.append(Answer(f"quantile {share:g}", value, min(own, ends[1] - ends[0]), ends))
+            found.append(Answer(f"quantile {share:g}", quantile, min(own, ends[1] - ends[0]), ends))
         return found
 
     return read

@@ -30,7 +30,7 @@ MISSING = {"", "na", "n/a", "nan", "null", "none", "-", ".", "?"}  # in small le
 WIDEST = 1e60  # squares of squares of widths stay floating-point numbers
 ROWS = 2**16  # at a time
 SWAPPED = str.maketrans(".,", ",.")
-SEEN = "an observer sees that they send nothing"
+SEEN = "how many take part is not protected"
 YEARS = 1700, 2200  # of dates: pandas holds each nanosecond of these
 
 

@@ -10,8 +10,9 @@ from torchdp.collection import Collection, Journal
 from torchdp.collection.journal import held
 from torchdp.pairwise.analyst import PairwiseAnalyst
 from torchdp.pairwise.forms import one_kernel
-from torchdp.protocol import Estimate
+from torchdp.protocol import Estimate, Tally
 from torchdp.protocol.interval import ErrorParts
+from torchdp.protocol.records import single
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +33,16 @@ def mann_whitney(collection: Collection | Journal) -> MannWhitney:
     Source: Mann, Whitney (1947); Fieller (1954).
     """
     collection = held("collection", collection)
-    protocol, tally, n = collection.protocol, collection.tally, collection.n
-    analyst = getattr(protocol, "analyst", None)
+    analyst = getattr(collection.protocol, "analyst", None)
     if not isinstance(analyst, PairwiseAnalyst) or analyst.statistic.name != "auc":
         raise ValueError("collection must be of a protocol whose question is the statistic auc")
+    return tested(analyst, collection.tally, collection.estimate())
+
+
+def tested(analyst: PairwiseAnalyst, tally: Tally, auc: Estimate) -> MannWhitney:
+    """:func:`mann_whitney` of one tally through any channel; auc: what the analyst reads off it. Unchecked."""
+    n = single(tally.n)
     statistic = one_kernel(analyst.statistic)
-    auc = collection.estimate()
     form, below = statistic.forms
     # u over n (n - 1)
     wins = replace(form.plus(0.5, below), constant=form.constant + below.constant / 2)

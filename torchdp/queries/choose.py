@@ -93,7 +93,7 @@ def choose(
         prior: public histograms that the users' is like, (k,) or (j, k): the error is the root of the mean over them of
             the squared error; None: the question's own, ``question.histograms``, or the worst data of linear queries.
         tol: relative gap of the factorizations.
-        search: False leaves out the candidates that take seconds, the strategies.
+        search: False leaves out the candidates that take seconds: the strategies, and of a curator's the shuffled ones.
         unbiased: of linear queries, as in :func:`choose_linear`.
         ordered: likewise.
 
@@ -127,10 +127,12 @@ def choose(
         return Choice(asking.judged(_local(asking)), asking.bound)
     if model is Model.LINEAR_TRANSFORM:
         return Choice(asking.judged(list(_served(asking))))
+    curated = asking.judged(list(_curated(asking))) if model is Model.CENTRAL else ()
+    if curated and not search:
+        return Choice(curated)
     shuffled = asking.judged([*_crowds(asking), *_sums(asking)])
     if model is Model.SHUFFLE:
         return Choice(shuffled)
-    curated = asking.judged(list(_curated(asking)))
     return Choice((*Choice(curated).candidates, *Choice(shuffled).candidates), near=CLOSE)
 
 

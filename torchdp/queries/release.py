@@ -20,6 +20,7 @@ from torchdp.protocol.protocol import MessageProtocol, Protocol, Same
 from torchdp.queries.channel import Analyst, Channel, Question
 
 Q = TypeVar("Q", bound=Question)
+EVEN = 1 / 8  # of the users of a histogram that several questions are judged by
 
 
 class Release(Protocol[Tensor], Generic[Q]):
@@ -194,11 +195,12 @@ class Several(Question, Brief):
 
     @property
     def histograms(self) -> Tensor:
-        """Those of all questions; of linear ones alone the flat one, and all users of one type."""
+        """Those of all questions, an eighth of the users spread evenly; of linear ones the flat and single types."""
         some = [each.histograms for each in self.questions]
         given = [each for each in some if each is not None]
         if given:
-            return torch.cat(given)
+            # Other questions are not defined where all users are of one type: a correlation, a class that is empty.
+            return (1 - EVEN) * torch.cat(given) + EVEN / self.types
         k = self.types
         return torch.cat([torch.full((1, k), 1 / k, dtype=torch.float64), torch.eye(k, dtype=torch.float64)])
 
