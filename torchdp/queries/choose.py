@@ -33,6 +33,8 @@ from torchdp.shuffle.laws import MessageLaw
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
+MOST_STEPS = 2**20  # of an answer that noise on whole numbers is tried on
+ROUNDED = 1e-9  # relative: what rounding makes of a step
 MOST_BITS = 4096  # sums of bits that a user takes part in
 LARGEST_STRATEGY = 64  # types up to which a strategy is optimised for a question that is not linear (seconds)
 FACTORED = 256  # types and coordinates up to which such a question's vectors are factorized
@@ -77,8 +79,8 @@ def choose(
     (:class:`~torchdp.shuffle.Amplified`); sums of bits, one for each type, for each node of a binary tree, or for each
     coordinate that has two values, by each law of messages that ``torchdp.shuffle`` has and whose error is the same
     whatever the bits (:class:`ShuffledQueries`). A curator ("curator"): Gaussian noise by gamma_2, gamma_F, identity,
-    binary tree, and on the plain vectors; discrete Laplace noise on the sums that are tried for a shuffler
-    (:class:`CentralLaplace`). Servers that do not all collude ("servers"): the same noise, made by the users
+    binary tree, and on the plain vectors; discrete Laplace noise on the sums that are tried for a shuffler, and on answers
+    that are whole steps apart (:class:`CentralLaplace`). Servers that do not all collude ("servers"): the same noise, made by the users
     (:class:`SecureQueries`). A note says who is trusted, and what one user sends. Who trusts a curator gets the
     curator's best where no shuffled one has less than 0.95 of its error.
 
@@ -308,7 +310,7 @@ def _served(asking: _Asking) -> Iterator[Named]:
     for name, queries in asking.vectors:
         channel = SecureQueries(queries, asking.n, asking.epsilon, asking.delta)
         yield name, through(asking.question, channel), "servers"
-    for name, queries in _encoders(asking.W):
+    for name, queries in (*_encoders(asking.W), *_whole(asking.W)):
         laplace = SecureQueries(queries, asking.n, asking.epsilon)
         yield f"{name}, discrete Laplace", through(asking.question, laplace), "servers, delta = 0"
 
@@ -318,7 +320,7 @@ def _curated(asking: _Asking) -> Iterator[Named]:
     for name, queries in asking.vectors:
         channel = CentralFactorization(queries, asking.epsilon, asking.delta)
         yield name, through(asking.question, channel), "a curator"
-    for name, queries in _encoders(asking.W):
+    for name, queries in (*_encoders(asking.W), *_whole(asking.W)):
         laplace = CentralLaplace(queries, asking.epsilon)
         yield f"{name}, discrete Laplace", through(asking.question, laplace), "a curator, delta = 0"
 
@@ -339,6 +341,19 @@ def _encoders(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
         bits = every[(every != every[:, :1]).any(1)]  # other rows are public
         if 0 < len(bits) <= MOST_BITS:
             yield name, FactoredQueries.spanned(W, bits)
+
+
+def _whole(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
+    """The answers themselves, where all of one query are whole steps apart: for noise on whole numbers."""
+    rows = (W - W.amin(1, keepdim=True))[(W != W[:, :1]).any(1)]
+    if not len(rows):
+        return
+    steps = rows.sort(1).values.diff()
+    least = torch.where(steps > ROUNDED * rows.amax(1, keepdim=True), steps, torch.inf).amin(1, keepdim=True)
+    counts = rows / least
+    near = (counts - counts.round()).abs().max() <= ROUNDED * counts.max()
+    if bool(near) and 1 < float(counts.max()) <= MOST_STEPS:
+        yield "whole answers", FactoredQueries.spanned(W, counts.round())
 
 
 def _is_histogram(W: Tensor) -> bool:
