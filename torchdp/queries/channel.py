@@ -176,6 +176,7 @@ class Channel(Protocol[Tensor]):
         return counts / n, n
 
     def expansion(self, tally: Tally) -> tuple[Tensor, None]:
+        """The answers near z as an ``Analyst`` tells them: linear, with the identity as slope."""
         r = len(self.workload)
         return torch.eye(r, dtype=torch.float64, device=self.workload.device), None
 

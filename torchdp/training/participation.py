@@ -121,7 +121,8 @@ class Separated(Participation):
         return bound, [chosen]
 
 
-ONCE = Separated(1, 1)  # a user takes part in one step at most: the largest column norm of C
+ONCE = Separated(1, 1)
+"""A user takes part in one step at most: the sensitivity is the largest column norm of C."""
 
 
 @dataclass(frozen=True)
