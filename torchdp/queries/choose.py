@@ -33,6 +33,7 @@ from torchdp.shuffle.laws import MessageLaw
 from torchdp.threads import one_thread
 from torchdp.workloads import Workload
 
+NOISELESS = 1e-20  # relative: a squared error that is rounding
 MOST_STEPS = 2**20  # of an answer that noise on whole numbers is tried on
 ROUNDED = 1e-9  # relative: what rounding makes of a step
 MOST_BITS = 4096  # sums of bits that a user takes part in
@@ -79,8 +80,9 @@ def choose(
     (:class:`~torchdp.shuffle.Amplified`); sums of bits, one for each type, for each node of a binary tree, or for each
     coordinate that has two values, by each law of messages that ``torchdp.shuffle`` has and whose error is the same
     whatever the bits (:class:`ShuffledQueries`). A curator ("curator"): Gaussian noise by gamma_2, gamma_F, identity,
-    binary tree, and on the plain vectors; discrete Laplace noise on the sums that are tried for a shuffler, and on answers
-    that are whole steps apart (:class:`CentralLaplace`). Servers that do not all collude ("servers"): the same noise, made by the users
+    binary tree, and on the plain vectors; discrete Laplace noise on the sums that are tried for a shuffler, and on
+    answers that are whole steps apart (:class:`CentralLaplace`). Servers that do not all collude ("servers"): the same
+    noise, made by the users
     (:class:`SecureQueries`). A note says who is trusted, and what one user sends. Who trusts a curator gets the
     curator's best where no shuffled one has less than 0.95 of its error.
 
@@ -222,9 +224,10 @@ class _Asking:
             errors = [one.predicted_mse(self.family * self.n) for _, one in protocols]
         units = torch.ones(())
         if self.question.relative:
-            units = (
-                torch.stack([each.mean(0) for each in errors]).amin(0).clamp_min(torch.finfo(torch.float64).tiny)
-            )
+            each = torch.stack([one.mean(0) for one in errors])
+            units = each.amin(0)
+            # An answer that some channel tells without noise, being constant, does not count.
+            units = torch.where(units > NOISELESS * each.amax(0), units, torch.inf)
         roots = [math.sqrt(float(self.objective.of(each / units, 1).mean())) for each in errors]
         return tuple(
             Candidate(name, one, root, note) for (name, one, note), root in zip(named, roots, strict=True)
