@@ -45,7 +45,8 @@ def linear_queries_bound(protocol: MessageRelease[PairwiseStatistic], counts: Te
     a, a_j: the protocol's mean squared errors for the users alone and with n users of type j.
     Source: Ghazi et al. (2023), Theorem 14, by Minkowski's inequality.
     """
-    counts, form = counts.double(), protocol.statistic.form
+    counts = counts.double()
+    form = protocol.question.form
     crowds = torch.diag(counts.sum().expand(len(counts)))
     joined = [protocol.analyst.mean_variance(counts + crowd, form) for crowd in crowds]
     return (2 * torch.stack(joined).sqrt() + protocol.analyst.mean_variance(counts, form).sqrt() / 2) ** 2

@@ -6,7 +6,7 @@ from laws import generator
 from pairs import from_factors
 from scripts import loaded
 
-from torchdp import pairwise
+from torchdp import pairwise, queries
 from torchdp.simulate import Moments
 
 STATISTIC = from_factors(
@@ -17,11 +17,11 @@ NEGATIVES = torch.tensor([4000, 3000, 1000, 500, 200, 100, 0, 30])
 POSITIVES = torch.tensor([0, 100, 500, 1500, 2500, 3000, 900, 10])
 
 
-@pytest.mark.parametrize("kind", [pairwise.OneMessage, pairwise.TwoMessage])
+@pytest.mark.parametrize("kind", [queries.LocalFactorization, queries.Twice])
 def test_linear_queries_are_unbiased_and_within_the_bound(kind):
     """Ghazi et al. (2023), Theorem 14."""
     with loaded("pairwise/reduction.py") as reduction:
-        protocol, trials = kind(STATISTIC, 2.0), 4000
+        protocol, trials = kind.of(STATISTIC, 2.0), 4000
         found = reduction.linear_queries(protocol, COUNTS, generator=generator(), sample_shape=(trials,))
         truth = STATISTIC.kernel(STATISTIC.form) @ (COUNTS.double() / 1000)
         z = (found.mean(0) - truth) / found.std(0) * trials**0.5
@@ -32,14 +32,14 @@ def test_linear_queries_are_unbiased_and_within_the_bound(kind):
 
 def test_guarantee_linear_queries_read_the_users_messages_once(monkeypatch):
     # all later draws are of made up users
-    calls, drawn = [], pairwise.OneMessage.sample_unchecked
+    calls, drawn = [], queries.LocalFactorization.sample_unchecked
     monkeypatch.setattr(
-        pairwise.OneMessage,
+        queries.LocalFactorization,
         "sample_unchecked",
         lambda self, counts, *rest: calls.append(counts) or drawn(self, counts, *rest),
     )
     with loaded("pairwise/reduction.py") as reduction:
-        reduction.linear_queries(pairwise.OneMessage(STATISTIC, 1.0), COUNTS, generator=generator())
+        reduction.linear_queries(queries.LocalFactorization.of(STATISTIC, 1.0), COUNTS, generator=generator())
     assert [each.tolist() for each in calls] == [[300, 0, 700], [1000, 0, 0], [0, 1000, 0], [0, 0, 1000]]
 
 
