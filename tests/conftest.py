@@ -9,15 +9,15 @@ import os
 import pytest
 import torch
 
-from torchdp import noise, pairwise, queries
+from torchdp import noise, queries, workloads
 from torchdp.noise import process
-from torchdp.protocol import Choice
+from torchdp.protocol import Choice, Objective
 from torchdp.protocol.choice import Candidate
 from torchdp.randomizers import RandomizedResponse
 from torchdp.randomizers.alphabet import shift_strategy
 from torchdp.randomizers.alphabet.strategy_search import Effort
 
-CHOOSE, CHOOSE_FUNCTION, SHIFTS = pairwise.choose, queries.choose_function, shift_strategy.shifts
+CHOOSE, SHIFTS = queries.choose, shift_strategy.shifts
 THREADS = os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start too
 
 
@@ -72,10 +72,11 @@ def brief(request, monkeypatch):
 def quick(monkeypatch):
     """Without searches, which take seconds."""
 
-    def choose(W, n, epsilon, objective):
-        protocol = queries.LocalOracle(W, RandomizedResponse(W.shape[1], epsilon))
-        return Choice((Candidate("randomized", protocol, float(protocol.worst_mse(n, objective)) ** 0.5),))
+    def choose(asked, n, epsilon, delta=None, **given):
+        if not isinstance(asked, torch.Tensor | workloads.Workload) or "trust" in given:
+            return CHOOSE(asked, n, epsilon, delta, **{**given, "search": False})
+        protocol = queries.LocalOracle(asked, RandomizedResponse(asked.shape[1], epsilon))
+        worst = protocol.worst_mse(n, given.get("objective", Objective.WORST))
+        return Choice((Candidate("randomized", protocol, float(worst) ** 0.5),))
 
     monkeypatch.setattr(queries, "choose", choose)
-    monkeypatch.setattr(queries, "choose_function", lambda *one: CHOOSE_FUNCTION(*one, search=False))
-    monkeypatch.setattr(pairwise, "choose", lambda *one, search, **more: CHOOSE(*one, search=False, **more))

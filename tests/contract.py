@@ -35,7 +35,6 @@ from laws import generator, one_law, z_scores
 from torchdp.collection import Collection, Journal
 from torchdp.mean import StrategyCovariance
 from torchdp.noise import Noise, SeededNoise
-from torchdp.pairwise import ShuffledForm
 from torchdp.pairwise.rounds.round import Round
 from torchdp.privacy import Arithmetic, Model
 from torchdp.protocol import Crowd, InteractiveProtocol, MessageProtocol, Objective, Tally
@@ -48,7 +47,7 @@ from torchdp.shuffle.sums import Shuffled
 
 TESTS = Path(__file__).resolve().parent
 # What takes one summary after the other; docs/batches.md has the reasons.
-UNBATCHED = (InteractiveProtocol, Round, ShuffledForm, SecureSums, PrivateLearner, StrategyCovariance)
+UNBATCHED = (InteractiveProtocol, Round, SecureSums, PrivateLearner, StrategyCovariance)
 COLUMNS = 3  # of what leaves, that attacks look at
 MIXED = 2**9  # times that a shuffler is looked at
 
@@ -77,6 +76,11 @@ def executed(path):
     spec.loader.exec_module(module)
     sys.path.remove(str(path.parent))
     return module
+
+
+def channel_of(protocol):
+    """What carries the messages: of a release its channel."""
+    return getattr(protocol, "channel", protocol)
 
 
 class Contract:
@@ -330,7 +334,7 @@ class Contract:
             both = {name: torch.stack([tally[name].to(part), part]) for name, part in wrong.parts.items()}
             self.refuse(wrong)
             self.refuse(Tally(wrong.n, both), "analyse")  # beside a possible one
-        for n in (0, 10**9) if hasattr(self.protocol, "law") else (0,):  # a law is of so many users
+        for n in (0, 10**9) if hasattr(channel_of(self.protocol), "law") else (0,):  # a law is of so many users
             self.refuse(Tally(n, tally.parts), "analyse")
         for n in (-1, True, 1.5, math.nan, "4", None, 2**60):
             self.refuse(Tally(n, tally.parts))
@@ -390,7 +394,8 @@ class MessageContract(Contract):
 
     def released(self, row, seed, times):
         """What users who hold this row send, each alone; what servers or a shuffler show where the first user does."""
-        if isinstance(self.protocol, Amplified | Shuffled | SecureSums | SharedSum | SecureQueries):
+        mixed = Amplified | Shuffled | SecureSums | SharedSum | SecureQueries
+        if isinstance(channel_of(self.protocol), mixed):
             x, noise = torch.cat([row[None], self.x[1:]]), SeededNoise(seed)
             (name,) = self.protocol.layout
             totals = [self.protocol.collect(x, noise=noise)[name].flatten() for _ in range(min(times, MIXED))]

@@ -9,7 +9,8 @@ import torch
 from laws import generator, normal
 
 from torchdp import pairwise, privacy, regression
-from torchdp.randomizers import PrivUnit, RandomizedResponse, StrategyMatrix
+from torchdp.queries import CentralFactorization, LocalFactorization, LocalOracle, Twice
+from torchdp.randomizers import PrivUnit, RandomizedResponse, StrategyMatrix, SubsetSelection
 from torchdp.regression import errors, ridge
 from torchdp.regression.second_moment_noise import NoisyMoments, moment_vector
 from torchdp.shuffle import RandomizedResponseSum, least_flip
@@ -149,11 +150,12 @@ KERNELS = normal(1, 2, 5, 5, seed=6)
 MANY = pairwise.from_kernel(KERNELS + KERNELS.mT)
 STRATEGY = StrategyMatrix.tuned(torch.eye(5, dtype=torch.float64), 2.0, generator=generator(0), steps=20)
 PAIRS = {
-    "two messages": pairwise.TwoMessage,
-    "one message": pairwise.OneMessage,
-    "randomized response": lambda *at: pairwise.PairReports(*at, RandomizedResponse),
-    "subsets": pairwise.PairReports,
-    "a strategy": lambda *at: pairwise.PairReports(*at, STRATEGY),
+    "two messages": lambda asked: Twice.of(asked, 2.0),
+    "one message": lambda asked: LocalFactorization.of(asked, 2.0),
+    "randomized response": lambda asked: LocalOracle.of(asked, RandomizedResponse(5, 2.0)),
+    "subsets": lambda asked: LocalOracle.of(asked, SubsetSelection(5, 2.0)),
+    "a strategy": lambda asked: LocalOracle.of(asked, STRATEGY),
+    "a curator": lambda asked: CentralFactorization.of(asked, 2.0, 1e-6),
 }
 
 
@@ -164,7 +166,7 @@ def test_many_kernels_of_one_tally_are_their_loop(name, ratio):
         below = MANY.form.weights.abs().flip(1)[at]
         form = pairwise.Form(MANY.form.weights[at], MANY.form.constant[at])
         chosen = replace(MANY, form=form, denominator=pairwise.Form(below, 40.0) if ratio else None)
-        return PAIRS[name](replace(chosen, pairs=PAIRS[name](pairwise.unequal(5), 2.0).estimated_pairs), 2.0)
+        return PAIRS[name](chosen)
 
     def answers(protocol):
         found, ends = protocol.analyse(tally), () if ratio else protocol.analyse(tally).interval(0.9)

@@ -45,7 +45,8 @@ def test_no_repr_of_a_protocol_is_long():
 
 
 def test_a_repr_names_parts_and_leaves_out_defaults():
-    assert repr(pairwise.OneMessage(pairwise.auc(3), 1.0)) == "OneMessage(statistic='auc', epsilon=1)"
+    shown = repr(queries.Twice.of(pairwise.auc(3), 1.0))
+    assert shown.startswith("MessageRelease(question='auc', channel=Twice(") and "epsilon=1)" in shown
     assert repr(workloads.prefix(4)) == "Workload(name='prefix', factors=(float64(4, 4)))"
 
 
@@ -57,7 +58,7 @@ def test_a_repr_names_parts_and_leaves_out_defaults():
             privacy.gaussian_guarantee(2.0, 1e-5, 1.0, privacy.Model.CENTRAL, privacy.Neighbours.ADD_REMOVE),
             ["central differential privacy", "epsilon = "],
         ),
-        (pairwise.OneMessage(pairwise.auc(3), 1.0).estimate(torch.arange(6)), ["standard error", "low", "high"]),
+        (queries.Twice.of(pairwise.auc(3), 1.0).estimate(torch.arange(6)), ["standard error", "low", "high"]),
         (verbs.kept()["densities"], ["<td>n</td><td>10</td>", "central differential privacy", "float64(2, "]),
         (factorization.factorize(torch.eye(2), tol=0.1).certificate, ["<td>lower</td><td>1</td>"]),
         (training.choose(training.Iterates(3), 6, 2, epsilon=1.0, delta=1e-3).best, ["epsilon = 1", "sigma"]),

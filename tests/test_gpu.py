@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchdp import cli, pairwise, simulate, workloads
+from torchdp import cli, pairwise, queries, randomizers, simulate, workloads
 from torchdp.factorization import (
     LowRankRelaxation,
     approximate,
@@ -60,10 +60,16 @@ def test_approximate_norms_duals_and_structure():
     assert lipschitz_tree(torch.eye(5, dtype=torch.float64, device="cuda")).left.is_cuda
 
 
-@pytest.mark.parametrize("kind", [pairwise.OneMessage, pairwise.TwoMessage, pairwise.PairReports])
+@pytest.mark.parametrize("kind", ["vectors", "twice", "subsets"])
 def test_pairwise_protocols(kind):
     statistic = pairwise.absolute_difference(8).to("cuda")
-    protocol, counts = kind(statistic, 1.0), torch.tensor([50, 0, 10, 300, 20, 5, 100, 15], device="cuda")
+    oracle = randomizers.SubsetSelection(8, 1.0)
+    protocol = {
+        "vectors": lambda: queries.LocalFactorization.of(statistic, 1.0),
+        "twice": lambda: queries.Twice.of(statistic, 1.0),
+        "subsets": lambda: queries.LocalOracle.of(statistic, oracle),
+    }[kind]()
+    counts = torch.tensor([50, 0, 10, 300, 20, 5, 100, 15], device="cuda")
     truth, types = float(statistic.exact(counts)), torch.repeat_interleave(torch.arange(8, device="cuda"), counts)
 
     def squared_error(generator, size):

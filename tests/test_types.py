@@ -27,15 +27,15 @@ for step in run.loader(TensorDataset(rows, rows), max_rows=4):
         run.backward(*part)
 """
 PROGRAMS = {  # an expression of a user's: part of its type
-    "pairwise.choose(pairwise.gini(4), 100, 1.0).best": "PairwiseProtocol",
-    "pairwise.choose(pairwise.gini(4), 100, 1.0).best.estimate(x).interval()": "tuple[torch._tensor.Tensor",
+    "queries.choose(pairwise.gini(4), 100, 1.0).best": "PairwiseProtocol",
+    "queries.choose(pairwise.gini(4), 100, 1.0).best.estimate(x).interval()": "tuple[torch._tensor.Tensor",
     "queries.choose(workloads.prefix(4), 100, 1.0).best": "Channel",
     "queries.choose(workloads.prefix(4), 100, 1.0).best.estimate(x).value": "Tensor",
-    "queries.choose_trusted(workloads.identity(4), 100, 1.0, 1e-6).best.estimate(x).interval()": "tuple[torch",
+    "queries.choose(workloads.identity(4), 100, 1.0, 1e-6, trust='curator').best.estimate(x).interval()": "tuple[torch",
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, n=9, dimension=3).best": "ShuffledKDE",
     "density.choose(density.Gaussian(0.2), epsilon=1.0, delta=1e-5, classes=x, dimension=3).best": "ShuffledClasses",
     "mean.choose_covariance(domains.Box(x, x), 100, 1.0).best": "LocalCovariance",
-    "pairwise.choose(pairwise.gini(4), 100, 1.0).best.guarantee": "Guarantee",
+    "queries.choose(pairwise.gini(4), 100, 1.0).best.guarantee": "Guarantee",
     "torchdp.pairwise.choose(torchdp.pairwise.gini(4), 100, 1.0).candidates[0].protocol": "PairwiseProtocol",
     "collection.Collection.of(randomizers.RandomizedResponse(4, 1.0)).estimate()": "Estimate",
     "choice.candidates[0].protocol": "training.plan.Plan",

@@ -64,7 +64,7 @@ def test_a_curators_mean_keeps_the_level_and_one_with_its_variance_reaches_it():
 
 def test_pairs_keep_the_level():
     generator = keyed_generator(b"pairs")
-    protocol = pairwise.OneMessage(pairwise.unequal(K), 8.0)
+    protocol = queries.LocalFactorization.of(pairwise.unequal(K), 8.0)
     shares = torch.tensor([0.7, 0.1, 0.1, 0.1])
     users = torch.multinomial(shares.expand(600, K), 1_000, replacement=True, generator=generator)
     counts = torch.zeros(600, K, dtype=torch.int64).scatter_add_(1, users, torch.ones_like(users))

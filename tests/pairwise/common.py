@@ -1,14 +1,20 @@
 """What the tests of pairwise statistics share."""
 
-from functools import partial
-
 import torch
 
-from torchdp.pairwise import PairReports
-from torchdp.randomizers import RandomizedResponse
+from torchdp.queries import LocalFactorization, LocalOracle, Twice
+from torchdp.randomizers import RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 
-responses = partial(PairReports, client=RandomizedResponse)
+vectors, twice = LocalFactorization.of, Twice.of
+
+
+def responses(question, epsilon):
+    return LocalOracle.of(question, RandomizedResponse(question.types, epsilon))
+
+
+def subsets(question, epsilon):
+    return LocalOracle.of(question, SubsetSelection(question.types, epsilon))
 
 
 def mse(protocol, h, n):

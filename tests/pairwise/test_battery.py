@@ -1,28 +1,263 @@
-"""Every protocol of pairwise statistics on the battery; each truth is an average over pairs of users."""
+"""Questions of pairs, shares and both through every channel; each truth is an average over pairs of users.
+
+A question is a row of QUESTIONS, a channel a row of CHANNELS: each two of them are a cell of the grid. The whole battery
+runs on the cells of BATTERY, and on protocols in rounds.
+"""
 
 import dataclasses
+import itertools
 import math
-from typing import ClassVar
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
-from channels import two_densities
+from channels import channel as messages
+from channels import spent_by, two_densities
 from contract import Contract, LocalContract, MessageContract
-from pairs import from_factors
-from scipy.stats import poisson
+from gaussians import collected, furthest, neighbours, true_epsilon
+from laws import generator, hockey_stick, z_scores
+from scipy import stats
 
-from torchdp import pairwise
+from torchdp import pairwise, queries, workloads
+from torchdp.pairwise import Pairs
 from torchdp.pairwise.rounds.round import Round
-from torchdp.randomizers import PrivUnit, RandomizedResponse, StrategyMatrix
+from torchdp.protocol import Objective
+from torchdp.queries import (
+    CentralFactorization,
+    CentralLaplace,
+    LocalFactorization,
+    LocalOracle,
+    SecureQueries,
+    ShuffledQueries,
+)
+from torchdp.randomizers import (
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    PrivUnit,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+)
+from torchdp.shuffle import BoundedSum, CorrelatedSum, PoissonSum
 
 GINI = pairwise.absolute_difference(4)
 X = torch.tensor([0] * 4 + [1] * 2 + [2] * 6 + [3] * 12)
+MANY = X.repeat(8)
+DELTA = 1e-3
+KERNEL = torch.tensor([[1.0, 0.5, -1.0, 2.0], [0.5, -2.0, 1.0, 0.0], [-1.0, 1.0, 3.0, 1.0], [2.0, 0.0, 1.0, 0.5]])
 
 
-def distinct(kernel):
-    """Mean of the kernel over pairs of different users of X."""
-    pairs = [float(kernel(a, b)) for i, a in enumerate(X) for j, b in enumerate(X) if i != j]
-    return torch.tensor(math.fsum(pairs) / len(pairs)).double()
+def over_pairs(f, distinct=True):
+    """Mean of the matrix f of pairs of users."""
+    n = len(f)
+    return (f.double().sum() - f.double().diagonal().sum()) / (n * (n - 1)) if distinct else f.double().mean()
+
+
+def apart(x):
+    return over_pairs((x[:, None] - x).abs())
+
+
+def of_kernel(x, distinct=True):
+    return over_pairs(KERNEL[x][:, x], distinct)
+
+
+def auc(x):
+    negatives, positives = x[x < 2], x[x >= 2] - 2
+    return ((positives > negatives[:, None]).double() + (positives == negatives[:, None]) / 2).mean()
+
+
+def shares(x):
+    return torch.stack([(x <= i).double().mean() for i in range(3)])
+
+
+def spearman(x):
+    return torch.tensor(stats.spearmanr(x // 2, x % 2).statistic, dtype=torch.float64)
+
+
+SEVERAL = queries.Several((GINI, queries.Linear(workloads.prefix(4).dense()[:3])))
+QUESTIONS = {  # what is asked, its truth
+    "gini": (GINI, apart),
+    "distinct": (pairwise.from_kernel(KERNEL), of_kernel),
+    "all": (pairwise.from_kernel(KERNEL, pairs=Pairs.ALL), partial(of_kernel, distinct=False)),
+    "auc": (pairwise.auc(2), auc),
+    "ratio": (pairwise.gini(4, low=1.0, high=4.0), lambda x: apart(x) / over_pairs(2 + x[:, None] + x)),
+    "spearman": (queries.Spearman(2, 2), spearman),
+    "several": (SEVERAL, lambda x: torch.cat([apart(x)[None], shares(x)])),
+}
+SECOND_ORDER = {"auc", "ratio", "spearman"}
+
+
+def uneven(k, epsilon):
+    """A strategy of 2k outputs without any symmetry, which spends epsilon."""
+    logits = torch.rand(2 * k, k, dtype=torch.float64, generator=generator(3))
+    logits = (logits - logits.amin(1, keepdim=True)) / (logits.amax(1) - logits.amin(1))[:, None]
+    low, high = 0.0, 2 * epsilon
+    for _ in range(60):
+        size = (low + high) / 2
+        matrix = (size * logits).exp() / (size * logits).exp().sum(0)
+        spent = float((matrix.amax(1) / matrix.amin(1)).log().max())
+        low, high = (size, high) if spent < epsilon else (low, size)
+    matrix = (low * logits).exp()
+    return StrategyMatrix(matrix / matrix.sum(0))
+
+
+def by_poisson(channel):
+    """Types that differ in two sums, each Poisson or one more: the larger delta at epsilon 1."""
+    zero = stats.poisson(channel.law.mean).pmf(np.arange(150))
+    one = np.roll(zero, 1)
+    return hockey_stick(np.outer(one, zero).ravel(), np.outer(zero, one).ravel(), 1.0)
+
+
+def local(oracle):
+    return lambda question, epsilon: LocalOracle.of(question, oracle(question.types, epsilon))
+
+
+def shuffled(kind):
+    return lambda question, epsilon: ShuffledQueries.of(question, kind, len(MANY), epsilon, DELTA)
+
+
+def from_oracle(channel):
+    return spent_by(messages(channel.client))
+
+
+def gaussian(channel):
+    return true_epsilon(furthest(collected(channel), neighbours(torch.arange(4))), channel.delta)
+
+
+def discrete_laplace(channel):
+    """The largest log ratio of two types' chances, of sums of whole numbers."""
+    rate = 2 * math.asinh(1 / math.sqrt(2 * channel.noise))  # of variance 1/(2 sinh^2(rate/2))
+    rows = channel.queries.right.mT
+    return rate * max(float((a - b).abs().sum()) for a, b in itertools.combinations(rows, 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A channel: made for a question at an epsilon, the law's largest loss, and what its contract is."""
+
+    of: Callable
+    loss: Callable | None
+    contract: type = LocalContract
+    epsilon: float = 4.0
+    times: int = 1  # so many users like MANY in the grid
+    own: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+RAGGED = {"stacked": False}
+SHUFFLED = {"alike": True, "bound": lambda self, protocol: protocol.guarantee.delta, "louder": 1.3}
+CHANNELS = {
+    "responses": Row(local(RandomizedResponse), from_oracle),
+    "subsets": Row(local(SubsetSelection), from_oracle, own=RAGGED),
+    "bits": Row(local(OptimizedUnaryEncoding), from_oracle),
+    "hadamard": Row(local(HadamardResponse), from_oracle, times=8, own=RAGGED),
+    "strategy": Row(local(uneven), from_oracle),
+    "vectors": Row(LocalFactorization.of, lambda channel: two_densities(channel.client), epsilon=8.0),
+    "twice": Row(queries.Twice.of, lambda channel: 2 * two_densities(channel.randomizer), epsilon=16.0),
+    "poisson": Row(shuffled(PoissonSum), by_poisson, MessageContract, 1.0, own=SHUFFLED),
+    "correlated": Row(shuffled(CorrelatedSum), None, MessageContract, 1.0),
+    "bounded": Row(shuffled(BoundedSum), None, MessageContract, 1.0),
+    "servers": Row(
+        lambda question, epsilon: SecureQueries.of(question, len(MANY), epsilon, 1e-6), None, MessageContract, 1.0
+    ),
+    "gaussian": Row(
+        lambda question, epsilon: CentralFactorization.of(question, epsilon, 1e-6),
+        gaussian,
+        Contract,
+        1.0,
+        own=RAGGED,
+    ),
+    "laplace": Row(CentralLaplace.of, discrete_laplace, Contract, 1.0, own=RAGGED),
+}
+BATTERY = [
+    ("spearman", "responses"),
+    ("several", "subsets"),
+    ("distinct", "bits"),
+    ("gini", "hadamard"),
+    ("all", "strategy"),
+    ("distinct", "vectors"),
+    ("all", "twice"),
+    ("distinct", "poisson"),
+    ("several", "gaussian"),
+    ("ratio", "laplace"),
+]
+
+
+@cache
+def cell(question, channel, louder=1.0):
+    row = CHANNELS[channel]
+    return row.of(QUESTIONS[question][0], louder * row.epsilon)
+
+
+@pytest.mark.filterwarnings("ignore:the denominator")  # few users of a class
+@pytest.mark.parametrize("channel", CHANNELS)
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_every_question_through_every_channel(question, channel):
+    """Its truth by a loop over users, no bias, the predicted error, and a bound of it."""
+    protocol, runs = cell(question, channel), 2_000
+    x = MANY.repeat(CHANNELS[channel].times)
+    counts = protocol.summary(protocol.validate(x))
+    truth = QUESTIONS[question][1](x)
+    torch.testing.assert_close(protocol.exact(counts), truth, rtol=1e-6, atol=1e-9)
+    found = protocol.sample_estimate(counts, generator=generator(1), sample_shape=(runs,))
+    slack = 0.15 if question in SECOND_ORDER else 0.01
+    predicted = protocol.predicted_mse(counts)
+    error = found.value - truth
+    bias = z_scores(error, torch.zeros(()))
+    assert bool((bias.abs() < 5 + slack * math.sqrt(runs)).all()), bias
+    squares = error.square()
+    noise = z_scores(squares, predicted)
+    allowed = 5 + slack * predicted / (squares.std(0) / math.sqrt(runs))
+    assert bool((noise.abs() < allowed).all()), noise
+    ratio = found.standard_error.square().mean(0) / squares.mean(0)
+    assert bool(((0.7 < ratio) & (ratio < 1.4)).all()), ratio
+    worst = protocol.worst_mse(len(x))
+    assert float(Objective.WORST.of(predicted)) <= float(worst) * (1 + 1e-9)
+    assert protocol.guarantee.epsilon <= CHANNELS[channel].epsilon * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_a_constant_kernel_gets_a_sentence(channel):
+    points, one = torch.zeros(4, 2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    constant = pairwise.PairwiseStatistic("always 3", points, pairwise.Form(one, 3.0))
+    with pytest.raises(ValueError, match="'always 3' is constant: its mean is 3 whatever users hold"):
+        CHANNELS[channel].of(constant, 1.0)
+
+
+class Pairwise:
+    x = X
+    bad: ClassVar = [torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.5]), X[None]]
+
+    def truth(self):
+        return apart(self.x)
+
+
+class Cell(Pairwise):
+    x = MANY
+    louder = 1.1  # times epsilon: what breaks the guarantee
+    bad: ClassVar = [*Pairwise.bad[:3], MANY[None]]
+
+    def truth(self):
+        return QUESTIONS[self.question][1](self.x)
+
+    def loss(self, protocol):
+        return CHANNELS[self.channel].loss(protocol.channel)
+
+    def test_a_wrong_constant_breaks_the_guarantee(self):
+        assert self.loss(cell(self.question, self.channel, self.louder)) > self.bound(self.protocol) * (1 + 1e-9)
+
+
+def battery(question, channel):
+    """The battery's class of a cell."""
+    row = CHANNELS[channel]
+    own = {"question": question, "channel": channel, "protocol": cell(question, channel), **row.own}
+    own["slack"] = 0.15 if question in SECOND_ORDER else 0.01
+    return type(f"Test{question.title()}{channel.title()}", (Cell, row.contract), own)
+
+
+globals().update({kind.__name__: kind for kind in (battery(*each) for each in BATTERY)})
 
 
 def scalar(response):
@@ -31,89 +266,12 @@ def scalar(response):
     return math.log1p(response.bias) - math.log1p(-response.bias)
 
 
-class Pairwise:
-    x = X
-    bad: ClassVar = [torch.tensor([4]), torch.tensor([-1]), torch.tensor([0.5]), X[None]]
-
+class Rounds(Pairwise):
     def bound(self, protocol):
         return protocol.epsilon
 
-    def truth(self):
-        return distinct(lambda a, b: abs(a - b))
 
-
-class TestTwoMessage(Pairwise, LocalContract):
-    protocol = pairwise.TwoMessage(GINI, 8.0)
-
-    def loss(self, protocol):
-        return 2 * two_densities(protocol.randomizer)
-
-
-class TestOneMessage(Pairwise, LocalContract):
-    protocol = pairwise.OneMessage(GINI, 4.0)
-
-    def loss(self, protocol):
-        return two_densities(protocol.client)
-
-
-class TestOneMessageOfAllPairs(TestOneMessage):
-    """A diagonal that depends on the type, and a weight of each sign."""
-
-    protocol = pairwise.OneMessage(
-        from_factors(torch.eye(4), torch.diag(torch.arange(1.0, 5)) + 1, pairs=pairwise.Pairs.ALL), 4.0
-    )
-
-    def truth(self):
-        total = sum(1 + (a == b) * (1 + a) for a in X for b in X)
-        return total.double() / len(X) ** 2
-
-
-class TestAUC(TestOneMessage):
-    protocol = pairwise.OneMessage(pairwise.auc(2), 12.0)
-    x = X.repeat(8)
-    slack = 0.1  # to first order
-
-    def truth(self):
-        negatives, positives = X[X < 2], X[X >= 2] - 2
-        return ((positives > negatives[:, None]).double() + (positives == negatives[:, None]) / 2).mean()
-
-
-class Reports(Pairwise):
-    def test_a_wrong_constant_breaks_the_guarantee(self):
-        with pytest.raises(ValueError, match="epsilon must be at least the client's"):
-            dataclasses.replace(self.protocol, epsilon=0.99 * self.protocol.epsilon)
-
-
-class TestResponses(Reports, LocalContract):
-    protocol = pairwise.PairReports(GINI, 3.0, RandomizedResponse)
-
-    def loss(self, protocol):
-        return math.log(protocol.client.p / protocol.client.q)
-
-
-class TestSubsets(Reports, LocalContract):
-    stacked = False
-    protocol = pairwise.PairReports(pairwise.unequal(4), 2.0)
-    repeats, runs, honest = 1500, 100, (0.7, 1.6)  # of 24 users 1.37
-
-    def loss(self, protocol):  # of a set that holds x against one that does not
-        p, size = protocol.client.on, protocol.client.subset
-        return math.log(p / (1 - p) * (4 - size) / size)
-
-    def truth(self):
-        return distinct(lambda a, b: a != b)
-
-
-class TestStrategyReports(Reports, LocalContract):
-    matrix = torch.tensor([[4.0, 1, 1, 1], [1, 4, 1, 2], [1, 2, 4, 1], [2, 1, 2, 4]])
-    protocol = pairwise.PairReports(GINI, math.log(4), StrategyMatrix(matrix / 8))
-
-    def loss(self, protocol):
-        matrix = protocol.client.matrix
-        return float((matrix.amax(1) / matrix.amin(1)).log().max())
-
-
-class TestTwoRound(Pairwise, Contract):
+class TestTwoRound(Rounds, Contract):
     protocol = pairwise.TwoRound(GINI, 8.0, 4.0, 0.8)
     slack = 0.03  # from 256 draws
 
@@ -123,7 +281,7 @@ class TestTwoRound(Pairwise, Contract):
         return sum(two_densities(each) for each in first.randomizers) + sum(map(scalar, second.responses))
 
 
-class TestThreeRound(Pairwise, Contract):
+class TestThreeRound(Rounds, Contract):
     protocol = pairwise.ThreeRound(GINI, 12.0, (3.0, 4.0, 3.0, 2.0))
     slack, repeats, runs, honest = 0.06, 2000, 100, (0.7, 1.8)
 
@@ -172,31 +330,3 @@ class TestRound(Pairwise, LocalContract):
             low, high = question.center - question.half_width, question.center + question.half_width
             answers.append(values.clamp(low, high).mean())
         return torch.cat([mean, mean, torch.stack(answers)])
-
-
-class TestShuffledForm(Pairwise, MessageContract):
-    x = X.repeat(8)
-    protocol = pairwise.ShuffledForm.calibrated(pairwise.absolute_difference(4), len(x), 1.0, 1e-3)
-
-    def truth(self):
-        return (self.x[:, None] - self.x).abs().sum().double() / (len(self.x) * (len(self.x) - 1))
-
-    def bound(self, protocol):
-        return protocol.delta
-
-    def loss(self, protocol):  # types 0 and 3 differ in three sums, each Poisson or one more
-        d = torch.arange(90)
-        one, zero = poisson.pmf(d - 1, protocol.noise), poisson.pmf(d, protocol.noise)
-        worst = 0.0
-        for up in range(4):  # so many of the sums that differ are ones under the first type
-            p = q = torch.ones(1).double()
-            for index in range(3):
-                a, b = (one, zero) if index < up else (zero, one)
-                p = (p[:, None] * torch.as_tensor(a)).flatten()
-                q = (q[:, None] * torch.as_tensor(b)).flatten()
-            worst = max(worst, float((p - math.exp(protocol.epsilon) * q).clamp_min(0).sum()))
-        return worst
-
-    def test_a_wrong_constant_breaks_the_guarantee(self):
-        with pytest.raises(ValueError, match="is not certified for this noise"):
-            dataclasses.replace(self.protocol, noise=self.protocol.noise * 0.9)

@@ -1,28 +1,14 @@
 """Choosing a protocol by predicted error; one message by PrivUnit."""
 
-import sys
-
 import pytest
 import torch
 
-from pairwise.common import mse
+from pairwise.common import mse, vectors
 from torchdp import pairwise
-from torchdp.pairwise import (
-    OneMessage,
-    PairReports,
-    Pairs,
-    TwoMessage,
-    choose,
-)
+from torchdp.pairwise import Pairs
+from torchdp.queries import LocalOracle, choose
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
-
-
-@pytest.fixture
-def closed_forms_only(monkeypatch):
-    """Without the candidates that are optimised."""
-    for name in ("LARGEST_STRATEGY", "LARGEST_MERGED"):
-        monkeypatch.setattr(sys.modules["torchdp.pairwise.choose"], name, 0)
 
 
 def test_guarantee_choice_is_the_least_of_its_table_and_prints_it(brief):
@@ -43,20 +29,20 @@ def test_choice_without_a_prior_holds_for_data_near_any_single_type(brief):
     k, n = 5, 100_000
     statistic = pairwise.unequal(k)
     near = 0.98 * torch.eye(k, dtype=torch.float64) + 0.02 / k
-    choice, family = choose(statistic, n, 2.0), pairwise.histograms(statistic)
+    choice, family = choose(statistic, n, 2.0), statistic.histograms
     assert max(mse(choice.best, h, n) for h in near) < 1.5 * choice.candidates[0].error ** 2
-    assert len(pairwise.histograms(pairwise.unequal(70))) == 3 + 64
+    assert len(pairwise.unequal(70).histograms) == 3 + 64
     some = family[[0, 1, 2, 3, 3 + k // 2, 2 + k]]
-    fitted = PairReports.tuned(statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100)
+    fitted = LocalOracle.tuned(statistic, n, 2.0, prior=some, generator=keyed_generator(b"choose"), steps=100)
     assert max(mse(fitted, h, n) for h in near) > 4 * max(mse(fitted, h, n) for h in some)
 
 
-def test_a_kernel_whose_diagonal_varies_is_answered_from_pairs(closed_forms_only):
+def test_a_kernel_whose_diagonal_varies_is_answered_by_the_same_channels():
     kernel = torch.tensor([[1.0, 0.5, 0.0], [0.5, 2.0, 1.0], [0.0, 1.0, 4.0]])
-    choice = choose(kernel, 100, 1.0, prior=torch.ones(3))
-    assert all(candidate.protocol.estimated_pairs is Pairs.DISTINCT for candidate in choice.candidates)
-    everything = pairwise.from_kernel(kernel, pairs=Pairs.ALL)
-    assert all(isinstance(c.protocol, OneMessage | TwoMessage) for c in choose(everything, 100, 1.0).candidates)
+    even = [each.name for each in choose(pairwise.unequal(3), 100, 1.0, search=False).candidates]
+    for pairs in Pairs:
+        choice = choose(pairwise.from_kernel(kernel, pairs=pairs), 100, 1.0, search=False)
+        assert {each.name for each in choice.candidates} == set(even)
 
 
 NEGATIVES, POSITIVES = (
@@ -74,19 +60,20 @@ def test_auc_of_known_sizes_is_the_auc():
     statistic = pairwise.auc_of_sizes(8, int(NEGATIVES.sum()), int(POSITIVES.sum()))
     counts = torch.cat([NEGATIVES, POSITIVES])
     assert float(statistic.exact(counts)) == pytest.approx(auc_of(NEGATIVES, POSITIVES), rel=1e-9)
-    known, n = OneMessage(statistic, 1.0), int(counts.sum())
-    unknown = OneMessage(pairwise.auc(8), 1.0)
+    known, n = vectors(statistic, 1.0), int(counts.sum())
+    unknown = vectors(pairwise.auc(8), 1.0)
     assert mse(known, counts, n) < mse(unknown, counts, n)
     answer = known.sample_estimate(counts, generator=keyed_generator(b"sizes"), sample_shape=(20_000,))
     squared = Moments.of((answer.value - auc_of(NEGATIVES, POSITIVES)).square())
     assert abs(squared.z_score(mse(known, counts, n))) < 5
 
 
-def test_a_second_round_is_chosen_where_it_is_worth_it(closed_forms_only):
+def test_a_second_round_is_chosen_where_it_is_worth_it():
     """Random signs of many users; measured as predicted. One round is the default."""
     signs = torch.randint(2, (16, 16), generator=torch.Generator().manual_seed(0)).double() * 2 - 1
     statistic = pairwise.from_kernel(signs.triu() + signs.triu(1).mT, pairs=Pairs.ALL)
-    two, one = choose(statistic, 10**6, 1.0, rounds=2), choose(statistic, 10**6, 1.0)
+    two = pairwise.choose_rounds(statistic, 10**6, 1.0, search=False)
+    one = choose(statistic, 10**6, 1.0, search=False)
     assert isinstance(two.best, pairwise.TwoRound)
     assert {each.name for each in two.candidates} - {each.name for each in one.candidates} == {
         "two rounds",

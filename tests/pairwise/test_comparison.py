@@ -4,11 +4,10 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from pairwise.common import mse, responses
+from pairwise.common import mse, responses, twice, vectors
 from torchdp import pairwise
 from torchdp.collection import Collection, difference
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, TwoMessage
 from torchdp.protocol import Tally
 from torchdp.randomness import keyed_generator
 
@@ -21,9 +20,9 @@ def estimate(protocol, counts, key):
     return protocol.sample_estimate(counts, generator=keyed_generator(key), sample_shape=(TRIALS,))
 
 
-@pytest.mark.parametrize("kind", [OneMessage, TwoMessage, responses])
+@pytest.mark.parametrize("kind", [vectors, twice, responses])
 def test_intervals_of_differences_cover_whatever_the_two_budgets(kind):
-    one, two = kind(STATISTIC, 2.0), OneMessage(STATISTIC, 3.0)
+    one, two = kind(STATISTIC, 2.0), vectors(STATISTIC, 3.0)
     found = difference(estimate(one, FIRST, b"first"), estimate(two, SECOND, b"second"))
     truth = STATISTIC.exact(FIRST) - STATISTIC.exact(SECOND)
     low, high = found.interval()
@@ -43,7 +42,7 @@ def in_population(protocol, counts, key):
 
 
 def test_p_values_are_uniform_without_a_difference_and_small_with_one():
-    protocol = OneMessage(STATISTIC, 2.0)
+    protocol = vectors(STATISTIC, 2.0)
     one, two = (in_population(protocol, FIRST, key) for key in (b"first", b"second"))
     same = difference(one, two)
     assert kstest(same.p_value.numpy(), "uniform").pvalue > 1e-4
@@ -61,7 +60,7 @@ def collection(protocol, types, name="batch"):
 @pytest.mark.parametrize("statistic", [STATISTIC, pairwise.auc(3)], ids=lambda each: each.name)
 def test_a_population_interval_covers_the_population_and_a_users_interval_does_not(statistic):
     shares, n, trials = torch.tensor([0.4, 0.3, 0.1, 0.1, 0.05, 0.05]).double(), 2000, 60
-    protocol, generator = OneMessage(statistic, 12.0), keyed_generator(b"p2")
+    protocol, generator = vectors(statistic, 12.0), keyed_generator(b"p2")
     truth = float(statistic.exact(shares * 1e9))
     drawn = []
     for _ in range(trials):
@@ -92,7 +91,7 @@ def test_the_sampling_variance_is_at_least_the_exact_one_and_near_it_where_point
         first = shares @ (f @ shares - mean).square()
         exact = (4 * (m - 2) * first + 2 * (shares @ (f - mean).square() @ shares)) / (m * (m - 1))
         tally = Tally(m, {"sum": counts.double() @ statistic.points})
-        heard = Collection.of(OneMessage(statistic, 50.0)).add("all", tally)
+        heard = Collection.of(vectors(statistic, 50.0)).add("all", tally)
         own = float(
             heard.estimate().of_population().standard_error.square() - heard.estimate().standard_error.square()
         )

@@ -2,8 +2,9 @@
 
 import torch
 
+from pairwise.common import vectors
 from torchdp import pairwise
-from torchdp.pairwise import OneMessage, PairReports
+from torchdp.queries import LocalOracle
 from torchdp.randomizers import StrategyMatrix
 from torchdp.randomness import keyed_generator
 
@@ -16,11 +17,11 @@ def drawn(protocol, counts=COUNTS, trials=200):
 
 
 def test_guarantee_nearer_to_the_users_mean_vector():
-    protocol = OneMessage(GINI, 1.0)
+    protocol = vectors(GINI, 1.0)
     tally = drawn(protocol)
     found, z, truth = (
         pairwise.consistent(protocol, tally),
-        protocol.mean_point(tally),
+        protocol.channel.mean(tally),
         COUNTS.double() @ GINI.points / 300,
     )
     assert bool((found.histogram >= 0).all())
@@ -42,7 +43,7 @@ def test_without_noise_it_is_the_statistic_itself():
     for statistic in (GINI, pairwise.auc(3)):
         k = statistic.types
         Q = torch.full((k, k), 1e-9, dtype=torch.float64).fill_diagonal_(1 - 1e-9 * (k - 1))
-        protocol = PairReports(statistic, 30.0, StrategyMatrix(Q))
+        protocol = LocalOracle.of(statistic, StrategyMatrix(Q))
         counts = torch.arange(1, k + 1) * 50
         found = pairwise.consistent(protocol, drawn(protocol, counts, 3))
         torch.testing.assert_close(found.value, statistic.exact(counts).expand(3), rtol=0, atol=1e-3)

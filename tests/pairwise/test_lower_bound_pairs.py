@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pairwise.common import responses
-from torchdp import pairwise
+from pairwise.common import responses, vectors
+from torchdp import pairwise, queries
 from torchdp.pairwise import Pairs
 
 
@@ -18,9 +18,9 @@ def test_guarantee_no_protocol_errs_less_on_average(pairs, epsilon):
     """All samples of n users from h, each with its chance; the exact error of unbiased protocols on each."""
     statistic, h = replace(pairwise.unequal(3), pairs=pairs), torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     for n in (2, 4):
-        least = pairwise.lower_bound(statistic, n, epsilon, h)
+        least = statistic.bound(n, epsilon, h)
         for protocol in (
-            pairwise.OneMessage(statistic, epsilon),
+            vectors(statistic, epsilon),
             responses(statistic, epsilon),
         ):
             mean = 0.0
@@ -40,17 +40,17 @@ def test_it_is_near_what_randomized_response_errs_on_two_types_of_many_users():
     for epsilon in (0.5, 2.0):
         error = math.sqrt(float(responses(statistic, epsilon).predicted_mse(h * n)))
         growth = math.tanh(epsilon / 2) ** 2  # under h reports tell less than under even shares
-        assert 0.4 * error < pairwise.lower_bound(statistic, n, epsilon, h) <= error
+        assert 0.4 * error < statistic.bound(n, epsilon, h) <= error
         assert growth < 1
-    assert pairwise.lower_bound(statistic, n, 1.0, torch.ones(2)) == 0  # even shares: f_1 is constant
-    assert pairwise.lower_bound(statistic, n, 1e4, h) == 0
+    assert statistic.bound(n, 1.0, torch.ones(2)) == 0  # even shares: f_1 is constant
+    assert statistic.bound(n, 1e4, h) == 0
 
 
 def test_ratios_and_merged_bins_count_as_what_is_asked(brief):
     auc, n = pairwise.auc(8), 100_000
     h = pairwise.class_histograms(8, 0.3)[1]
-    choice = pairwise.choose(auc, n, 1.0, prior=h)
-    assert pairwise.lower_bound(auc, n, 1.0, h) == choice.bound < choice.candidates[0].error < 4 * choice.bound
+    choice = queries.choose(auc, n, 1.0, prior=h)
+    assert auc.bound(n, 1.0, h) == choice.bound < choice.candidates[0].error < 4 * choice.bound
     with pytest.raises(ValueError, match="denominator"):
-        pairwise.lower_bound(auc, n, 1.0, torch.eye(16)[0])
-    assert pairwise.choose(pairwise.unequal(4), n, 1.0, rounds=2, search=False).bound is None
+        auc.bound(n, 1.0, torch.eye(16)[0])
+    assert pairwise.choose_rounds(pairwise.unequal(4), n, 1.0, search=False).bound is None

@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pairwise.common import mse, responses
+from pairwise.common import mse, responses, subsets, twice, vectors
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, PairReports, Pairs, TwoMessage
+from torchdp.pairwise import Pairs
 from torchdp.randomness import keyed_generator
 
-AGGREGATE = [TwoMessage, OneMessage, responses]
-KINDS = [*AGGREGATE, PairReports]
+KINDS = [twice, vectors, responses, subsets]
 EVEN = pairwise.from_kernel(torch.tensor([[2.0, 0.5, 1.0], [0.5, 2.0, -1.0], [1.0, -1.0, 2.0]]), name="even")
 
 

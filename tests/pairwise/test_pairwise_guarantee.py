@@ -8,10 +8,12 @@ import pytest
 import torch
 from pairs import from_factors
 
+from pairwise.common import twice, vectors
 from torchdp import pairwise
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import OneMessage, Pairs, TwoMessage
+from torchdp.pairwise import Pairs
 from torchdp.privacy import Model, Neighbours
+from torchdp.queries import Twice, through
 from torchdp.randomizers import PrivUnit
 from torchdp.randomness import keyed_generator
 
@@ -26,23 +28,24 @@ STATISTICS = [
 EPSILONS = [0.1, 1.0, 4.0]
 
 
-@dataclass(frozen=True)
-class ForgetsToHalve(TwoMessage):
-    """Two messages, each at the whole budget: what TwoMessage must not be."""
+@dataclass(frozen=True, eq=False)
+class ForgetsToHalve(Twice):
+    """Two messages, each at the whole budget: what Twice must not be."""
 
     @cached_property
     def randomizer(self):
-        return PrivUnit(self.statistic.dim, self.epsilon, self.statistic.radius)
+        return PrivUnit(len(self.queries.right), self.epsilon, self.queries.radius)
 
 
 def randomizer(protocol):
     """What a user runs for each message."""
-    return protocol.randomizer if isinstance(protocol, TwoMessage) else protocol.client
+    channel = protocol.channel
+    return channel.randomizer if isinstance(channel, Twice) else channel.client
 
 
 def lifted(protocol):
     """The k points on the sphere of one more dimension, (k, r + 1)."""
-    points = protocol.statistic.points / protocol.statistic.radius
+    points = protocol.question.points / protocol.question.radius
     return torch.cat([points, (1 - points.square().sum(1, keepdim=True)).clamp_min(0).sqrt()], 1)
 
 
@@ -70,48 +73,48 @@ def worst(protocol):
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: f"{each.name}{each.types}")
-def test_guarantee_two_message(statistic, epsilon):
+def test_guarantee_twice(statistic, epsilon):
     statistic = replace(statistic, pairs=Pairs.ALL)
-    protocol = TwoMessage(statistic, epsilon)
+    protocol = twice(statistic, epsilon)
     promised = protocol.guarantee
     assert (
         promised.epsilon == pytest.approx(epsilon, rel=1e-15) and promised.delta < 2**-128 and not promised.exact
     )
     assert (promised.model, promised.neighbours) == (Model.LOCAL, Neighbours.REPLACE_ONE)
-    assert protocol.randomizer.epsilon == epsilon / 2
+    assert randomizer(protocol).epsilon == epsilon / 2
     assert protocol.bits_per_user == 2 * 16 * statistic.dim
     assert 0 < worst(protocol) <= epsilon / 2 * (1 + 1e-12)
     # both messages at once: their log densities add up, whatever pair of outputs
     density = log_density(protocol, outputs(protocol))
     both = density[:, None] + density[torch.arange(0, len(density), 7)]
     assert float((both.amax(-1) - both.amin(-1)).max()) <= epsilon * (1 + 1e-12)
-    assert 2 * worst(ForgetsToHalve(statistic, epsilon)) > epsilon * 1.9
+    assert 2 * worst(through(statistic, ForgetsToHalve(protocol.channel.queries, epsilon))) > epsilon * 1.9
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: f"{each.name}{each.types}")
-def test_guarantee_one_message(statistic, epsilon):
-    protocol = OneMessage(replace(statistic, pairs=OneMessage.estimated_pairs), epsilon)
+def test_guarantee_vectors(statistic, epsilon):
+    protocol = vectors(replace(statistic, pairs=Pairs.ALL), epsilon)
     promised = protocol.guarantee
-    assert promised.epsilon == protocol.client.epsilon == epsilon
+    assert promised.epsilon == randomizer(protocol).epsilon == epsilon
     assert promised.delta < 2**-128 and not promised.exact and promised.model is Model.LOCAL
     assert protocol.bits_per_user == 16 * statistic.dim
     assert 0.9 * epsilon < worst(protocol) <= epsilon * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("kind", [TwoMessage, OneMessage])
+@pytest.mark.parametrize("kind", [twice, vectors])
 def test_guarantee_the_messages_are_those_of_the_randomizer(kind):
     """Same draws, same sum: sums are made type by type."""
     protocol = kind(pairwise.unequal(4), 2.0)
     x = torch.tensor([0, 1, 3, 3])
     tally, noise = protocol.collect(x, noise=SeededNoise(1)), SeededNoise(1)
     for name in protocol.layout:
-        messages = randomizer(protocol).randomize_unchecked(protocol.statistic.points[x], noise)
+        messages = randomizer(protocol).randomize_unchecked(protocol.question.points[x], noise)
         torch.testing.assert_close(tally[name], messages.sum(0))
 
 
 def test_guarantee_the_two_messages_of_a_user_have_noise_of_their_own():
-    protocol, n = TwoMessage(pairwise.unequal(4), 2.0), 20_000
+    protocol, n = twice(pairwise.unequal(4), 2.0), 20_000
     sent = protocol.randomize(torch.zeros(n, dtype=torch.int64), noise=SeededNoise(1))
     correlation = torch.corrcoef(sent.flatten(1).mT)
     assert float(correlation[:3, 3:].abs().max()) < 5 / n**0.5

@@ -1,69 +1,131 @@
-"""predicted_mse is exact: against Monte Carlo, and against sums over all outcomes where these can be done."""
+"""predicted_mse is exact: against sums over all outcomes, and Monte Carlo where these can not be done."""
 
+import itertools
 import math
-from itertools import product
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from channels import channel as messages
 from pairs import from_factors
+from scipy import stats
 from scipy.integrate import quad
 
-from pairwise.common import mse, responses
+from pairwise.common import mse, random_types, twice, vectors
 from torchdp import pairwise
-from torchdp.pairwise import (
-    Form,
-    OneMessage,
-    Pairs,
-    PairwiseStatistic,
-    TwoMessage,
-)
+from torchdp.pairwise import Form, Pairs, PairwiseStatistic
+from torchdp.privacy import Model
 from torchdp.protocol import Tally
+from torchdp.queries import CentralLaplace, FactoredQueries, Linear, LocalOracle, Several, ShuffledQueries
+from torchdp.queries.pair_variance import pairs_variance
+from torchdp.randomizers import (
+    HadamardResponse,
+    OptimizedUnaryEncoding,
+    RandomizedResponse,
+    StrategyMatrix,
+    SubsetSelection,
+    SymmetricUnaryEncoding,
+)
 from torchdp.randomness import keyed_generator
+from torchdp.shuffle import (
+    BoundedSum,
+    CorrelatedSum,
+    NegativeBinomialSum,
+    PoissonSum,
+    RandomizedResponseSum,
+)
 from torchdp.simulate import Moments
 
-KINDS = [TwoMessage, OneMessage, responses]
-STATISTICS = [pairwise.absolute_difference(5), pairwise.unequal(4), pairwise.kendall(2, 3)]
 VARIED = from_factors(  # its diagonal f(x, x) is 1, 4, -2
     torch.tensor([[1.0, 0.0], [1.0, 2.0], [1.0, -3.0]]), torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
 )
-STEP = 100_000  # trials at once
+PAIR = from_factors(torch.tensor([[1.0], [-0.4]]), torch.tensor([[0.5, 1.0]]))
+SEVERAL = Several((VARIED, Linear(torch.tensor([[1.0, 0.0, 0.0], [0.5, 2.0, -1.0]]))))
+QUESTIONS = {
+    "differences": pairwise.absolute_difference(3, spacing=0.5),
+    "varied": VARIED,
+    "of all pairs": replace(VARIED, pairs=Pairs.ALL),
+    "of two types": PAIR,
+    "of all pairs of two types": replace(PAIR, pairs=Pairs.ALL),
+    "several": SEVERAL,
+}
+SETS = [SubsetSelection, OptimizedUnaryEncoding, SymmetricUnaryEncoding]
 
 
-def counts_of(statistic, n):
-    """Uneven counts of n users, some of them 0 for small n."""
-    weights = 1 / torch.arange(1, statistic.types + 1, dtype=torch.float64)
-    counts = (weights / weights.sum() * n).floor().long()
-    counts[-1] += n - counts.sum()
-    return counts
+def uneven(k, epsilon):
+    """A strategy of 2k outputs without any symmetry."""
+    logits = torch.rand(2 * k, k, dtype=torch.float64, generator=keyed_generator(b"uneven"))
+    matrix = (logits * epsilon / 2).exp()
+    return StrategyMatrix(matrix / matrix.sum(0), torch.arange(1.0, k + 1).double())
 
 
-def errors(protocol, counts, trials):
-    key = f"{protocol.statistic.name} {type(protocol).__name__} {protocol.epsilon} {counts}"
-    generator = keyed_generator(key.encode())
-    sizes = [STEP] * (trials // STEP) + [trials % STEP] * (trials % STEP > 0)
-    drawn = [protocol.sample_estimate(counts, generator=generator, sample_shape=(size,)).value for size in sizes]
-    return torch.cat(drawn) - protocol.statistic.exact(counts)
+def enumerated(question, oracle, counts):
+    """Estimates of all that the users may send, with their chances."""
+    law = torch.tensor([[float(chance) for chance in row] for row in messages(oracle)], dtype=torch.float64)
+    k = oracle.k
+    if isinstance(oracle, SubsetSelection):
+        sets = itertools.combinations(range(k), oracle.subset)
+        rows = torch.stack([torch.eye(k, dtype=torch.int64)[list(each)].sum(0) for each in sets])
+    elif isinstance(oracle, OptimizedUnaryEncoding | SymmetricUnaryEncoding):
+        rows = torch.tensor(list(itertools.product((0, 1), repeat=k)))
+    else:
+        rows = torch.eye(law.shape[1], dtype=torch.int64)
+    users = torch.arange(k).repeat_interleave(counts)
+    sent = torch.tensor(list(itertools.product(range(len(rows)), repeat=len(users))))
+    chance = law[users, sent].prod(1)
+    found = LocalOracle.of(question, oracle).analyse(Tally(len(users), {"reports": rows[sent].sum(1)}))
+    return found.value, chance
 
 
-def agrees(moments, predicted):
-    """Whether Monte Carlo and the prediction agree: within 5 standard errors, and these small enough to tell."""
-    return abs(moments.z_score(predicted)) < 5 and abs(moments.mean / predicted - 1) < 0.05
+def moments_of(value, chance):
+    chance = chance / chance.sum()
+    mean = torch.einsum("b,b...->...", chance, value)
+    return mean, torch.einsum("b,b...->...", chance, (value - mean).square())
 
 
-def check(protocol, counts, trials):
-    error = errors(protocol, counts, trials)
-    squared = Moments.of(error.square())
-    predicted = mse(protocol, counts, int(counts.sum()))
-    assert agrees(squared, predicted), (squared.mean / predicted, squared.z_score(predicted))
-    assert squared.standard_error < 0.023 * predicted
-    assert abs(Moments.of(error).z_score(0.0)) < 5
+@pytest.mark.parametrize("counts", [[1, 1, 0], [0, 3, 0], [1, 1, 1], [2, 0, 2]])
+@pytest.mark.parametrize("kind", [RandomizedResponse, uneven, HadamardResponse])
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_reports_by_enumeration_of_all_messages(name, kind, counts):
+    """Both kinds of pairs, diagonals that vary, a linear part: the mean and the variance of the estimate."""
+    question = QUESTIONS[name]
+    counts = torch.tensor(counts[: question.types])
+    counts[0] += 2 * int(counts.sum() < 2)
+    for epsilon in (0.5, 3.0):
+        protocol = LocalOracle.of(question, kind(question.types, epsilon))
+        mean, variance = moments_of(*enumerated(question, protocol.channel.client, counts))
+        torch.testing.assert_close(mean, protocol.exact(counts), rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(variance, protocol.predicted_mse(counts), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("n, trials, epsilon", [(8, 50_000, 1.0), (60, 15_000, 4.0)])
-@pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.name)
-@pytest.mark.parametrize("kind", KINDS)
-def test_monte_carlo_finds_the_predicted_error(kind, statistic, epsilon, n, trials):
-    check(kind(statistic, epsilon), counts_of(statistic, n), trials)
+@pytest.mark.parametrize("counts", [[1, 1, 0], [0, 2, 1], [1, 1, 2]])
+@pytest.mark.parametrize("kind", SETS)
+def test_sets_by_enumeration_of_all_messages(kind, counts):
+    """Unbiased, exactly; the variance lacks what the squares add, which are put at their mean: a fraction 1/n."""
+    counts = torch.tensor(counts)
+    n = int(counts.sum())
+    for pairs in Pairs:
+        question = replace(VARIED, pairs=pairs)
+        protocol = LocalOracle.of(question, kind(3, 1.5))
+        mean, variance = moments_of(*enumerated(question, protocol.channel.client, counts))
+        torch.testing.assert_close(mean, protocol.exact(counts), rtol=1e-9, atol=1e-9)
+        assert abs(float(variance / protocol.predicted_mse(counts)) - 1) < 1 / n
+
+
+@pytest.mark.parametrize("kind", [RandomizedResponse, *SETS])
+def test_symmetric_variance_is_the_general_one(kind):
+    linear = torch.randn(2, 6, dtype=torch.float64, generator=keyed_generator(b"linear"))
+    for statistic in (pairwise.absolute_difference(2), pairwise.absolute_difference(5), VARIED):
+        k, r = statistic.points.shape
+        channel = LocalOracle.of(statistic, kind(k, 2.0)).channel
+        side = (torch.eye(k, dtype=torch.float64) - 1 / k) @ channel.points
+        covariances = torch.stack([side.mT @ channel.client.covariance(x) @ side for x in range(k)])
+        counts = torch.arange(k).double() + 1.5
+        form = statistic.form.weights
+        for part in (linear[0, :r], 0 * form):
+            want = pairs_variance(channel.points, covariances, counts, form, part)
+            torch.testing.assert_close(channel.form_variance(counts, form, part), want, rtol=1e-10, atol=0)
 
 
 def central_moments_on_the_circle(cap, a):
@@ -87,13 +149,14 @@ def central_moments_on_the_circle(cap, a):
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 8.0])
 @pytest.mark.parametrize("counts", [[1, 1, 0], [2, 0, 0], [0, 1, 1], [1, 1, 1], [0, 3, 0], [0, 1, 2]])
-def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
-    # one coordinate: S = sum Y, and Var(w S^2 / n^2) = w^2 (E S^4 - (E S^2)^2) / n^4 by adding up cumulants
+def test_one_vectors_variance_from_the_moments_of_the_sum(counts, epsilon):
+    # one coordinate: S = sum Y, and the variance of w S^2 / n^2 + l S / n by adding up cumulants
     points = torch.tensor([[1.5], [-0.6], [0.0]], dtype=torch.float64)
-    weight = -0.7
-    statistic = PairwiseStatistic("square", points, Form(torch.tensor([weight]).double(), 0.3), pairs=Pairs.ALL)
-    protocol, counts = OneMessage(statistic, epsilon), torch.tensor(counts)
-    client, s, cumulants = protocol.client, 0.0, [0.0, 0.0, 0.0]
+    weight, linear = -0.7, 0.4
+    form = Form(torch.tensor([weight]).double(), 0.3)
+    statistic = PairwiseStatistic("square", points, form, pairs=Pairs.ALL)
+    protocol, counts = vectors(statistic, epsilon), torch.tensor(counts)
+    client, s, cumulants = protocol.channel.client, 0.0, [0.0, 0.0, 0.0]
     for x in points[:, 0].repeat_interleave(counts).tolist():
         second, third, fourth = central_moments_on_the_circle(client.cap, x / statistic.radius)
         second += (client.step / statistic.radius) ** 2 / 6  # rounded
@@ -101,31 +164,131 @@ def test_one_message_variance_from_the_moments_of_the_sum(counts, epsilon):
             cumulants[i] += statistic.radius ** (i + 2) * value
         s += x
     two, three, four = cumulants
-    variance = s**4 + 6 * s**2 * two + 4 * s * three + four + 3 * two**2 - (s * s + two) ** 2
     n = int(counts.sum())
-    got = protocol.mean_variance(counts.double(), statistic.form)
-    assert float(got) == pytest.approx(
-        weight**2 * variance / n**4, rel=1e-5
-    )  # of the fourth moment, rounding's part
+    squares = (4 * s**2 * two + 4 * s * three + four + 2 * two**2) / n**4
+    shared = (three + 2 * s * two) / n**3
+    expected = weight**2 * squares
+    near = {"rel": 1e-5}  # of the fourth moment, rounding's part
+    assert float(protocol.predicted_mse(counts)) == pytest.approx(expected, **near)
+    along = torch.tensor([linear], dtype=torch.float64)
+    got = protocol.channel.form_variance(counts.double(), form.weights, along)
+    assert float(got) == pytest.approx(expected + 2 * weight * linear * shared + linear**2 * two / n**2, **near)
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 3.0])
-@pytest.mark.parametrize("counts", [[1, 1, 1], [3, 0, 0], [0, 2, 1], [0, 1, 1]])
-@pytest.mark.parametrize(
-    "statistic", [pairwise.absolute_difference(3, spacing=0.5), VARIED], ids=lambda each: each.name
-)
-def test_randomized_response_by_enumeration_of_all_reports(statistic, counts, epsilon):
-    protocol, counts = responses(statistic, epsilon), torch.tensor(counts)
-    client, n = protocol.client, int(counts.sum())
-    users = [x for x in range(3) for _ in range(int(counts[x]))]
-    reports = torch.tensor(list(product(range(3), repeat=n)))
-    p, q = (torch.tensor(value, dtype=torch.float64) for value in (client.p, client.q))
-    chance = torch.where(reports == torch.tensor(users), p, q).prod(1)
-    assert float(chance.sum()) == pytest.approx(1, rel=1e-12)
-    sums = torch.nn.functional.one_hot(reports, 3).sum(1)
-    values = protocol.mean(Tally(n, {"reports": sums}), statistic.form)
-    mean = chance @ values
-    assert float(mean) == pytest.approx(float(statistic.mean(counts, statistic.form)), rel=1e-10, abs=1e-10)
-    variance = chance @ (values - mean).square()
-    got = protocol.mean_variance(counts.double(), statistic.form)
-    assert float(got) == pytest.approx(float(variance), rel=1e-10)
+# ---- noise of sums: chances of whole numbers, written out
+
+
+def geometric_difference(ratio, size=400):
+    z = np.arange(-size, size + 1)
+    return z, (1 - ratio) / (1 + ratio) * ratio ** np.abs(z)
+
+
+def of_bounded(law):
+    """Sums of the users' shares, each uniform on either of two ranges."""
+    c, q = law.half_width, law.share
+    one = np.full(2 * c + 3, q / (2 * c + 3))
+    one[1:-1] += (1 - q) / (2 * c + 1)
+    chances = np.ones(1)
+    for _ in range(law.users):
+        chances = np.convolve(chances, one)
+    return np.arange(len(chances)), chances
+
+
+def of_flips(law, ones):
+    """The estimate's chances: how many say 1, of those who hold 1 and of those who hold 0."""
+    held = stats.binom(ones, 1 - law.flip).pmf(np.arange(ones + 1))
+    others = stats.binom(law.users - ones, law.flip).pmf(np.arange(law.users - ones + 1))
+    chances = np.convolve(held, others)
+    return np.arange(len(chances)) / (1 - 2 * law.flip), chances
+
+
+COUNTS = np.arange(400)
+NOISE = {
+    "Poisson": (PoissonSum(5, 3.0), lambda law: (COUNTS, stats.poisson(3.0).pmf(COUNTS))),
+    "negative binomial": (
+        NegativeBinomialSum(5, 2.5, 0.4),
+        lambda law: (COUNTS, stats.nbinom(2.5, 0.6).pmf(COUNTS)),
+    ),
+    "bounded": (BoundedSum(5, 2.3), of_bounded),
+    "correlated": (CorrelatedSum(5, 0.6, 3.0, 0.5), lambda law: geometric_difference(0.6)),
+    "responses": (RandomizedResponseSum(7, 0.2), lambda law: of_flips(law, 2)),
+}
+
+
+def cumulants(values, chances):
+    away = values - values @ chances
+    second, third, fourth = (away**power @ chances for power in (2, 3, 4))
+    return second, third, fourth - 3 * second**2
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_cumulants_of_noise_by_enumeration(name):
+    law, chances = NOISE[name]
+    second, third, fourth = cumulants(*chances(law))
+    ones = torch.tensor([2.0])
+    found = [law.variance(ones.long()), *law.cumulants(ones)]
+    for each, expected in zip(found, (second, third, fourth), strict=True):
+        assert float(each) == pytest.approx(expected, rel=1e-9, abs=1e-9 * second)
+
+
+@pytest.mark.parametrize("name", ["Poisson", "bounded", "correlated", "laplace"])
+def test_forms_of_one_sum_by_enumeration(name):
+    """w z^2 + l z of the share z of a bit, with skewed and with heavy noise."""
+    bits = FactoredQueries.spanned(torch.tensor([[0.0, 2.0]]), torch.tensor([[0.0, 1.0]]))
+    counts = torch.tensor([3.0, 2.0], dtype=torch.float64)
+    if name == "laplace":
+        channel = CentralLaplace(bits, 0.8)
+        values, chances = geometric_difference(math.exp(-0.8))
+    else:
+        law, of = NOISE[name]
+        channel = ShuffledQueries(bits, law, 0.999)
+        values, chances = of(law)
+    noise = values - values @ chances
+    z = 2 * (2 + noise) / 5
+    weights, linear = torch.tensor([0.7], dtype=torch.float64), torch.tensor([-0.3], dtype=torch.float64)
+    exact = 0.7 * z**2 - 0.3 * z
+    variance = (exact - exact @ chances) ** 2 @ chances
+    found = channel.form_variance(counts, weights, linear)
+    assert float(found) == pytest.approx(variance, rel=1e-9)
+    size = 4 * (noise**2 @ chances) / 25
+    assert float(channel.noise) / 25 * 4 == pytest.approx(size, rel=1e-9)
+    worst = channel.worst_form(5.0, weights, linear)
+    assert float(worst) >= float(found) * (1 - 1e-12)
+
+
+# ---- by Monte Carlo: few users, so that third and fourth moments count
+
+
+@pytest.mark.parametrize("statistic", [pairwise.unequal(4), VARIED], ids=lambda each: each.name)
+@pytest.mark.parametrize("kind", [twice, vectors])
+def test_monte_carlo_finds_the_predicted_error_of_few_users(kind, statistic):
+    protocol, trials = kind(statistic, 1.0), 50_000
+    counts = torch.bincount(random_types(statistic.types, 8, "few"), minlength=statistic.types)
+    key = keyed_generator(statistic.name.encode())
+    error = protocol.sample_estimate(counts, generator=key, sample_shape=(trials,)).value - protocol.exact(counts)
+    squared, predicted = Moments.of(error.square()), mse(protocol, counts, 8)
+    assert abs(squared.z_score(predicted)) < 5 and squared.standard_error < 0.023 * predicted
+    assert abs(Moments.of(error).z_score(0.0)) < 5
+
+
+# ---- sums of bits
+
+
+def test_guarantee_every_sum_that_differs_is_counted():
+    """Types 0 and 3 differ in all three thresholds, and in two of four sums of one type each."""
+    thresholds = (torch.arange(4) > torch.arange(3)[:, None]).double()
+    gini = pairwise.absolute_difference(4)
+    many = ShuffledQueries.of(gini, PoissonSum, 24, 1.0, 1e-6, bits=thresholds)
+    few = ShuffledQueries.of(gini, PoissonSum, 24, 1.0, 1e-6)
+    assert (many.channel.sensitivity.flips, few.channel.sensitivity.flips) == (3, 2)
+    assert many.channel.law.mean > few.channel.law.mean
+    promised = many.guarantee
+    assert (promised.model, promised.epsilon) == (Model.SHUFFLE, 1.0) and promised.delta <= 1e-6
+
+
+def test_error_of_shuffled_sums_falls_as_one_over_n_squared():
+    gini, values = pairwise.absolute_difference(4), []
+    for n in (10**4, 10**6):
+        values.append(mse(ShuffledQueries.of(gini, PoissonSum, n, 1.0, 1e-6), torch.ones(4), n))
+        assert values[-1] < 1e-2 * mse(vectors(gini, 1.0), torch.ones(4), n)
+    assert values[0] / values[1] == pytest.approx(1e4, rel=0.02)

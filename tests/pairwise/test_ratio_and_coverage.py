@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from pairwise.common import mse, responses
+from pairwise.common import mse, responses, twice, vectors
 from torchdp import pairwise
-from torchdp.pairwise import OneMessage, PairReports, TwoMessage
 from torchdp.protocol import Tally
+from torchdp.queries import LocalOracle
 from torchdp.randomness import keyed_generator
 from torchdp.simulate import Moments
 
 pytestmark = pytest.mark.filterwarnings("ignore:the denominator")  # few users of a class
 
-AGGREGATE = [TwoMessage, OneMessage, responses]
+AGGREGATE = [twice, vectors, responses]
 
 
 def auc_counts(k, n):
@@ -26,11 +26,11 @@ def test_a_strategy_for_the_auc_makes_half_the_error_and_says_so(brief):
     """Few users: the delta method alone is 15 % too low, and a planted wrong label share is seen."""
     statistic, counts, n = pairwise.auc(8), auc_counts(8, 2_000), 2_000
     prior = pairwise.class_histograms(8, 0.25)
-    protocol = PairReports.tuned(statistic, n, 1.0, prior=prior, generator=keyed_generator(b"strategy"), steps=60)
+    protocol = LocalOracle.tuned(statistic, n, 1.0, prior=prior, generator=keyed_generator(b"strategy"), steps=60)
     answer = protocol.sample_estimate(counts, generator=keyed_generator(b"auc"), sample_shape=(6_000,))
     error = answer.value - statistic.exact(counts)
     predicted = mse(protocol, counts, n)
-    assert predicted < 0.35 * mse(OneMessage(statistic, 1.0), counts, n)
+    assert predicted < 0.35 * mse(vectors(statistic, 1.0), counts, n)
     squared = Moments.of(error.square())
     assert squared.mean == pytest.approx(predicted, rel=0.1) and squared.standard_error < 0.03 * predicted
     few = protocol.sample_estimate(counts, generator=keyed_generator(b"ends"), sample_shape=(300,))
@@ -80,7 +80,7 @@ def test_intervals_cover(kind, name):
     assert float(answer.standard_error.square().median()) == pytest.approx(predicted, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", [TwoMessage, OneMessage])
+@pytest.mark.parametrize("kind", [twice, vectors])
 def test_the_noise_in_the_squares_is_taken_off(kind):
     # so few users that a quarter of the squared sums is noise: the variance is unbiased all the same
     statistic, counts = pairwise.absolute_difference(5), torch.tensor([120, 30, 20, 20, 10])

@@ -7,14 +7,10 @@ import pytest
 import torch
 from channels import nested
 
-from pairwise.common import mse, responses
+from pairwise.common import mse, responses, twice, vectors
 from torchdp import pairwise
-from torchdp.pairwise import (
-    OneMessage,
-    PairReports,
-    TwoMessage,
-)
 from torchdp.protocol.interval import ErrorParts, interval
+from torchdp.queries import LocalOracle, choose
 from torchdp.randomizers import RandomizedResponse, SubsetSelection
 from torchdp.randomness import keyed_generator
 
@@ -32,7 +28,7 @@ def coverage(interval, truth):
 
 
 @pytest.mark.parametrize("n", [300, 3000])
-@pytest.mark.parametrize("kind", [OneMessage, TwoMessage])
+@pytest.mark.parametrize("kind", [vectors, twice])
 @pytest.mark.parametrize("statistic", STATISTICS, ids=lambda each: each.name)
 def test_they_cover_with_a_few_hundred_users(statistic, kind, n):
     counts = counts_of(ZIPF, n)
@@ -45,7 +41,7 @@ def square_root(k):
     return pairwise.from_kernel((x[:, None] - x).abs().sqrt())
 
 
-@pytest.mark.parametrize("kind", [OneMessage, TwoMessage])
+@pytest.mark.parametrize("kind", [vectors, twice])
 @pytest.mark.parametrize("n", [300, 1000])
 def test_mixed_signatures_cover_too(kind, n):
     statistic = square_root(5)  # one weight +1, four of -1
@@ -54,7 +50,7 @@ def test_mixed_signatures_cover_too(kind, n):
     )
     truth = statistic.exact(counts_of(torch.ones(5), n))
     assert coverage(answer.interval(), truth) > 0.94
-    if (kind, n) == (OneMessage, 1000):  # control: one normal part is not enough
+    if (kind, n) == (vectors, 1000):  # control: one normal part is not enough
         normal = ErrorParts.normal(answer.standard_error.square())
         assert coverage(interval(answer.value, normal, 0.95), truth) < 0.92
 
@@ -72,7 +68,7 @@ STATIONARY, TILTED = [[1.0, -2.0], [-2.0, 0.3]], [[0.0, 1.0], [1.0, 0.5]]
     ],
 )
 def test_intervals_of_what_is_chosen_hold_near_a_forms_stationary_point(brief, kernel, epsilon, n, share):
-    protocol = pairwise.choose(pairwise.from_kernel(torch.tensor(kernel).double()), n, epsilon).best
+    protocol = choose(pairwise.from_kernel(torch.tensor(kernel).double()), n, epsilon).best
     counts = torch.tensor([int(share * n), n - int(share * n)])
     found = protocol.sample_estimate(counts, generator=keyed_generator(b"near"), sample_shape=(1_500,))
     assert 0.935 < coverage(found.interval(), protocol.exact(counts)) < 0.965
@@ -90,7 +86,7 @@ def test_intervals_of_ratios_hold_there_too():
     assert coverage(interval(found.value, found.parts.first, 0.95), protocol.exact(counts)) < 0.89  # control
 
 
-@pytest.mark.parametrize("client", [None, RandomizedResponse, SubsetSelection, nested(2, 2.0)])
+@pytest.mark.parametrize("client", [None, RandomizedResponse(2, 2.0), SubsetSelection(2, 2.0), nested(2, 2.0)])
 def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
     """The linear error is 0 and the value of distinct pairs may lie below all that the form can be."""
     statistic, counts = (
@@ -99,7 +95,7 @@ def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
     )
     if client is None:
         statistic = dataclasses.replace(statistic, pairs=pairwise.Pairs.ALL)
-    protocol = OneMessage(statistic, 2.0) if client is None else PairReports(statistic, 2.0, client)
+    protocol = vectors(statistic, 2.0) if client is None else LocalOracle.of(statistic, client)
     found = protocol.sample_estimate(counts, generator=keyed_generator(b"least"), sample_shape=(400,))
     assert coverage(found.interval(), protocol.exact(counts)) > 0.93
 
@@ -109,7 +105,7 @@ def test_a_truth_at_the_least_value_of_a_form_is_not_missed(client):
 def test_a_rare_class_warns_and_its_interval_stays_in_the_unit_interval_and_covers(n, whole):
     statistic = pairwise.auc(8)
     counts = counts_of(torch.cat([99 * ZIPF[:8] / ZIPF[:8].sum(), torch.ones(8) / 8]), n)
-    protocol = OneMessage(statistic, 1.0)
+    protocol = vectors(statistic, 1.0)
     draw = {"generator": keyed_generator(b"rare"), "sample_shape": (1_000,)}
     truth = statistic.exact(counts)
     if not whole:

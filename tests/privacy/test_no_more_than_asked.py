@@ -50,8 +50,8 @@ LOCAL = {
     "PrivUnit": lambda e: randomizers.PrivUnit(3, e, 1.0),
     "DuchiJordanWainwright": lambda e: randomizers.DuchiJordanWainwright(1, e, 1.0),
     **{
-        kind.__name__: lambda e, kind=kind: kind(UNEQUAL, e)
-        for kind in (pairwise.OneMessage, pairwise.TwoMessage, pairwise.PairReports)
+        f"{kind.__name__} of pairs": lambda e, kind=kind: kind.of(UNEQUAL, e)
+        for kind in (queries.LocalFactorization, queries.Twice)
     },
     "TwoRound": lambda e: pairwise.TwoRound.tuned(UNEQUAL, 100, e),
     "ThreeRound": lambda e: pairwise.ThreeRound.tuned(UNEQUAL, 100, e),

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from torchdp import density, mean, pairwise, randomizers, shuffle
+from torchdp import density, mean, pairwise, queries, randomizers, shuffle
 from torchdp.domains import Box
 from torchdp.noise import SeededNoise
 from torchdp.protocol import Estimate, rows_of
@@ -65,10 +65,9 @@ def test_columns_of_categories_are_product_types_the_first_column_the_slowest():
     both = pd.DataFrame({"sex": SEX, "town": TOWNS})
     assert rows_of(both, 6).tolist() == [5, 0, 1, 5] and rows_of(both[["town", "sex"]], 6).tolist() == [5, 0, 2, 5]
     assert rows_of(both.assign(sex=SEX == "m"), 6).tolist() == [5, 0, 1, 5]
-    found = pairwise.kendall(2, 3).types
-    assert torch.equal(
-        pairwise.OneMessage(pairwise.kendall(2, 3), 1.0).validate(rows_of(both, found)), rows_of(both, 6)
-    )
+    kendall = pairwise.kendall(2, 3)
+    protocol = queries.LocalFactorization.of(kendall, 1.0)
+    assert torch.equal(protocol.validate(rows_of(both, kendall.types)), rows_of(both, 6))
     oracle = randomizers.RandomizedResponse(3, 1.0)
     assert oracle.collect(TOWNS, groups=both).n.shape == (6,) and oracle.collect(
         TOWNS, groups=SEX == "m"

@@ -5,12 +5,13 @@ import torch
 from laws import generator, uniform
 
 from torchdp.noise import SeededNoise
-from torchdp.pairwise import PairReports, unequal
+from torchdp.pairwise import unequal
 from torchdp.protocol import Crowd, Tally
 from torchdp.protocol.frames import grouped
 from torchdp.protocol.protocol import in_turn
 from torchdp.protocol.records import combined
-from torchdp.randomizers import RandomizedResponse
+from torchdp.queries import LocalOracle
+from torchdp.randomizers import RandomizedResponse, SubsetSelection
 
 
 def test_rows_go_to_their_own_group_in_their_order():
@@ -40,7 +41,9 @@ def test_data_side_by_side_are_groups():
     assert grouped(x, (3, 4), None, None)[1:] == (None, ())
 
 
-@pytest.mark.parametrize("protocol", [RandomizedResponse(4, 60.0), PairReports(unequal(4), 50.0)])
+@pytest.mark.parametrize(
+    "protocol", [RandomizedResponse(4, 60.0), LocalOracle.of(unequal(4), SubsetSelection(4, 50.0))]
+)
 def test_one_user_in_a_group_and_nobody(protocol):
     """At an epsilon that hides nothing each group's answer is its own: in one pass, and one after the other."""
     x, groups = torch.tensor([0, 1, 1, 3, 2, 1]), torch.tensor([4, 0, 2, 0, 2, 2])

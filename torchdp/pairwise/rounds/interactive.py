@@ -130,6 +130,7 @@ class PairsInRounds(PairwiseAnalyst, InteractiveProtocol[Tensor]):
         return compose([each.guarantee for each in self.unasked])
 
     estimated_pairs = Pairs.ALL
+    check = InteractiveProtocol.check  # of the analyst's it is abstract
 
     @property
     def rounds(self) -> int:
