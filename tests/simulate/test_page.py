@@ -113,15 +113,10 @@ ROWS = [row(n, name, c / n, 1.02 * c / n) for name, c in (("a", 1.0), ("b", 5.0)
 LABELS = {"x": "n", "lines": "name", "title": "local model, one user"}
 
 
-def test_figure_is_a_png_of_the_stated_size(tmp_path):
-    path = tmp_path / "figure.png"
+def test_a_figure_touches_no_global_state_of_pyplot(tmp_path):
     before = "matplotlib.pyplot" in sys.modules
-    error_curves(ROWS, **LABELS).savefig(path, dpi=150)
-    data = path.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    assert (width, height) == (1050, 675)  # 7 x 4.5 inches at 150 dpi
-    assert ("matplotlib.pyplot" in sys.modules) == before  # no global figure state
+    error_curves(ROWS, **LABELS).savefig(tmp_path / "figure.png")
+    assert ("matplotlib.pyplot" in sys.modules) == before
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,28 +103,6 @@ def test_damaged_lines_are_counted_and_reported(tmp_path):
     assert [item for run in runs.values() for item in run.values()] == [records[0], records[2]]
 
 
-def test_duplicates_with_other_moments_are_refused(tmp_path):
-    path = tmp_path / "store.jsonl"
-    append(path, record(0))
-    append(path, replace(record(0), metrics=record(1).metrics, device="cuda (X)"))
-    with pytest.raises(
-        ValueError, match=r"store\.jsonl holds block 0 of seed 3.*different moments.*cpu.*cuda \(X\)"
-    ):
-        load(path)
-
-
-def test_other_seeds_block_sizes_lengths_and_code_are_not_duplicates(tmp_path):
-    path = tmp_path / "store.jsonl"
-    shorter = {**record(1).metrics, "z": replace(record(1).moments, count=7)}
-    items = [record(0), replace(record(0), seed=4), replace(record(0), block_size=60)]
-    items += [replace(record(0), metrics=shorter), replace(record(0), config={"n": 100})]
-    items += [replace(record(1), code="trial b, torch 2.13.0")]
-    for item in items:
-        append(path, item)
-    runs = load(path).runs
-    assert [len(run) for run in runs.values()] == [2, 1, 1, 1, 1]
-
-
 def test_full_disk_gives_a_clear_error_and_keeps_what_was_written(tmp_path):
     path = tmp_path / "store.jsonl"
     filled(path, 2)
@@ -178,16 +155,6 @@ def holding(store, *names):
     process.start()
     assert held.wait(PATIENCE)
     return process
-
-
-def test_a_claim_keeps_others_off_and_dies_with_its_process(tmp_path):
-    store = tmp_path / "s.jsonl"
-    holder, ours = holding(store, "a block"), Claims(store)
-    assert not ours.take("a block") and ours.take("another")
-    holder.kill()
-    holder.join()
-    assert ours.take("a block") and ours.take("a block")  # ours already
-    ours.close()
 
 
 SWEEP = """

@@ -15,7 +15,6 @@ from worker_trials import GRID, SETTINGS, block_lines, make_trial, never, result
 
 import torchdp
 from torchdp.simulate import OnError, OtherCode, Trial, read, run, sweep
-from torchdp.simulate.blocks import Asked, Block, run_block
 from torchdp.simulate.code import code_of, package
 from torchdp.simulate.streams import block_generator
 
@@ -184,18 +183,6 @@ def broken(which: dict[str, Any], config: dict[str, Any]) -> Trial:
         return trial.sample(generator, size)
 
     return Trial(sample, trial.facts)
-
-
-def test_no_more_blocks_are_out_than_the_target_seems_to_need():
-    gathering = Asked(None, 0, 100, 0.01).gathering({})
-    part = run_block(lambda g, size: 1 + torch.randn(size, generator=g), Block(0, {}, 0, 100), torch.device("cpu"))
-    gathering.hand_out()
-    gathering.take_back(0, 100, part)
-    needed = 1.1 * (part.moments.relative_half_width() / 0.01) ** 2
-    out = 1
-    while gathering.hand_out() is not None:
-        out += 1
-    assert needed <= out < needed + 1
 
 
 @pytest.mark.parametrize("full", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory")])
