@@ -131,12 +131,6 @@ def test_a_ratio_that_fell_fails(benches):
     assert asked == [("fake", ["slow"])] * 2  # measured three times in all, and nothing else is
 
 
-def test_noise_that_a_repetition_clears_passes(benches):
-    found = [row(8.0)]
-    assert not benches.fallen(found, [row(1.0)], lambda *_: [row(1.1)])
-    assert found[0]["times"] == 1.1  # the table says what the repetition found
-
-
 @pytest.mark.parametrize(
     "bench", [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in BENCHES]
 )

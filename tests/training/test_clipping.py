@@ -27,28 +27,6 @@ def model():
     return net
 
 
-def one_by_one(net, x, y, bound):
-    total = 0.0
-    for a, b in zip(x, y, strict=True):
-        net.zero_grad()
-        cross_entropy(net(a[None]), b[None]).backward()
-        g = torch.cat([p.grad.flatten() for p in net.parameters()])
-        total = total + g * min(1.0, bound / float(g.norm()))
-    net.zero_grad()
-    return total
-
-
-@pytest.mark.parametrize("n", [1, 2, 11])
-@pytest.mark.parametrize("at_once", [1, 4, 100])
-def test_sum_of_clipped_gradients_one_by_one(n, at_once):
-    net, (x, y) = model(), data(n)
-    norms = [float(one_by_one(net, x[i : i + 1], y[i : i + 1], 1e9).norm()) for i in range(n)]
-    bound = sorted(norms)[n // 2]  # some are clipped and some are not
-    found = clip_and_sum(net, cross_entropy, x, y, bound, at_once=at_once)
-    torch.testing.assert_close(found, one_by_one(net, x, y, bound))
-    assert all(p.grad is None for p in net.parameters())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_guarantee_no_clipped_gradient_is_longer_than_the_bound(dtype):
     g = keyed_generator(b"rows")

@@ -109,7 +109,6 @@ SERVED = {
     "penalty": (linear, penalised),
     "penalty on a list of parameters": (linear, penalised_list),
     "class weights, none": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS, reduction="none")),
-    "class weights, sum": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS, reduction="sum")),
     "label smoothing": (linear, lambda net: nn.CrossEntropyLoss(label_smoothing=0.1)),
     "ignored labels": (linear, ignoring),
     "weights of a table": (
@@ -275,8 +274,6 @@ def ragged(out, y):
 MEANS = "mean or the sum of their own losses.*reduction='none'"
 REFUSED = {
     "class weights, mean": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS), MEANS),
-    "class weights, function": (linear, lambda net: lambda out, y: F.cross_entropy(out, y, WEIGHTS), MEANS),
-    "class weights, smoothed": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1), MEANS),
     "class weights, log": (linear, lambda net: lambda out, y: F.nll_loss(out.log_softmax(1), y, WEIGHTS), MEANS),
     "counts of words": (linear, lambda net: ragged, MEANS),
     "contrastive": (linear, lambda net: lambda out, y: F.cross_entropy(out @ out.mT, torch.arange(len(out))), MEANS),
