@@ -10,6 +10,7 @@ from laws import ball, generator
 from torchdp.density import (
     Exponential,
     GaussianFourier,
+    GaussianOrthogonal,
     GaussianSquareWave,
     InnerProduct,
     InnerProductRotated,
@@ -29,6 +30,7 @@ UNBIASED = [
 ]
 EVERY = [
     *UNBIASED,
+    GaussianOrthogonal(D, 0.7),
     InnerProduct(D),
     InnerProductRotated(D),
     InnerProductRotated(D, 1.5),

@@ -264,15 +264,8 @@ def test_what_is_wrong_is_refused_before_anything_is_drawn():
         kde.collect(ball(9, D), noise=Silent(1))
     with pytest.raises(ValueError, match="tally must be of 8 users"):
         kde.estimate(x[:7])
-    for wrong, kind, match in [
-        (x[:7], ValueError, "of 8 users, as calibrated, not 7"),
-        (x[:, :4], ValueError, r"shape \(..., n, 5\)"),
-        (3 * x, ValueError, "norm at most 1"),
-        (x.half(), TypeError, "float32 or float64"),
-    ]:
-        with pytest.raises(kind, match=match):
+    for wrong, match in ((x[:7], "of 8 users, as calibrated, not 7"), (3 * x, "norm at most 1")):
+        with pytest.raises(ValueError, match=match):
             kde.sample_estimate(Crowd.of(wrong), generator=source)
-    with pytest.raises(TypeError, match="summary must be a Crowd"):
-        kde.sample_estimate(x, generator=source)
     assert torch.equal(source.get_state(), before)
     kde.estimate(x * (1 + 1e-7) / x.norm(dim=1, keepdim=True))  # unit up to rounding

@@ -128,16 +128,6 @@ def test_published_histograms_have_their_published_variance(peers):
         )
 
 
-def test_one_parity_a_user_is_unbiased_for_all_of_its_order(peers):
-    rng, signs = np.random.default_rng(7), peers.hadamard(16)
-    counts = rng.multinomial(USERS, rng.dirichlet(np.ones(16)))
-    found = peers.fourier(2)(counts, 1.0, TRIALS, rng) @ signs
-    sizes = np.array([each.bit_count() for each in range(16)])
-    error = (found - counts @ signs / USERS)[:, sizes <= 2]
-    assert np.abs(error.mean(0)).max() < 4.5 * error.std() / math.sqrt(TRIALS)
-    assert np.abs(found[:, sizes > 2]).max() < 1e-12
-
-
 def test_published_pairs_are_unbiased():
     with loaded("league/pairwise_peers.py") as peers:
         rng, x = np.random.default_rng(10), np.arange(8.0)

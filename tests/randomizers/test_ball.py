@@ -57,15 +57,6 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
 
 
 @every
-def test_messages_carry_no_gradient_and_leave_their_input_alone(make):
-    x = at(0.5, 4, 1.0).expand(10, 4).clone().requires_grad_()
-    before = x.detach().clone()
-    assert not make(4, 1.0).randomize_unchecked(x, SeededNoise(0)).requires_grad
-    assert not make(4, 1.0).sample_tally(Crowd(x, torch.ones(10)), generator=generator())["sum"].requires_grad
-    assert torch.equal(x.detach(), before)
-
-
-@every
 def test_predicted_mse_is_the_mean_of_the_users_covariances(make):
     randomizer = make(2, 1.0, 2.0)
     points = torch.tensor([[2.0, 0.0], [0.6, -1.0], [0.0, 0.0]], dtype=torch.float64)

@@ -88,10 +88,9 @@ def test_a_page_tells_what_is_done_from_what_is_open(tmp_path):
 
 
 @pytest.mark.parametrize(("grid", "scale"), [
-    ([{"n": n} for n in (1, 10)], 1.0), ([{"n": n} for n in (1, 10)], 0.0), ([{"n": n} for n in (1, 10)], -1.0),
+    ([{"n": n} for n in (1, 10)], 1.0), ([{"n": n} for n in (1, 10)], -1.0),
     ([{"n": 10, "name": name} for name in ("a$b", "$", "<b>&", "é" * 300)], 1.0),
-    ([{"n": n, "eps": eps, "flag": flag} for n in (1, 10) for eps in (1, 2) for flag in (True, False)], 1.0),
-    ([{"n": n, "list": [n, None], "none": None} for n in (1, 2)], 1.0), ([{"n": n, "m": -n} for n in (1, 2)], 1.0),
+    ([{"n": n, "list": [n, None], "none": None} for n in (1, 2)], 1.0),
 ])  # fmt: skip
 def test_any_grid_has_a_page(grid, scale, tmp_path):
     """Words that are no formulas, one number alone, flags, lists; errors of 0 and below."""
@@ -150,11 +149,3 @@ def test_csv_holds_the_numbers(tmp_path):
     assert float(first["ratio"]) == moments.mean / 0.00102
     assert float(first["z"]) == (moments.mean - 0.00102) / moments.standard_error
     assert (second["predicted_mse"], second["ratio"], second["z"], second["seconds"]) == ("", "", "", "1.5")
-
-
-def test_csv_says_which_rows_failed(tmp_path):
-    path = tmp_path / "table.csv"
-    write_csv([replace(ROWS[0], metrics={}, error="ValueError: no"), replace(ROWS[1], code="trial a")], path)
-    first, second = csv.DictReader(path.open())
-    assert (first["trials"], first["mse"], first["error"]) == ("0", "", "ValueError: no")
-    assert (second["code"], second["error"]) == ("trial a", "") and float(second["mse"]) > 0

@@ -57,14 +57,6 @@ def test_a_sketch_layer_is_the_sketch(shape):
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_gradients(make):
-    layer, x = make(), points(3, 5).requires_grad_()
-    assert torch.autograd.gradcheck(layer, x) and torch.autograd.gradgradcheck(layer, x)
-    if isinstance(layer, FeatureLayer):
-        assert torch.autograd.gradcheck(layer.queries, x)
-
-
-@pytest.mark.parametrize("make", MAKERS)
 def test_state_dict_deepcopy_pickle_and_to(make):
     layer, x = make(), points(4, 5)
     fresh = make()
