@@ -87,9 +87,3 @@ def test_an_active_environment_with_torch_is_used_as_it_is(run, commands, monkey
     monkeypatch.setattr(run.sys, "base_prefix", sys.prefix + "-base")
     assert run.environment() == (sys.executable, Path(sys.prefix))
     assert not commands
-
-
-def test_an_old_python_gets_a_sentence(run, monkeypatch):
-    monkeypatch.setattr(run.sys, "version_info", (3, 9))
-    with pytest.raises(SystemExit, match=r"needs Python 3\.11"):
-        run.main()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from buckets import LaplacianBuckets
 from contract import Contract, MessageContract, Unbiased
-from laws import ball, generator, z_scores
+from laws import ball, bits_law, generator, z_scores
 from scipy import stats
 
 from torchdp.density import (
@@ -100,10 +100,6 @@ class KDEContract:
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
         assert self.loss(dataclasses.replace(self.protocol, law=self.less)) > self.bound(self.protocol)
-
-
-def bits_law(chances):
-    return reduce(np.convolve, [np.array([1 - c, c]) for c in chances], np.ones(1))
 
 
 class TestInnerProduct(KDEContract, Unbiased, MessageContract):

@@ -219,8 +219,6 @@ def test_a_store_says_how_it_was_made(tmp_path):
     assert first.facts["grid"] == GRID and "grid" not in second.facts  # once is enough
     assert first.facts["grid_digest"] == second.facts["grid_digest"]
     assert [each.facts["trials"] for each in (first, second)] == [250, 300]
-    for name in ("at", "command", "git", "host", "package", "process", "python", "seed", "torch"):
-        assert first.facts[name] or name == "git", name
     records = [record for run in load(store).runs.values() for record in run.values()]
     assert {record.start for record in records} == {first.start, second.start}
     assert all(abs(record.at - first.facts["at"]) < 600 for record in records)

@@ -154,8 +154,6 @@ def test_other_code_is_refused_kept_or_measured_again_and_never_merged(tmp_path)
     kept = sweep(factor(100), GRID[:3], store=path, **longer, other_code=OtherCode.KEEP)
     assert results(kept) == results(alone) and {row.code for row in kept} == {row.code for row in alone}
     assert kept[0].code != old[0].code and kept[0].moments.mean > 20 * old[0].moments.mean
-    assert results(sweep(factor(100), GRID[:3], store=path, **longer)) == results(alone)  # its own are there
-    assert sweep(factor(1), GRID[:2], store=path, **SETTINGS) == old
     again = sweep(factor(2), GRID[:2], store=path, **SETTINGS, other_code=OtherCode.AGAIN)
     assert again[0].moments.mean == pytest.approx(2 * old[0].moments.mean)
     assert len({row.code for row in read(path)}) == 3 and len(read(path)) == 2 + 3 + 2

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from torchdp import workloads
 from torchdp.factorization import BandedStrategy, BufferedStrategy, RecalledStrategy
 from torchdp.factorization.solvers.banded_solver import banded_toeplitz, column_scales, long_banded
 from torchdp.factorization.streams import search
@@ -45,8 +44,6 @@ def test_iterates_are_the_parameters_of_gradient_descent(momentum, decay, rates)
     assert inverse.tril(-3).abs().max() < 1e-12
     if rates is None:
         torch.testing.assert_close(W.first(4), W.dense()[:, 0])
-    if rates is None and not momentum + decay:
-        assert torch.equal(W.dense(), workloads.prefix(4).dense())
 
 
 def test_iterates_are_running_sums_unless_they_swing():
