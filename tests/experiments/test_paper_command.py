@@ -111,16 +111,6 @@ def test_a_verdict_is_computed(finding, verdict):
     assert finding.verdict == verdict
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["other"], "toy"), (["toy", "--device", "mars"], "--device"), (["toy", "--data", "nowhere"], "--data")],
-)
-def test_bad_words(folder, capsys, words, said):
-    with pytest.raises(SystemExit) as ended:
-        command.main([*words, "--experiments", "experiments"])
-    assert ended.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_paper_at_smoke_differs_nowhere(name, tmp_path, monkeypatch):

@@ -79,10 +79,8 @@ def test_the_cost_of_a_sum_does_not_grow_with_the_users(kind):
     x = torch.tensor([[0.1, 0.2, 0.3], [0.0, -0.5, 0.5]], dtype=torch.float64)[:, : kind.dim]
     for n in (10**5, 10**8, 10**11):
         draws = Counted(torch.Generator().manual_seed(0))
-        total = kind._sums(x, torch.tensor([n, 2 * n]), (4,), draws)
+        kind._sums(x, torch.tensor([n, 2 * n]), (4,), draws)
         found.append(draws.numbers)
-        error = (total.sum(0) / 4 - n * (x[0] + 2 * x[1])) / (3 * n * kind.moments.variance / 4) ** 0.5
-        assert float(error.abs().max()) < 5
     assert found[0] == found[1] == found[2] < 200
 
 

@@ -49,11 +49,8 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
     torch.testing.assert_close(near, same, rtol=3e-3, atol=3e-3 + 2 * getattr(randomizer, "step", 0.0))
     ulp = torch.tensor([[1 + 2**-52], [1.0], [1 - 2**-53]], dtype=torch.float64)
     assert make(1, 1.0).randomize_unchecked(ulp, SeededNoise(15)).isfinite().all()
-    for points in (1.0001 * x, 1.0001 * x.double()):
-        with pytest.raises(ValueError, match="x holds points outside"):
-            randomizer.randomize(points, noise=SeededNoise(14))
-        with pytest.raises(ValueError, match=r"summary must hold values .* outside"):
-            randomizer.sample_tally(Crowd(points, torch.ones(500)), generator=generator(14))
+    with pytest.raises(ValueError, match="x holds points outside"):
+        randomizer.randomize(1.0001 * x, noise=SeededNoise(14))
 
 
 @every

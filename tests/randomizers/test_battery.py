@@ -34,12 +34,10 @@ POINTS = torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.3, -0.4]])
 DRAWS = {
     "cap": lambda g: CapLaw(3, 1.0).draw((50,), Simulated(g))[0],
     "privunit float32": lambda g: PrivUnit(2, 4.0).randomize_unchecked(POINTS, SeededNoise.of(g)),
-    "privunit float64": lambda g: PrivUnit(2, 20.0).randomize_unchecked(POINTS.double(), SeededNoise.of(g)),
     "privunit sum": lambda g: PrivUnit(2, 0.5).sample_tally(Crowd(POINTS, COUNTS), generator=g, sample_shape=(5,))[
         "sum"
     ],
     "response": lambda g: RandomizedResponse(5, 1.0).randomize_unchecked(torch.arange(5), SeededNoise.of(g)),
-    "response shares": lambda g: RandomizedResponse(3, 1.0).sample_estimate(COUNTS, generator=g).value,
     "response reports": lambda g: RandomizedResponse(3, 1.0).sample_tally(COUNTS, generator=g, sample_shape=(5,))[
         "reports"
     ],

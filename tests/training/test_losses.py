@@ -109,7 +109,6 @@ SERVED = {
     "penalty": (linear, penalised),
     "penalty on a list of parameters": (linear, penalised_list),
     "class weights, none": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS, reduction="none")),
-    "label smoothing": (linear, lambda net: nn.CrossEntropyLoss(label_smoothing=0.1)),
     "ignored labels": (linear, ignoring),
     "weights of a table": (
         linear,
