@@ -64,9 +64,6 @@ def test_scales(scale):
     W = normal(6, 5)
     certificate = factorize(scale * W).certificate
     torch.testing.assert_close(certificate.upper / scale, factorize(W).certificate.upper, rtol=1e-9, atol=0)
-    symmetric = W[:5] + W[:5].T
-    one, scaled = signature_form(symmetric), signature_form(scale * symmetric)
-    torch.testing.assert_close(scaled.certificate.upper / scale, one.certificate.upper, rtol=1e-9, atol=0)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -121,9 +121,7 @@ def test_guarantee_the_order_of_the_draws_is_the_least_that_misses_seldom():
 
 def test_guarantee_one_entry_has_its_interval():
     for shape in ((), (1,), (3, 1)):
-        found = Estimate(
-            normal(3, 1, seed=1).flatten()[: math.prod(shape)].view(shape), torch.ones(shape, dtype=F64), 10
-        )
+        found = Estimate(normal(*shape, seed=1), torch.ones(shape, dtype=F64), 10)
         for one, other in zip(found.together(0.9), found.interval(0.9), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
     nothing = Estimate(torch.zeros(2, 0), torch.zeros(2, 0), 10)
@@ -217,21 +215,12 @@ def test_entries_without_noise_count_for_nothing_and_those_with_little_for_one()
     assert float(largest_deviate(little, 0.95)) == pytest.approx(float(sidak(0.95, torch.tensor(3))), rel=0.01)
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
-def test_a_covariance_that_is_not_finite_counts_as_unknown_in_its_place_alone(wrong):
-    covariance = alike(3, 0.9).repeat(2, 1, 1)
-    covariance[0, 1, 1] = wrong
+def test_a_covariance_that_is_not_finite_counts_as_unknown_in_its_place_alone():
+    covariance = alike(3, 0.9).repeat(4, 1, 1)
+    covariance[:3, 1, 1] = torch.tensor([math.nan, math.inf, -1.0], dtype=F64)
     z = largest_deviate(covariance, 0.95)
-    assert float(z[0]) == pytest.approx(float(sidak(0.95, torch.tensor(3))))
-    assert float(z[1]) == pytest.approx(float(largest_deviate(alike(3, 0.9), 0.95)))
-
-
-def test_errors_that_are_not_finite_have_ends_as_in_their_interval():
-    covariance = torch.diag(torch.tensor([1.0, math.inf, math.nan], dtype=F64))
-    low, high = estimate(covariance).together()
-    assert (float(low[1]), float(high[1])) == (-math.inf, math.inf)
-    assert low.isnan().tolist() == high.isnan().tolist() == [False, False, True]
-    assert float(high[0]) == pytest.approx(float(sidak(0.95, torch.tensor(3))))
+    assert z[:3].tolist() == pytest.approx(3 * [float(sidak(0.95, torch.tensor(3)))])
+    assert float(z[3]) == pytest.approx(float(largest_deviate(alike(3, 0.9), 0.95)))
 
 
 def test_levels_that_are_none_and_whose_share_is_no_float_are_refused():

@@ -273,7 +273,6 @@ def ragged(out, y):
 MEANS = "mean or the sum of their own losses.*reduction='none'"
 REFUSED = {
     "class weights, mean": (linear, lambda net: nn.CrossEntropyLoss(WEIGHTS), MEANS),
-    "class weights, log": (linear, lambda net: lambda out, y: F.nll_loss(out.log_softmax(1), y, WEIGHTS), MEANS),
     "counts of words": (linear, lambda net: ragged, MEANS),
     "contrastive": (linear, lambda net: lambda out, y: F.cross_entropy(out @ out.mT, torch.arange(len(out))), MEANS),
     "sum and penalty": (linear, lambda net: lambda out, y: len(y) * penalised(net)(out, y) ** 2, MEANS),

@@ -108,7 +108,6 @@ HONEST = {  # and the route that serves it
     "heads in the batch": (
         lambda net, z, x: torch.bmm(z.view(-1, 6, 1), z.view(-1, 1, 6)).softmax(2).sum(1).view(len(z), -1), {},
         "factors"),
-    "sums within": (lambda net, z, x: z.cumsum(1), {}, "factors"),
     "last of a sequence": (
         lambda net, z, x: z.view(len(z), 4, 6)[torch.arange(len(z)), -1].repeat(1, 4), {}, "factors"),
     "experts": (
