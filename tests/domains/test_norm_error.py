@@ -1,4 +1,4 @@
-"""The l_p size of Gaussian noise: closed forms and quadrature against each other, then against draws."""
+"""The l_p size of Gaussian noise: closed forms and quadrature against each other."""
 
 import math
 

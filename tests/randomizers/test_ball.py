@@ -1,4 +1,4 @@
-"""What every randomizer of the ball promises: mean, covariance, two paths of one law, edges, refused input."""
+"""Randomizers of the ball: privacy in closed form, predicted errors, single precision, points at the edge."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Exact draws from finite laws: bits, counts of bits, splits of crowds, subsets of crowds."""
+"""Exact draws from finite laws: bits and counts of bits."""
 
 import pytest
 import torch

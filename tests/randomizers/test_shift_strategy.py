@@ -1,4 +1,4 @@
-"""Shift strategies: closed forms against the matrix written out, the search against bounds, messages against law."""
+"""Shift strategies: closed forms against the matrix written out, the search against bounds, a table of integers."""
 
 import math
 

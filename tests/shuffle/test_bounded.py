@@ -1,4 +1,4 @@
-"""Bounded symmetric shares: their law by other means, two paths, absent users."""
+"""Bounded symmetric shares: their law by other means, absent users."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Per-example clipping, against one example at a time; modules and losses that are refused by name."""
+"""Per-example clipping: the bound of one example; modules and losses that are refused by name."""
 
 import collections
 import math
