@@ -107,6 +107,18 @@ def test_words_put_in_by_hand(kind, word):
 
 
 @every
+@pytest.mark.parametrize("word", [-(2**63), 2**63 - 1, -(2**63) + 500])
+def test_a_radius_of_zero_has_no_bound(kind, word):
+    """Words that floats take for U = 1: the radius is 0 and its error unknown, and not of any sign."""
+    protocol = kind(5, 1.0)
+    words = protocol.words(3, SeededNoise(1))
+    words.radii[1, 2] = word
+    whole, squares = on_lattice(nasty(5, 1.0, 8)[:3], 1.0)
+    bound = protocol.shifted(whole, squares, words)[1]
+    assert bool((~(bound < 0.5))[1]) and bool((bound[[0, 2]] < 0.5).all())
+
+
+@every
 def test_no_tail_ends(kind):
     """Floats of 53 bits end at 8.6; a pair of normals goes on as long as its words do."""
     protocol = kind(2, 1.0)

@@ -13,7 +13,7 @@ from scipy import stats
 from torchdp.privacy import gaussian_log_delta, gaussian_sigma
 from torchdp.shuffle import BoundedSum, NegativeBinomialSum, PoissonSum, Sensitivity
 from torchdp.shuffle.count_laws import poisson_law
-from torchdp.shuffle.inversion import moved_delta
+from torchdp.shuffle.inversion import Cut, Move, moved_delta
 
 KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": NegativeBinomialSum}
 
@@ -153,6 +153,28 @@ def test_more_movement_and_less_noise_cost_more(levels):
     assert moved_delta(noise, 1.5, 64, 1.1 * moved, levels) > delta > moved_delta(noise, 1.7, 64, moved, levels)
     assert moved_delta(PoissonSum(50, 27.0).noise_law(), 1.5, 64, moved, levels) > delta
     assert moved_delta(noise, 1.5, 128, moved, levels) >= delta
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+@pytest.mark.parametrize("up", [True, False], ids=["base Q", "base P"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_moduli_are_those_of_the_pairs(turned, up, levels):
+    """|sum P^(1 + z) Q^(-z)|, outcome by outcome, less what is lost, and the tails' mass where nothing is lost."""
+    mass = stats.poisson.pmf(np.arange(25), 5.0)
+    cut, x, a, step = Cut(mass[3:20], 0.01, 0.0), np.linspace(0.1, levels, 7 * levels), 1.7, 0.9
+    found = list(Move.of_noise(cut, x, turned, up).moduli(a, step, 3))
+    base = np.concatenate([cut.mass[::-1] if turned else cut.mass, np.zeros(6)])
+    for i, distance in enumerate(x):
+        k, theta = int(distance), distance - int(distance)
+        moved = shifted(base[:-6], distance)
+        P, Q = (moved, base) if up else (base.copy(), moved.copy())
+        if not up:  # the part theta of the lowest outcome that Q reaches is lost
+            P[k] *= 1 - theta
+        both = (P > 0) & (Q > 0)
+        for j in range(3):
+            z = complex(a, step * j)
+            M = (P[both].astype(complex) ** (1 + z) * Q[both].astype(complex) ** -z).sum() + 0.01
+            assert found[j][i] == pytest.approx(abs(M), rel=1e-9)
 
 
 def test_far_more_noise_than_is_needed_takes_no_longer():
