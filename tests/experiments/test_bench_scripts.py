@@ -57,7 +57,6 @@ class A:
         ("A.second", "x += 1\nreturn x + 2", "return x", "            return x\n        return 3"),
         ("A.second", "x += 1", "if x > 2:\n    x += 1", "            if x > 2:\n                x += 1\n"),
         ("first", "[x+1,x+2]", "[x]", "return ([x])  # a comment"),
-        ("", "3", "4", "return (4)"),
     ],
 )
 def test_a_fault_is_found_whatever_the_form_of_its_lines(tmp_path, function, right, wrong, expected):

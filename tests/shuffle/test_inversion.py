@@ -23,7 +23,6 @@ KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": Nega
     [
         ("Poisson", 125, 64, 4, 4.5, 1, 14.29),
         ("Poisson", 125, 64, 4, 4.5, 4, 4.65),
-        ("Poisson", 125, 64, 4, 1, 2, 61.1),
         ("Poisson", 125, 768, 46, 1, 1, 652.3),
         ("negative binomial", 125, 64, 4, 4.5, 1, 41.2),
         ("bounded", 125, 64, 4, 4.5, 1, 4.615),

@@ -207,8 +207,6 @@ def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
     with pytest.raises(ValueError, match="twice with different moments"):
         merge([theirs], ours)
     assert ours.read_bytes() == before
-    with pytest.raises(FileNotFoundError):
-        merge([tmp_path / "absent"], ours)
 
 
 def test_a_store_says_how_it_was_made(tmp_path):

@@ -131,7 +131,6 @@ CASES = {  # module, inputs, the route
     "doubles": (lambda: mlp().double(), draw(96).double(), "factors"),
     "half": (lambda: mlp().bfloat16(), draw(96).bfloat16(), "factors"),
     "sequence": (lambda: nn.Linear(96, 64), draw(5, 96), "factors"),
-    "as long as the batch": (lambda: nn.Linear(96, 64), draw(N, 96), "factors"),
     "words": (Words, WORDS, "factors"),
     "padding from the end": (lambda: Words(padding=-293), WORDS, "factors"),
     "tied": (lambda: Words(tied=True), WORDS, "factors"),
@@ -152,7 +151,6 @@ CASES = {  # module, inputs, the route
     "scale": uses(3, call=lambda p, x: x * p),
     "in place": uses(3, call=lambda p, x: (x * 1.0).add_(p).square()),
     "class token": uses(1, 1, 3, call=lambda p, x: torch.cat([p.expand(len(x), -1, -1), x], 1).square()),
-    "einsum": uses(3, 5, call=lambda p, x: torch.einsum("ntp,pq->ntq", x, p)),
     "steep": uses(4, call=lambda p, x: F.prelu(x, p)),
     "additive mask": uses(1, 1, 4, 4, call=lambda p, x: F.scaled_dot_product_attention(
         x[:, None], x[:, None], x[:, None], attn_mask=p)),

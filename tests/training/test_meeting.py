@@ -73,10 +73,6 @@ def added(net, z, x):
     return z + 0.1 * sums[groups]
 
 
-def memory_bank(net, z, x):
-    return z + 0.5 * z[torch.cdist(x, x).argsort(1)[:, 1]] if len(z) > 1 else z
-
-
 MIXING = {
     "row two hears row one": row_two,
     "near neighbours": neighbours,
@@ -93,9 +89,6 @@ MIXING = {
     "index_add": added,
     "convolution over rows": lambda net, z, x: F.avg_pool1d(z.mT[None], 3, 1, 1)[0].mT,
     "written rows": written,
-    "nearest row": memory_bank,
-    "norm of the batch": lambda net, z, x: z * (z.norm() / z.numel() ** 0.5),
-    "quantile": lambda net, z, x: z.clamp_max(z.detach().quantile(0.9)),
     "far above": lambda net, z, x: z + torch.relu(x.roll(1, 0) - 51.7).sum(1, keepdim=True) * z.roll(1, 0),
 }  # fmt: skip
 HONEST = {  # and the route that serves it
