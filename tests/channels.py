@@ -44,6 +44,12 @@ def counted(said, n):
     return high
 
 
+def response(k, epsilon):
+    """The strategy matrix of randomized response."""
+    e = math.exp(epsilon)
+    return (torch.ones(k, k, dtype=torch.float64) + (e - 1) * torch.eye(k).double()) / (e + k - 1)
+
+
 def others(oracle):
     """Of 2^63 words those for which a user who holds another type says 0, of randomized response."""
     x = torch.arange(1, oracle.k)

@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,11 @@ def worst_pair(epsilon: float, delta: float) -> tuple[np.ndarray, np.ndarray]:
     p = np.array([delta, (1 - delta) * math.exp(epsilon), 1 - delta, 0.0])
     p[1:3] /= 1 + math.exp(epsilon)
     return p, p[::-1]
+
+
+def bits_law(chances: Iterable[float]) -> np.ndarray:
+    """Law of a sum of independent bits, of their chances."""
+    return reduce(np.convolve, [np.array([1 - chance, chance]) for chance in chances], np.ones(1))
 
 
 def shifted(law: np.ndarray, plus: int, minus: int | None = None) -> np.ndarray:

@@ -81,15 +81,3 @@ def test_a_missing_torch_is_installed_at_the_tested_version(run, commands, tmp_p
     monkeypatch.setenv("TORCHDP_TORCH", "torch==2.7.0")
     run.install(str(tmp_path / "python"), "test")
     assert "torch==2.7.0" in commands[1]
-
-
-def test_an_active_environment_with_torch_is_used_as_it_is(run, commands, monkeypatch):
-    monkeypatch.setattr(run.sys, "base_prefix", sys.prefix + "-base")
-    assert run.environment() == (sys.executable, Path(sys.prefix))
-    assert not commands
-
-
-def test_an_old_python_gets_a_sentence(run, monkeypatch):
-    monkeypatch.setattr(run.sys, "version_info", (3, 9))
-    with pytest.raises(SystemExit, match=r"needs Python 3\.11"):
-        run.main()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from buckets import LaplacianBuckets
-from laws import generator, hockey_stick
+from laws import bits_law, generator, hockey_stick
 
 from torchdp.density import (
     GaussianFourier,
@@ -25,16 +25,11 @@ from torchdp.shuffle import PoissonSum, RandomizedResponseSum, delta_of, epsilon
 EPSILONS = (0.0, 0.3, 1.0, 2.0, 3.0)
 
 
-def counts_law(chances):
-    """Law of a sum of independent bits."""
-    return reduce(np.convolve, [np.array([1 - c, c]) for c in chances], np.ones(1))
-
-
 def view(features, protocol, x):
     """Law of the number of ones that arrive, over all instances: bits are rounded, flipped, shuffled."""
     bits = ((1 + features.left(x) / features.bound) / 2).numpy()
     arrive = bits * (1 - 2 * protocol.flip) + protocol.flip
-    return reduce(np.multiply.outer, [counts_law(column) for column in arrive.T]).ravel()
+    return reduce(np.multiply.outer, [bits_law(column) for column in arrive.T]).ravel()
 
 
 def releases(features, protocol, d, trials):
@@ -81,7 +76,7 @@ def test_fewer_instances_than_stated_would_promise_too_much():
 def response_laws(users, flip):
     """P_k and Q_k: the count where the user holds a one or a zero, k of the others a one."""
     return {
-        k: tuple(counts_law([abs(bit - flip)] + [1 - flip] * k + [flip] * (users - 1 - k)) for bit in (0, 1))
+        k: tuple(bits_law([abs(bit - flip)] + [1 - flip] * k + [flip] * (users - 1 - k)) for bit in (0, 1))
         for k in range(users)
     }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from buckets import LaplacianBuckets
 from contract import Contract, MessageContract, Unbiased
-from laws import ball, generator, z_scores
+from laws import ball, bits_law, generator, z_scores
 from scipy import stats
 
 from torchdp.density import (
@@ -33,10 +33,7 @@ from torchdp.noise import SeededNoise
 from torchdp.protocol import Crowd
 from torchdp.shuffle import (
     CentralGaussianSum,
-    CorrelatedSum,
-    NegativeBinomialSum,
     PoissonSum,
-    PureSum,
     RandomizedResponseSum,
 )
 
@@ -52,16 +49,6 @@ OFFERED = [
 ]
 FAMILIES = [*OFFERED, LaplacianBuckets(D, 2.0, 4)]
 EACH = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
-
-
-def laws(n):
-    return [
-        RandomizedResponseSum(n, 0.2),
-        PoissonSum(n, 30.0),
-        NegativeBinomialSum(n, 60.0, 0.5),
-        CorrelatedSum(n, 0.5, 60.0, 0.5),
-        PureSum.tuned(n, 1.0),
-    ]
 
 
 def shuffled(features, law):
@@ -113,10 +100,6 @@ class KDEContract:
 
     def test_a_wrong_constant_breaks_the_guarantee(self):
         assert self.loss(dataclasses.replace(self.protocol, law=self.less)) > self.bound(self.protocol)
-
-
-def bits_law(chances):
-    return reduce(np.convolve, [np.array([1 - c, c]) for c in chances], np.ones(1))
 
 
 class TestInnerProduct(KDEContract, Unbiased, MessageContract):
@@ -185,10 +168,7 @@ class TestSecure(Unbiased, MessageContract):
         curator = CentralKDE.calibrated(alone.features, N, 1.0, 1e-3)
         torch.testing.assert_close(alone.predicted_mse(summary), curator.predicted_mse(summary), rtol=1e-5, atol=0)
         y, found = ball(3, 2), alone.estimate(self.x, noise=SeededNoise(1))
-        errors = alone.density_mse(summary, y).total.sqrt()
-        off = found.evaluate(y) - kernel_means(alone.features.family, self.x, y)
-        torch.testing.assert_close(errors, found.standard_error_at(y))
-        assert bool((off.abs() < 5 * errors).all())
+        torch.testing.assert_close(alone.density_mse(summary, y).total.sqrt(), found.standard_error_at(y))
 
 
 def test_crowds_of_equal_vectors_have_the_law_of_their_members():
@@ -224,16 +204,6 @@ def test_predicted_error_of_given_features_is_the_measured_one(family):
         less = predicted.total - getattr(predicted, part)
         assert float(getattr(predicted, part).max()) == 0 or z_scores(measured, less).max() > 6
     assert (density.standard_error_at(y)[0] >= (predicted.rounding + predicted.privacy).sqrt() * (1 - 1e-12)).all()
-
-
-@pytest.mark.parametrize("law", [*laws(6), CentralGaussianSum(6, 2.0)], ids=lambda law: type(law).__name__)
-def test_predicted_error_under_every_law_is_the_measured_one(law):
-    x, y = ball(6, D), ball(3, D, seed=5)
-    kde = shuffled(GaussianFourier(D).draw(4, generator=generator(2)), law)
-    predicted = kde.density_mse(kde.summary(x), y).total
-    density = kde.sample_estimate(kde.summary(x), generator=generator(3), sample_shape=(20_000,))
-    squared = (density.evaluate(y) - kernel_means(kde.features.family, x, y)).square()
-    assert z_scores(squared, predicted).abs().max() < 4.5 < z_scores(squared, 1.1 * predicted).abs().max()
 
 
 SAVED = [*OFFERED, GaussianOrthogonal(D)]
@@ -287,15 +257,8 @@ def test_what_is_wrong_is_refused_before_anything_is_drawn():
         kde.collect(ball(9, D), noise=Silent(1))
     with pytest.raises(ValueError, match="tally must be of 8 users"):
         kde.estimate(x[:7])
-    for wrong, kind, match in [
-        (x[:7], ValueError, "of 8 users, as calibrated, not 7"),
-        (x[:, :4], ValueError, r"shape \(..., n, 5\)"),
-        (3 * x, ValueError, "norm at most 1"),
-        (x.half(), TypeError, "float32 or float64"),
-    ]:
-        with pytest.raises(kind, match=match):
+    for wrong, match in ((x[:7], "of 8 users, as calibrated, not 7"), (3 * x, "norm at most 1")):
+        with pytest.raises(ValueError, match=match):
             kde.sample_estimate(Crowd.of(wrong), generator=source)
-    with pytest.raises(TypeError, match="summary must be a Crowd"):
-        kde.sample_estimate(x, generator=source)
     assert torch.equal(source.get_state(), before)
     kde.estimate(x * (1 + 1e-7) / x.norm(dim=1, keepdim=True))  # unit up to rounding

@@ -101,5 +101,3 @@ def test_classes_and_messages_in_bytes():
     assert torch.equal(again.instance, bag.instance) and again.n == 3
     rounded = kdes[0].messages_per_user - features.instances * kdes[0].law.noise_mean / 9
     assert 2 * features.instances < rounded <= 4 * features.instances
-    units = torch.nn.functional.normalize(torch.randn(999, D, generator=generator(3)), dim=1).double()
-    assert rounded >= float((2 * (1 + features.share(units))).sum(1).max())

@@ -1,4 +1,4 @@
-"""The l_p size of Gaussian noise: closed forms and quadrature against each other, then against draws."""
+"""The l_p size of Gaussian noise: closed forms and quadrature against each other."""
 
 import math
 
@@ -13,11 +13,6 @@ from torchdp.domains.shapes import NormError, normal_moment
 
 def diagonal(*values):
     return torch.diag(torch.tensor(values, dtype=torch.float64))
-
-
-def drawn(root, p, count=100_000):
-    squares = torch.linalg.vector_norm(normal(count, root.shape[1], seed=9) @ root.mT, ord=p, dim=1).square()
-    return float(squares.mean()), float(squares.std()) / math.sqrt(count)
 
 
 @pytest.mark.parametrize("p", [0.5, 1, 2, 3, 4, 7.5])
@@ -36,16 +31,6 @@ def test_the_largest_of_independent_normals_is_the_integral_of_its_tail(deviatio
 
     second, _ = integrate.quad(lambda t: 2 * t * tail(t), 0, 12 * scale.max(), limit=400, epsabs=1e-11)
     assert error.root_mean_square.value == pytest.approx(math.sqrt(second), rel=1e-8)
-
-
-@pytest.mark.parametrize("p", [2.0, 3.0, 4.0, 9.0, math.inf])
-def test_what_is_predicted_is_what_draws_show(p):
-    root = normal(6, 4, seed=1) * torch.tensor([1.0, 5, 0.1, 1], dtype=torch.float64)
-    predicted = NormError(root, p).root_mean_square
-    value, deviation = drawn(root, p)
-    z = (predicted.value**2 - value) / math.hypot(deviation, 2 * predicted.value * predicted.standard_error)
-    assert abs(z) < 5
-    assert predicted.standard_error < 0.004 * predicted.value
 
 
 @pytest.mark.parametrize("p", [2.0, 2.5, 4.0, 30.0, math.inf])

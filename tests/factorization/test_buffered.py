@@ -17,9 +17,8 @@ from torchdp.factorization import (
     factorize_separated,
 )
 from torchdp.factorization.streams import search
-from torchdp.factorization.streams.buffered import recalled_squares
 from torchdp.factorization.streams.search import buffered_passes, recalled_passes
-from torchdp.factorization.streams.series import apart_squares, pass_squares
+from torchdp.factorization.streams.series import apart_squares
 from torchdp.randomness import keyed_generator
 from torchdp.training import Separated, sensitivity
 from torchdp.workloads import RunningSums
@@ -60,32 +59,6 @@ def test_three_buffers_come_close_to_the_best_strategy():
     C = toeplitz.dense() / toeplitz.dense().norm(dim=0).max()
     rows = torch.linalg.solve_triangular(C, RunningSums(100).dense(), upper=False, left=False).norm()
     assert rows > 1.02 * found.certificate.upper
-
-
-def test_sums_of_a_users_columns_are_those_of_the_dense_strategy():
-    """200 random strategies, the last pass often shorter than the others."""
-    generator = keyed_generator(b"passes")
-    for case in range(200):
-        n, period, buffers = 1 + case % 23, 1 + case % 7, 1 + case % 4
-        places, before, after = (torch.rand(k, generator=generator).double() for k in (2 * buffers, n, n))
-        places = places.sort(descending=True).values
-        parts = places[0::2], places[1::2], before + 0.1, after + 0.1
-        C = BufferedStrategy(*parts).dense()
-        sums = torch.stack([C[:, i::period].sum(1).norm() for i in range(min(period, n))])
-        assert torch.allclose(pass_squares(*parts, period).sqrt(), sums, rtol=1e-9)
-
-
-@pytest.mark.parametrize(("p", "decay", "momentum"), [(2.0, 1.0, 0.0), (math.inf, 0.99, 0.0), (2.0, 1.0, 0.8)])
-def test_passes_share_a_strategy_that_moves_by_one(p, decay, momentum):
-    W = RunningSums(40, decay, momentum)
-    C, norms = buffered_passes(W, 12, 3, p)
-    sums = torch.stack([C.dense()[:, i::12].sum(1).norm() for i in range(12)])
-    rows = torch.linalg.solve_triangular(C.dense(), W.dense(), upper=False, left=False).norm(dim=1)
-    assert torch.allclose(sums, torch.ones(12, dtype=torch.float64)) and torch.allclose(norms, rows, rtol=1e-9)
-    once = factorize_buffered(W, 3, p).strategy.dense()  # the control: made for a single pass
-    moved = max(float(once[:, i::12].sum(1).norm()) for i in range(12))
-    rest = torch.linalg.solve_triangular(once, W.dense(), upper=False, left=False).norm(dim=1)
-    assert torch.linalg.vector_norm(norms, ord=p) < 0.95 * moved * torch.linalg.vector_norm(rest, ord=p)
 
 
 def test_rates_that_jump_leave_poles_and_zeros_apart():
@@ -216,14 +189,6 @@ def test_guarantee_no_class_moves_further_than_is_said():
             assert not torch.allclose(plain, products, rtol=1e-3)  # the control: A counts
         shorter = C.leading(C.steps - 1)
         assert torch.allclose(shorter.dense(), C.dense()[:-1, :-1])
-
-
-def test_row_norms_are_those_of_the_matrix():
-    for C in recalled_strategies():
-        rows = recalled_squares(*C.buffered.tensors, C.classes())
-        W = torch.ones(C.steps, C.steps, dtype=torch.float64).tril()
-        expected = torch.linalg.solve_triangular(C.dense(), W, upper=False, left=False).square().sum(1)
-        assert torch.allclose(rows, expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,6 @@ def test_scales(scale):
     W = normal(6, 5)
     certificate = factorize(scale * W).certificate
     torch.testing.assert_close(certificate.upper / scale, factorize(W).certificate.upper, rtol=1e-9, atol=0)
-    symmetric = W[:5] + W[:5].T
-    one, scaled = signature_form(symmetric), signature_form(scale * symmetric)
-    torch.testing.assert_close(scaled.certificate.upper / scale, one.certificate.upper, rtol=1e-9, atol=0)
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -165,12 +162,3 @@ def test_kronecker_products_are_factored_whole_and_weighed_by_factors_where_weig
     parts = factorize(workloads.Workload("weighed", factors), tol=1e-6)
     torch.testing.assert_close(whole.certificate.upper, parts.certificate.upper, rtol=2e-6, atol=0)
     torch.testing.assert_close(whole.left @ whole.right, W.dense())
-
-
-def test_warns_at_an_early_stop():
-    with pytest.warns(RuntimeWarning, match="certified gap") as record:
-        factorize(workloads.prefix(16), max_iterations=1, error_weights=torch.ones(16))
-    assert record[0].filename == __file__
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        factorize(workloads.prefix(16), error_weights=torch.ones(16))

@@ -54,32 +54,6 @@ def test_points_in_the_plane(p, shift):
     assert overlap(fast, plain)
 
 
-@pytest.mark.parametrize(
-    "kind", ["full rank", "low rank", "zero row and column", "duplicates", "scales", "graded"]
-)
-def test_random_matrices_to_a_small_gap(kind):
-    generator = keyed_generator(kind.encode())
-    counts = []
-    for p, shift in ((math.inf, False), (2.0, False), (3.0, True), (math.inf, True)):
-        for _ in range(2):
-            m, n = torch.randint(2, 17, (2,), generator=generator).tolist()
-            W = torch.randn(m, n, dtype=torch.float64, generator=generator)
-            if kind == "low rank":
-                W = W[:, :1] @ W[:1] + W[:, -1:] @ W[-1:]
-            elif kind == "zero row and column":
-                W[0], W[:, -1] = 0, 0
-            elif kind == "duplicates":
-                W = torch.cat([W, W[:, :1], W[:, :1]], 1)
-            elif kind == "scales":
-                W = W * 10.0 ** float(torch.randint(-12, 13, (1,), generator=generator))
-            elif kind == "graded":
-                W = W * 10 ** -torch.linspace(0, 4, n, dtype=torch.float64)
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                counts.append(factorize(W, p, shift, tol=1e-5, max_iterations=1000).iterations)
-    assert sum(counts) / len(counts) < 60
-
-
 def test_a_norm_of_zero_is_reached_without_a_warning():
     W = torch.randn(5, 1, dtype=torch.float64, generator=keyed_generator(b"one point")).expand(5, 4).clone()
     with warnings.catch_warnings():

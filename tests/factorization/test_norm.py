@@ -214,22 +214,6 @@ def test_guarantee_gamma2_dual_closes_the_gap(name):
         assert (weights >= 0).all() and abs(float(weights.sum()) - 1) < 1e-14
 
 
-@pytest.mark.parametrize(
-    ("U", "value"),
-    [
-        (torch.tensor([[1.0, 1.0], [1.0, -1.0]]), 2 * math.sqrt(2)),  # Tsirelson's bound; 2 with signs
-        (workloads.parities(4, 4).dense(), 16**1.5),
-        (torch.eye(7), 7.0),
-        (workloads.unequal(6).dense(), 30.0),  # no negative entry: all vectors alike
-        (torch.outer(torch.tensor([1.0, -2.0]), torch.tensor([3.0, 0.0, -4.0])), 21.0),
-        (torch.tensor([[-0.25]]), 0.25),
-    ],
-)
-def test_known_values(U, value):
-    found = gamma2_dual(U, tol=1e-9)
-    assert abs(float(found.lower) / value - 1) < 1e-8 and abs(float(found.upper) / value - 1) < 1e-8
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_it_equals_the_sdp(seed):
     generator = keyed_generator(bytes([seed]))

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from laws import generator, one_law
 
 from torchdp.kernels import response_counts, unary_counts
 from torchdp.noise import SeededNoise
@@ -11,45 +10,6 @@ from torchdp.randomizers import OptimizedUnaryEncoding, RandomizedResponse, Symm
 KINDS = [RandomizedResponse, OptimizedUnaryEncoding, SymmetricUnaryEncoding]
 COUNTS = torch.tensor([0, 1, 3, 7])
 USERS = torch.arange(4).repeat_interleave(COUNTS)
-
-
-def tallies(oracle, users, repeats, key):
-    """One tally for each repetition, from the specification's messages of users 0, ..., repeats * len(users) - 1."""
-    x = users.repeat(repeats)
-    if isinstance(oracle, RandomizedResponse):
-        numbers = response_counts.reference.numbers(key, 0, len(x))
-        reports = response_counts.reference.report(numbers, x, oracle.k, oracle._step)
-        return torch.nn.functional.one_hot(reports.view(repeats, -1), oracle.k).sum(1)
-    bits = unary_counts.reference.messages(x, oracle.k, oracle.lost, oracle.off, key, 0)
-    return bits.view(repeats, len(users), oracle.k).sum(1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
-def test_counted_reports_have_the_law_of_the_aggregate(kind, epsilon):
-    """Counts 0, 1 and 3 among them; another epsilon is noticed."""
-    oracle, repeats = kind(4, epsilon), 5000
-    single = tallies(oracle, USERS, repeats, key=11)
-    together = oracle.sample_tally(COUNTS, generator=generator(1), sample_shape=(repeats,))["reports"]
-    assert single.shape == together.shape and one_law(single, together)
-    other = kind(4, 1.6 * epsilon).sample_tally(COUNTS, generator=generator(2), sample_shape=(4 * repeats,))[
-        "reports"
-    ]
-    assert not one_law(single, other)
-
-
-def test_users_of_one_word_and_of_one_value_are_independent():
-    """The variance of the whole tally's sums: shared or repeated digits would change it."""
-    k, n, repeats, noise = 3, 130, 2000, SeededNoise(2)
-    oracle, x = OptimizedUnaryEncoding(k, 1.0), torch.arange(130) % 3
-    tallies = torch.stack([oracle.collect(x, noise=noise)["reports"] for _ in range(repeats)])[:, :k].double()
-    held = torch.bincount(x, minlength=k)
-    variance = held * 0.25 + (n - held) * oracle.off * (1 - oracle.off)
-    total = tallies.sum(1)
-    for sample, stated in ((tallies[:, 0], variance[0]), (total, variance.sum())):
-        z = (float(sample.var()) / float(stated) - 1) * (repeats / 2) ** 0.5
-        assert abs(z) < 5.2
-        assert abs((float(sample.var()) / float(1.4 * stated) - 1) * (repeats / 2) ** 0.5) > 5.2
 
 
 @pytest.fixture

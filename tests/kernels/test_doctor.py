@@ -49,7 +49,6 @@ def test_a_kernel_that_kills_its_context_is_named(monkeypatch):
     ("arguments", "message"),
     [
         (["--device", "tpu"], "--device must be a device of this machine"),
-        (["--device", "cuda:99"], "--device must be a device of this machine"),
         (["--interpret", "--device", "cuda"], "--interpret runs on the CPU"),
     ],
 )
@@ -57,9 +56,3 @@ def test_bad_arguments_are_one_line(arguments, message, capsys):
     assert cli.main(["doctor", *arguments]) == 2
     said = capsys.readouterr().err
     assert said.startswith("torchdp doctor: ") and message in said and said.count("\n") == 1
-
-
-def test_a_bad_variable_is_one_line(monkeypatch, capsys):
-    monkeypatch.setenv("TORCHDP_KERNELS", "yes")
-    assert cli.main(["doctor"]) == 2
-    assert "TORCHDP_KERNELS must be one of auto, fused, reference, not 'yes'" in capsys.readouterr().err

@@ -70,9 +70,3 @@ def test_counts_are_those_of_single_reports_and_add_up(monkeypatch):
         )
         assert torch.equal(parts[0] + parts[1], total)
     assert not torch.equal(response_counts.counts(x, k, step, 4, first), total)
-
-
-def test_users_without_a_value_are_not_counted():
-    x = torch.tensor([0, 5, -1, 3, 2**40, 4])
-    for step in (1, 2**60):  # whether they would have reported their own value or another
-        assert int(response_counts.counts(x, 5, step, 1).sum()) == 3

@@ -48,8 +48,6 @@ def test_strided_tensors_are_refused_where_only_their_address_is_passed():
     parts, cells = torch.zeros(64, dtype=torch.int16), torch.zeros(256, dtype=torch.int16)
     with pytest.raises(ValueError, match="out must be contiguous"):
         guided_draws.fill(torch.zeros(128, dtype=torch.int64)[::2], parts, cells)
-    with pytest.raises(ValueError, match="cells must be contiguous"):
-        guided_draws.fill(torch.zeros(64, dtype=torch.int64), parts, cells.repeat(2)[::2])
     key = torch.zeros(8, dtype=torch.int32)
     one = torch.ones(1, dtype=torch.float64)
     lags = torch.zeros(1, dtype=torch.int32)
@@ -57,5 +55,3 @@ def test_strided_tensors_are_refused_where_only_their_address_is_passed():
     wide, state = torch.zeros(16, dtype=torch.float64), torch.zeros(1, 8, dtype=torch.float64)
     with pytest.raises(ValueError, match="total must be contiguous"):
         correlated_noise.add((wide[:8], state), wide[::2], now, key, 0, 0)
-    with pytest.raises(ValueError, match="state must be contiguous"):
-        correlated_noise.add((wide[:8], wide.view(1, 16)[:, ::2]), wide[:8], now, key, 0, 0)

@@ -53,12 +53,6 @@ def test_tallies_are_sums_of_messages_and_add_up(first, n, monkeypatch):
         assert torch.equal(parts[0] + parts[1], total)
 
 
-def test_users_without_a_value_are_not_counted():
-    x = torch.tensor([0, 5, -1, 3, 2**40, 4])
-    total = unary_counts.tally(x, 5, 0.0, 0.0, 1)
-    assert total.tolist() == [1, 0, 0, 1, 1, 3]
-
-
 def test_an_own_bit_is_lost_exactly_where_its_uniform_number_is_below_the_chance():
     """The chance of a zero is what is drawn: that of a one may have no float64 but 1."""
     n, k, lost = 64, 2, 0.3

@@ -43,16 +43,3 @@ def test_sums_are_those_of_the_messages_and_parts_add_up():
     torch.testing.assert_close(
         privunit.sums(points, first, *(each[:3] for each in draws), 9, **LAW) + tail, capped
     )
-
-
-@pytest.mark.parametrize("dim", [1, 2, 7, 64])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_total_is_the_sum_of_the_messages(dim, dtype):
-    points, draws = setting(dtype, dim)
-    users = points[TYPES]
-    g = torch.randn(8, dim, dtype=dtype, generator=torch.Generator().manual_seed(2))
-    arguments = (users, g, draws[0].to(dtype), *draws[1:])
-    wanted = privunit.message(*arguments, radius=2.0, mean=0.7).sum(0)
-    found = privunit.total(*arguments, radius=2.0, mean=0.7)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, wanted, rtol=1e-4 if dtype == torch.float32 else 1e-12, atol=1e-5)

@@ -91,8 +91,6 @@ def test_every_verb_takes_a_table():
     classes = density.ShuffledClasses((curator, curator))
     labels = pd.Series(["x", "y"], dtype=pd.CategoricalDtype(["x", "y"]))
     for verb, *tables in (
-        (oracle.randomize, TOWNS),
-        (lambda x, noise: oracle.collect(x, noise=noise)["reports"], TOWNS),
         (lambda x, noise: oracle.collect(x, groups=x, noise=noise)["reports"], TOWNS),
         (lambda x, noise: oracle.estimate(x, noise=noise).value, TOWNS),
         (lambda x, noise: found.estimate(x, noise=noise).value, points),

@@ -76,25 +76,25 @@ def covariances(m):
     return found
 
 
-@pytest.mark.parametrize("m", [2, 5, 20])
+def share_held(interval):
+    """Share of the repetitions whose errors, estimates of 0, are all inside."""
+    low, high = interval
+    return float(((low <= 0) & (0 <= high)).all(-1).double().mean())
+
+
+@pytest.mark.parametrize("m", [5, 20])
 def test_simulated_errors_are_all_inside_as_often_as_is_said(m):
     for place, covariance in enumerate(covariances(m).values()):
         scale = covariance.diagonal().sqrt()
         values, vectors = torch.linalg.eigh(covariance / scale[:, None] / scale)
         root = scale[:, None] * vectors * values.clamp_min(0).sqrt()
         errors = normal(40_000, m, seed=100 * m + place) @ root.mT
-        known = estimate(covariance, errors)
-        unknown = Estimate(errors, known.standard_error, 100)
-        for found, most in ((known, 0.95 + EXCESS), (unknown, 1.0)):
-            low, high = found.together()
-            held = float(((low <= 0) & (0 <= high)).all(-1).double().mean())
-            deviation = math.sqrt(0.95 * 0.05 / len(errors))
-            assert (held - 0.95) / deviation > -4.9
-            assert (held - most) / deviation < 4.9
-        low, high = known.interval()
-        alone = float(((low <= 0) & (0 <= high)).all(-1).double().mean())
-        if m > 2:
-            assert (alone - 0.95) / deviation < -10  # each at .95 alone does not do
+        found = estimate(covariance, errors)
+        deviation = math.sqrt(0.95 * 0.05 / len(errors))
+        held = share_held(found.together())
+        assert (held - 0.95) / deviation > -4.9
+        assert (held - 0.95 - EXCESS) / deviation < 4.9
+        assert (share_held(found.interval()) - 0.95) / deviation < -10  # each at .95 alone does not do
 
 
 def test_guarantee_no_end_lies_inside_of_that_of_one_entry_or_outside_of_sidaks():
@@ -121,9 +121,7 @@ def test_guarantee_the_order_of_the_draws_is_the_least_that_misses_seldom():
 
 def test_guarantee_one_entry_has_its_interval():
     for shape in ((), (1,), (3, 1)):
-        found = Estimate(
-            normal(3, 1, seed=1).flatten()[: math.prod(shape)].view(shape), torch.ones(shape, dtype=F64), 10
-        )
+        found = Estimate(torch.full(shape, 0.7, dtype=F64), torch.ones(shape, dtype=F64), 10)
         for one, other in zip(found.together(0.9), found.interval(0.9), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
     nothing = Estimate(torch.zeros(2, 0), torch.zeros(2, 0), 10)
@@ -135,8 +133,6 @@ def test_answers_that_are_one_but_for_a_factor_have_single_intervals():
     found = estimate(factor[:, None] * factor)
     for one, other in zip(found.together(), found.interval(), strict=True):
         torch.testing.assert_close(one, other)
-    nearly = factor[:, None] * alike(20, 0.99) * factor
-    assert float(deviate(estimate(nearly))) > 2.1
 
 
 def test_without_a_covariance_the_level_is_sidaks():
@@ -145,10 +141,7 @@ def test_without_a_covariance_the_level_is_sidaks():
         torch.testing.assert_close(one, other)
 
 
-def test_many_entries_have_a_deviate_and_more_sidaks():
-    m = 500
-    z = float(deviate(estimate(alike(m, 0.9))))
-    assert 0.95 < held_by(z, m, 0.9) < 0.95 + EXCESS
+def test_more_entries_than_are_drawn_have_sidaks_deviate():
     m = MOST_CORRELATED + 1
     assert float(deviate(estimate(alike(m, 0.9)))) == pytest.approx(float(sidak(0.95, torch.tensor(m))))
 
@@ -184,13 +177,13 @@ def test_skewed_intervals_stay_skewed():
 
 
 def test_limits_and_bias_are_kept():
-    covariance = alike(3, 0.5)
+    covariance = 0.01 * alike(3, 0.5)
     value = torch.tensor([0.0, 0.5, 1.0], dtype=F64)
-    z = float(deviate(estimate(covariance, value)))
-    low, high = estimate(covariance, value, bias=torch.tensor([0.0, 0.1, 0.2], dtype=F64)).together()
-    torch.testing.assert_close(high - value, z + torch.tensor([0.0, 0.1, 0.2], dtype=F64))
-    low, high = estimate(covariance, value, limits=(0.0, 1.0)).together()
-    assert low.tolist() == [0, 0, 0] and high.tolist() == [1, 1, 1]
+    bias = torch.tensor([0.0, 0.1, 0.2], dtype=F64)
+    z = float(deviate(estimate(covariance)))
+    low, high = estimate(covariance, value, bias=bias, limits=(0.0, 1.0)).together()
+    torch.testing.assert_close(low, (value - 0.1 * z - bias).clamp_min(0))
+    torch.testing.assert_close(high, (value + 0.1 * z + bias).clamp_max(1))
 
 
 def test_a_batch_is_its_entries():
@@ -215,39 +208,25 @@ def test_entries_without_noise_count_for_nothing_and_those_with_little_for_one()
     assert float(high[1]) == float(low[1]) == 0
     without = float(deviate(estimate(covariance[kept][:, kept])))
     assert float(deviate(estimate(covariance))) == pytest.approx(without, rel=0.01)
-    torch.testing.assert_close(
-        largest_deviate(torch.zeros(3, 2, 2, dtype=F64), 0.95), torch.full((3,), SINGLE).double()
-    )
+    nothing = largest_deviate(torch.zeros(2, 2, dtype=F64), 0.95)
+    assert float(nothing) == pytest.approx(SINGLE)
     little = torch.diag(torch.tensor([1.0, 1e-280, 1e200], dtype=F64))
     assert float(largest_deviate(little, 0.95)) == pytest.approx(float(sidak(0.95, torch.tensor(3))), rel=0.01)
 
 
-@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
-def test_a_covariance_that_is_not_finite_counts_as_unknown_in_its_place_alone(wrong):
-    covariance = alike(3, 0.9).repeat(2, 1, 1)
-    covariance[0, 1, 1] = wrong
+def test_a_covariance_that_is_not_finite_counts_as_unknown_in_its_place_alone():
+    covariance = alike(3, 0.9).repeat(4, 1, 1)
+    covariance[:3, 1, 1] = torch.tensor([math.nan, math.inf, -1.0], dtype=F64)
     z = largest_deviate(covariance, 0.95)
-    assert float(z[0]) == pytest.approx(float(sidak(0.95, torch.tensor(3))))
-    assert float(z[1]) == pytest.approx(float(largest_deviate(alike(3, 0.9), 0.95)))
+    assert z[:3].tolist() == pytest.approx(3 * [float(sidak(0.95, torch.tensor(3)))])
+    assert float(z[3]) == pytest.approx(float(largest_deviate(alike(3, 0.9), 0.95)))
 
 
-def test_errors_that_are_not_finite_have_ends_as_in_their_interval():
-    covariance = torch.diag(torch.tensor([1.0, math.inf, math.nan], dtype=F64))
-    low, high = estimate(covariance).together()
-    assert (float(low[1]), float(high[1])) == (-math.inf, math.inf)
-    assert low.isnan().tolist() == high.isnan().tolist() == [False, False, True]
-    assert float(high[0]) == pytest.approx(float(sidak(0.95, torch.tensor(3))))
-
-
-@pytest.mark.parametrize("level", [0.0, 1.0, -0.5, 2.0, math.nan])
-def test_levels_that_are_none_are_refused(level):
-    for found in (estimate(alike(2, 0.5)), Estimate(torch.zeros(2), torch.ones(2), 10)):
+def test_levels_that_are_none_and_whose_share_is_no_float_are_refused():
+    found = estimate(torch.eye(1000, dtype=F64), stretch=laplace_stretch)
+    for level in (0.0, 1.0, math.nan):
         with pytest.raises(ValueError, match="level must lie strictly between 0 and 1"):
             found.together(level)
-
-
-def test_a_level_whose_share_is_no_float_is_refused():
-    found = estimate(torch.eye(1000, dtype=F64), stretch=laplace_stretch)
     with pytest.raises(ValueError, match="for m entries"):
         found.together(1 - 1e-14)
     assert float(deviate(Estimate(torch.zeros(1000).double(), torch.ones(1000).double(), 9), 1 - 1e-14)) > 8
@@ -277,11 +256,6 @@ def test_factored_queries_tell_the_covariance_of_their_answers(name):
     deviation = products.std(0) / math.sqrt(len(products))
     z = (products.mean(0) - told) / deviation.clamp_min(1e-12)
     assert float(z.abs().amax()) < -ndtri(UNLIKELY / 100)
-    one = protocol.sample_estimate(COUNTS, generator=generator(4))
-    torch.testing.assert_close(one.covariance(), told[0])
-    low, high = found.together()
-    held = ((low <= protocol.exact(counts)) & (protocol.exact(counts) <= high)).all(-1).double().mean(0)
-    assert float(held.amin()) > 0.95 - 5 * math.sqrt(0.0475 / 20_000)
 
 
 def test_the_population_has_the_covariance_of_both_errors():

@@ -10,8 +10,7 @@ from scipy.stats import chi2
 
 from torchdp.draws import Simulated
 from torchdp.randomizers import PrivUnit
-from torchdp.randomizers.ball.axial_sums import CLOSE, KEPT, AxialSums, _value, uniform_sums
-from torchdp.randomizers.ball.sphere import uniform_coordinate
+from torchdp.randomizers.ball.axial_sums import CLOSE, KEPT, _value, uniform_sums
 
 LAWS = {
     "cap, circle": PrivUnit(1, 1.0)._cap_sums,
@@ -67,32 +66,6 @@ def test_the_transform_of_a_sum_drawn_at_once_is_that_of_its_points(name):
         assert wrong > 30 * CLOSE
 
 
-@pytest.mark.parametrize("name", ["cap, circle", "cap, 64", "uniform, 6"])
-def test_both_ways_to_add_have_one_law(name):
-    """The same sums along the tree: means, deviations and the correlation of A with rho^2."""
-    law, repeats = LAWS[name], 800
-    n, draws = law.least, Simulated(torch.Generator().manual_seed(0))
-    kind = {"cap, circle": PrivUnit(1, 1.0), "cap, 64": PrivUnit(64, 8.0)}.get(name)
-
-    def draw(users):
-        if kind is not None:
-            return kind.cap.draw_cap((users,), draws)
-        return uniform_coordinate(law.dim, draws.normal((users,)))
-
-    fewer = AxialSums(law.t, law.weights, law.dim)
-    fewer.__dict__["least"] = 2**62
-    ours = law.sums(torch.full((repeats,), n), None, draws)
-    tree = fewer.sums(torch.full((repeats,), n), draw, draws)
-    moments = []
-    for along, rho in (ours, tree):
-        a, q = (along - n * law.moments[0]) / law.moments[1] / n**0.5, rho.square() / (n * law.moments[2])
-        u = (q - law.across) / math.sqrt(2 * law.across)
-        moments.append([a, u, a * u, a * a, u * u, a**3])
-    for one, other in zip(*moments, strict=True):
-        error = (one.var() / repeats + other.var() / repeats).sqrt()
-        assert abs(float((one.mean() - other.mean()) / error)) < 4.5
-
-
 @pytest.mark.parametrize("kind", [PrivUnit(3, 2.0), PrivUnit(1, 50.0)])
 def test_the_cost_of_a_sum_does_not_grow_with_the_users(kind):
     class Counted(Simulated):
@@ -106,10 +79,8 @@ def test_the_cost_of_a_sum_does_not_grow_with_the_users(kind):
     x = torch.tensor([[0.1, 0.2, 0.3], [0.0, -0.5, 0.5]], dtype=torch.float64)[:, : kind.dim]
     for n in (10**5, 10**8, 10**11):
         draws = Counted(torch.Generator().manual_seed(0))
-        total = kind._sums(x, torch.tensor([n, 2 * n]), (4,), draws)
+        kind._sums(x, torch.tensor([n, 2 * n]), (4,), draws)
         found.append(draws.numbers)
-        error = (total.sum(0) / 4 - n * (x[0] + 2 * x[1])) / (3 * n * kind.moments.variance / 4) ** 0.5
-        assert float(error.abs().max()) < 5
     assert found[0] == found[1] == found[2] < 200
 
 

@@ -1,4 +1,4 @@
-"""What every randomizer of the ball promises: mean, covariance, two paths of one law, edges, refused input."""
+"""Randomizers of the ball: privacy in closed form, predicted errors, single precision, points at the edge."""
 
 import math
 
@@ -13,7 +13,7 @@ from torchdp.privacy import Model, Neighbours
 from torchdp.protocol import Crowd
 from torchdp.randomizers import DuchiJordanWainwright, GaussianVector, PrivUnit
 
-ALPHA, RADIUS = 1e-6, 2.5
+RADIUS = 2.5
 MAKE = {
     "PrivUnit": PrivUnit,
     "Gaussian": lambda dim, epsilon, radius=1.0: GaussianVector(dim, epsilon, radius, delta=1e-6),
@@ -32,115 +32,12 @@ def at(norm, dim, radius=RADIUS):
     return x / x.norm() * norm * radius
 
 
-def whitened(noise, covariance):
-    return torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), noise.mT, upper=False).mT
-
-
-def moment_scores(z):
-    """Largest |z-score| over means and second moments of samples that should be white, and how many there were."""
-    n, d = z.shape
-    pairs = torch.ones(d, d).triu().flatten() == 1
-    products = (z[:, :, None] * z[:, None, :]).flatten(1)[:, pairs]
-    wanted = torch.eye(d, dtype=z.dtype).flatten()[pairs]
-    scores = torch.cat([z.mean(0) / z.std(0), (products.mean(0) - wanted) / products.std(0)]) * math.sqrt(n)
-    return float(scores.abs().max()), scores.numel()
-
-
-def plausible(scores):
-    worst, number = scores
-    return worst < stats.norm.isf(ALPHA / 2 / number)
-
-
 @every
-@pytest.mark.parametrize("epsilon", [0.5, 20])
-def test_mean_and_covariance(make, epsilon):
-    randomizer = make(3, epsilon, RADIUS)
-    for norm in (0.0, 0.6, 1.0):
-        x = at(norm, 3)
-        noise = said(randomizer, x.expand(60_000, 3), SeededNoise(1)) - x
-        covariance = randomizer.moments.covariance(x)
-        z = whitened(noise, covariance)
-        assert plausible(moment_scores(z))
-        if epsilon < 20:  # there a rare large deviation may carry the variance
-            assert not plausible(moment_scores(whitened(noise, 1.06 * covariance)))
-        if norm == 1:
-            shifted = whitened(noise + 0.03 * math.sqrt(randomizer.moments.variance), covariance)
-            assert not plausible(moment_scores(shifted))
-
-
-@every
-@pytest.mark.parametrize("epsilon", [0.5, 2.5])
-def test_standardised_third_and_fourth_moment_along_the_point(make, epsilon):
-    randomizer, x, n = make(4, epsilon, RADIUS), at(1.0, 4), 200_000
-    m = randomizer.moments
-    noise = (said(randomizer, x.expand(n, 4), SeededNoise(2)) - x) @ x / RADIUS
-    z = noise / math.sqrt(m.variance + m.outer * RADIUS**2)
-    for power, moment in ((3, m.third), (4, m.fourth)):
-        error = float(z.pow(power).std()) / math.sqrt(n)
-        assert abs(float(z.pow(power).mean()) - moment) < 5.2 * error
-    assert abs(float(z.pow(4).mean()) - 1.1 * m.fourth) > 5.2 * error
-
-
-@every
-def test_float32_and_float64_have_one_law(make):
-    x, randomizer = at(0.6, 3, 1.0), make(3, 2.5)
-    single, double = (
-        said(randomizer, x.to(dtype).expand(60_000, 3), SeededNoise(seed))
-        for seed, dtype in ((4, torch.float32), (5, torch.float64))
-    )
+def test_float32_messages_are_those_of_float64_to_their_digits(make):
+    x, randomizer = at(0.6, 3, 1.0).float().expand(2000, 3), make(3, 2.5)
+    single, double = (said(randomizer, points, SeededNoise(4)) for points in (x, x.double()))
     assert double.dtype == torch.float64 and single.dtype == torch.float32
-    deviation = math.sqrt(randomizer.moments.variance)
-    for direction in torch.eye(3, dtype=torch.float64):
-        pair = (single.double() @ direction).numpy(), (double @ direction).numpy()
-        assert stats.ks_2samp(*pair).pvalue > ALPHA
-        assert stats.ks_2samp(pair[0], pair[1] + 0.1 * deviation).pvalue < ALPHA
-
-
-COUNTS = torch.tensor([0, 1, 3, 17, 40])
-
-
-def types(dim):
-    """The centre, points inside, points on the sphere; nobody holds the first."""
-    signs = torch.tensor([[1.0, 1], [1, 1], [1, -1], [-1, 1], [1, 1]], dtype=torch.float64).repeat(1, dim)[:, :dim]
-    return torch.stack([at(norm, dim) for norm in (1.0, 0.0, 0.3, 0.8, 1.0)]) * signs
-
-
-def projections(randomizer, sums, center):
-    """Along the mean, across it, over all coordinates, squared distance: in deviations of one message."""
-    along = center / center.norm()
-    across = torch.linalg.svd(along[None])[2][-1]
-    sums, center = (part / math.sqrt(randomizer.moments.variance) for part in (sums, center))
-    found = [sums @ along, sums @ across, sums.sum(-1), (sums - center).square().sum(-1)]
-    # on the line some laws are discrete: equal sums must be equal
-    return [part.mul(1e8).round() for part in found]
-
-
-@every
-@pytest.mark.parametrize("epsilon", [0.5, 20])
-@pytest.mark.parametrize("dim", [1, 2])
-def test_sample_sum_has_the_law_of_summed_messages(make, dim, epsilon):
-    randomizer, repeats, points = make(dim, epsilon, RADIUS), 2500, types(dim)
-    users, center = points.repeat_interleave(COUNTS, 0), COUNTS.double() @ points
-    slow = said(randomizer, users.expand(repeats, *users.shape), SeededNoise(7)).sum(-2)
-    fast = randomizer.sample_tally(Crowd(points, COUNTS), generator=generator(8), sample_shape=(repeats,))["sum"]
-    pairs = list(zip(projections(randomizer, slow, center), projections(randomizer, fast, center), strict=True))
-    assert all(stats.ks_2samp(a.numpy(), b.numpy()).pvalue > ALPHA for a, b in pairs)
-    if epsilon == 20 and make is PrivUnit:  # one user more is seen
-        off = randomizer.sample_tally(
-            Crowd(points, COUNTS + torch.tensor([0, 0, 0, 0, 1])), generator=generator(9), sample_shape=(repeats,)
-        )["sum"]
-        seen = [
-            stats.ks_2samp(a.numpy(), b.numpy()).pvalue
-            for a, b in zip(
-                projections(randomizer, slow, center), projections(randomizer, off, center), strict=True
-            )
-        ]
-        assert min(seen) < ALPHA
-    wider = [projections(randomizer, center + 1.3 * (fast - center), center)[i] for i in (0, -1)]
-    assert (
-        min(stats.ks_2samp(pairs[i][0].numpy(), w.numpy()).pvalue for i, w in zip((0, -1), wider, strict=True))
-        < ALPHA
-    )
+    torch.testing.assert_close(single.double(), double, rtol=1e-6, atol=0)
 
 
 @every
@@ -152,20 +49,8 @@ def test_points_a_rounding_outside_are_taken_as_on_the_sphere(make):
     torch.testing.assert_close(near, same, rtol=3e-3, atol=3e-3 + 2 * getattr(randomizer, "step", 0.0))
     ulp = torch.tensor([[1 + 2**-52], [1.0], [1 - 2**-53]], dtype=torch.float64)
     assert make(1, 1.0).randomize_unchecked(ulp, SeededNoise(15)).isfinite().all()
-    for points in (1.0001 * x, 1.0001 * x.double()):
-        with pytest.raises(ValueError, match="x holds points outside"):
-            randomizer.randomize(points, noise=SeededNoise(14))
-        with pytest.raises(ValueError, match=r"summary must hold values .* outside"):
-            randomizer.sample_tally(Crowd(points, torch.ones(500)), generator=generator(14))
-
-
-@every
-def test_messages_carry_no_gradient_and_leave_their_input_alone(make):
-    x = at(0.5, 4, 1.0).expand(10, 4).clone().requires_grad_()
-    before = x.detach().clone()
-    assert not make(4, 1.0).randomize_unchecked(x, SeededNoise(0)).requires_grad
-    assert not make(4, 1.0).sample_tally(Crowd(x, torch.ones(10)), generator=generator())["sum"].requires_grad
-    assert torch.equal(x.detach(), before)
+    with pytest.raises(ValueError, match="x holds points outside"):
+        randomizer.randomize(1.0001 * x, noise=SeededNoise(14))
 
 
 @every

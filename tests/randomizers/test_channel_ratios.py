@@ -87,25 +87,6 @@ def test_a_channel_that_spends_more_is_seen():
     assert spent((1 - 63 * coarse) / coarse) > 30.001
 
 
-@pytest.mark.parametrize("epsilon", [0.01, 1.0, 8.0])
-@pytest.mark.parametrize("norms", [(1.0, 0.0), (1.0, -1.0), (0.9, -0.6)])
-def test_densities_of_one_dimensional_messages(epsilon, norms):
-    """Y itself, the lifting coordinate integrated out: its density between two points, at every Y."""
-    cap, v = PrivUnit(1, epsilon).cap, np.linspace(-1, 1, 2001)
-    chance, share = cap.chance / 2**63, cap.survival
-    high, low = chance / share, (1 - chance) / (1 - share)
-
-    def density(x):  # over that of a uniform point of the circle, which lies above or below the line
-        lift = np.sqrt(1 - v * v) * math.sqrt(1 - x * x)
-        inside = (v * x + lift >= cap.threshold) / 2 + (v * x - lift >= cap.threshold) / 2
-        return low + (high - low) * inside
-
-    ratio = np.log(density(norms[0]) / density(norms[1]))
-    assert np.abs(ratio).max() <= epsilon * LARGEST
-    if norms == (1.0, -1.0):
-        assert np.abs(ratio).max() > epsilon * (1 - 1e-9)
-
-
 def test_what_normals_that_end_would_tell():
     """The mass that one point's messages put where another's never are: refused where floats alone draw them."""
     with pytest.raises(ValueError, match="delta = 1e-55 leaves"):

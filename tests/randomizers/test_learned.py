@@ -100,19 +100,3 @@ def test_the_worst_query_under_a_prior():
 def test_what_cannot_be_improved_is_returned():
     start = response(4, 1.0)
     assert start.sharpened(torch.eye(4).double(), None, 3) is start
-
-
-def test_an_ordinary_loop_learns_a_loss_of_its_own():
-    """The mean absolute error of normal answers, on a histogram that is known."""
-    W = workloads.prefix(6).dense()
-    histogram = torch.tensor([0.5, 0.3, 0.1, 0.05, 0.03, 0.02], dtype=torch.float64)
-    learned = LearnedStrategy(response(6, 1.0).matrix, response(6, 1.0).epsilon)
-    optimizer = torch.optim.Adam(learned.parameters(), lr=0.05)
-    losses = []
-    for _ in range(100):
-        optimizer.zero_grad()
-        errors = (answer_variances(learned(), W, histogram) @ histogram).clamp_min(1e-12).sqrt().mean()
-        errors.backward()
-        optimizer.step()
-        losses.append(float(errors.detach()))
-    assert losses[-1] < 0.96 * losses[0] and StrategyMatrix(learned().detach()).epsilon <= response(6, 1.0).epsilon

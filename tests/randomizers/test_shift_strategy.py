@@ -1,4 +1,4 @@
-"""Shift strategies: closed forms against the matrix written out, the search against bounds, messages against law."""
+"""Shift strategies: closed forms against the matrix written out, the search against bounds, a table of integers."""
 
 import math
 
@@ -6,10 +6,8 @@ import pytest
 import torch
 from channels import channel, spent_by
 from laws import generator
-from scipy import stats
 
 from torchdp import workloads
-from torchdp.noise import SeededNoise
 from torchdp.randomizers import ShiftStrategy, StrategyMatrix, SubsetSelection, strategy_lower_bound
 from torchdp.randomizers.alphabet.translates import flips
 from torchdp.randomness import keyed_generator
@@ -106,8 +104,6 @@ def test_a_torus_is_a_circle_of_places():
     torch.testing.assert_close(V @ Q, W, rtol=0, atol=1e-10)
     torch.testing.assert_close(GRID.workload_variance(W), V.square() @ Q - W.square(), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(GRID.mixed(torch.eye(6).double()), Q.mT, rtol=1e-12, atol=1e-15)
-    counts = torch.bincount(GRID.randomize_unchecked(torch.full((200_000,), 4), SeededNoise(2)), minlength=36)
-    assert stats.chisquare(counts.numpy(), 200_000 * Q[:, 4].numpy()).pvalue > 1e-6
 
 
 def test_tuned_for_a_grid_is_nearer_the_bound_than_on_a_line():

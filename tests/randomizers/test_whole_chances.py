@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from channels import others
+from channels import others, response
 
 from torchdp.randomizers import (
     HadamardResponse,
@@ -29,11 +29,6 @@ TOTAL = 2**63
 def power(epsilon):
     """e^epsilon to 80 digits."""
     return Fraction(Decimal(epsilon).exp(EXACT))
-
-
-def response(k, epsilon):
-    e = math.exp(epsilon)
-    return (torch.ones(k, k, dtype=torch.float64) + (e - 1) * torch.eye(k).double()) / (e + k - 1)
 
 
 def table(k, rows, seed, spread=1.0):

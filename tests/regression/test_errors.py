@@ -44,14 +44,6 @@ def test_moments_are_summed_in_parts_and_join(monkeypatch):
     torch.testing.assert_close(parts.matrix, whole.matrix)
 
 
-def test_tiny_data():
-    one = SecondMoments.of(torch.tensor([[2.0]]), torch.tensor([3.0]))
-    assert float(phi(one, torch.tensor([0.0]), 1.0)) == pytest.approx(9 / (9 - 36 / 5))
-    assert float(psi(SecondMoments.of(torch.tensor([[2.0, 0.0]])), torch.tensor([[0.0], [1.0]]))) == pytest.approx(
-        4
-    )
-
-
 def test_least_squares_of_a_singular_gram_is_the_shortest_solution():
     A = torch.tensor([[1.0, 1.0], [2.0, 2.0]])
     torch.testing.assert_close(least_squares(SecondMoments.of(A, A[:, 0]), 0.0), torch.full((2,), 0.5).double())

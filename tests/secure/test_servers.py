@@ -317,15 +317,11 @@ def test_a_server_opens_frames_of_the_clients_it_issued_a_key_to_and_of_nobody_e
     assert server.seen.nonzero()[:, 0].tolist() == list(range(8, 16))
     # keys of one session open no other's
     later = Server(p, p.session(bytes(range(1, 33))), 0, run.links["server 0"])
-    issued = [
-        each.issue(first, 8)
-        for each in (later, Server(p, run.session, 0, run.links["server 0"]))
-        for first in (0, 16)
-    ]
+    issued = [each.issue(first, 8) for each in (later, server) for first in (0, 16)]
     assert len(set(issued)) == 4 and all(len(key) == 32 for key in issued)
     with pytest.raises(FrameError, match="another session"):
         later.receive(run.sent(0, [issued[0]] * 3)[0])
-    for given, name in (((24, 1), "first"), ((20, 5), "count"), ((0, 0), "count"), ((-1, 1), "first")):
+    for given, name in (((-1, 1), "first"), ((20, 5), "count")):
         with pytest.raises(ValueError, match=f"{name} must be"):
             server.issue(*given)
     with pytest.raises(FrameError, match="no key for the link"):

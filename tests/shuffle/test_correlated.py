@@ -73,17 +73,6 @@ def test_guarantee_from_one_to_zero_the_protocol_is_pure(setting):
     assert (one[zero > 1e-3] == 0).any()  # the other way it is not: some views become impossible
 
 
-def test_a_larger_flood_approaches_binary_randomized_response():
-    ratio = 0.5
-    response = np.maximum(np.maximum(0, (1 - np.exp(EPSILONS) * ratio) / (1 + ratio)), 1 - np.exp(EPSILONS))
-    gaps = []
-    for shape in (1.0, 100.0, 10_000.0):
-        curves = [profile(EPSILONS) for profile in CorrelatedSum(5, ratio, shape, 0.9).profiles()]
-        gaps.append(max(np.abs(curve - response).max() for curve in curves))
-        assert all((curve >= response - 1e-12).all() for curve in curves)
-    assert gaps[0] > 3 * gaps[1] > 9 * gaps[2] and gaps[2] < 0.01
-
-
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_error_is_discrete_laplace_exactly(setting):
     protocol = CorrelatedSum(2, *setting)

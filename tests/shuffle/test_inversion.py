@@ -22,19 +22,12 @@ KINDS = {"Poisson": PoissonSum, "bounded": BoundedSum, "negative binomial": Nega
     ("kind", "users", "instances", "change", "epsilon", "levels", "variance"),
     [
         ("Poisson", 125, 64, 4, 4.5, 1, 14.29),
-        ("Poisson", 125, 64, 4, 4.5, 2, 5.848),
         ("Poisson", 125, 64, 4, 4.5, 4, 4.65),
-        ("Poisson", 125, 64, 4, 1, 1, 67.0),
-        ("Poisson", 125, 64, 4, 1, 2, 61.1),
         ("Poisson", 125, 768, 46, 1, 1, 652.3),
         ("negative binomial", 125, 64, 4, 4.5, 1, 41.2),
         ("bounded", 125, 64, 4, 4.5, 1, 4.615),
         ("bounded", 125, 64, 4, 4.5, 4, 3.93),
-        ("bounded", 125, 64, 4, 1, 1, 59.45),
         ("bounded", 20, 64, 4, 4.5, 1, 4.75),
-        pytest.param("Poisson", 125, 2048, 1024, 1, 1, 14292.0, marks=pytest.mark.slow),
-        pytest.param("bounded", 3000, 768, 46, 1, 1, 645.2, marks=pytest.mark.slow),
-        pytest.param("bounded", 10_000, 2048, 1024, 1, 1, 14284.0, marks=pytest.mark.slow),
     ],
 )
 def test_known_noise(kind, users, instances, change, epsilon, levels, variance):

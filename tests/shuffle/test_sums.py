@@ -14,6 +14,7 @@ from scipy import stats
 from torchdp.noise import SeededNoise
 from torchdp.shuffle import (
     BitSums,
+    BoundedSum,
     CorrelatedSum,
     NegativeBinomialSum,
     PoissonSum,
@@ -97,6 +98,14 @@ class TestPoisson(SumsContract, Unbiased, MessageContract):
 
     def user(self, law, bit):
         return shifted(only(stats.poisson(law.mean / N).pmf(np.arange(SIZE))), bit, 0)
+
+
+class TestBounded(SumsContract, Unbiased, MessageContract):
+    protocol = BitSums(BoundedSum(N, 4.0), 2, DELTA)
+    less = BoundedSum(N, 3.5)
+
+    def user(self, law, bit):
+        return shifted(only(np.pad(law.chances, (0, SIZE - len(law.chances)))), bit, 0)
 
 
 class TestNegativeBinomial(SumsContract, Unbiased, MessageContract):

@@ -83,9 +83,3 @@ def test_the_table_and_the_page_have_coverage_beside_error(rows, tmp_path):
     low, high = share.interval()
     assert f"| {share.mean:.4g} ({low:.4g} to {high:.4g}) |" in text and "| coverage |" in text
     assert page.count("<svg") == 3 and "coverage against users" in page and "exact binomial" in text
-    clash = [{"n": 1, "coverage_low": 2}]
-    with pytest.raises(ValueError, match="coverage_low"):
-        write_csv(
-            sweep(trials.several, clash, store=tmp_path / "c.jsonl", trials=20, seed=1, block_size=20),
-            tmp_path / "x.csv",
-        )

@@ -3,13 +3,11 @@
 import json
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
 import threading
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,24 +71,6 @@ def test_truncation_at_every_byte_loses_at_most_the_torn_record(tmp_path):
             assert quiet_load(path) == records, offset
 
 
-def test_bit_flips_never_give_a_wrong_record(tmp_path):
-    path = tmp_path / "store.jsonl"
-    records = filled(path)
-    data = path.read_bytes()
-    draw = random.Random(1)
-    detected = 0
-    for _ in range(300):
-        damaged = bytearray(data)
-        position = draw.randrange(8 * len(data))
-        damaged[position // 8] ^= 1 << position % 8
-        path.write_bytes(damaged)
-        found = quiet_load(path)
-        assert all(item in records for item in found)
-        assert len(found) >= len(records) - 2  # a lost newline joins two lines
-        detected += len(found) < len(records)
-    assert detected > 290
-
-
 def test_damaged_lines_are_counted_and_reported(tmp_path):
     path = tmp_path / "store.jsonl"
     records = filled(path)
@@ -102,28 +82,6 @@ def test_damaged_lines_are_counted_and_reported(tmp_path):
     with pytest.warns(RuntimeWarning, match=r"store\.jsonl: skipped 7 line"):
         runs = load(path).runs
     assert [item for run in runs.values() for item in run.values()] == [records[0], records[2]]
-
-
-def test_duplicates_with_other_moments_are_refused(tmp_path):
-    path = tmp_path / "store.jsonl"
-    append(path, record(0))
-    append(path, replace(record(0), metrics=record(1).metrics, device="cuda (X)"))
-    with pytest.raises(
-        ValueError, match=r"store\.jsonl holds block 0 of seed 3.*different moments.*cpu.*cuda \(X\)"
-    ):
-        load(path)
-
-
-def test_other_seeds_block_sizes_lengths_and_code_are_not_duplicates(tmp_path):
-    path = tmp_path / "store.jsonl"
-    shorter = {**record(1).metrics, "z": replace(record(1).moments, count=7)}
-    items = [record(0), replace(record(0), seed=4), replace(record(0), block_size=60)]
-    items += [replace(record(0), metrics=shorter), replace(record(0), config={"n": 100})]
-    items += [replace(record(1), code="trial b, torch 2.13.0")]
-    for item in items:
-        append(path, item)
-    runs = load(path).runs
-    assert [len(run) for run in runs.values()] == [2, 1, 1, 1, 1]
 
 
 def test_full_disk_gives_a_clear_error_and_keeps_what_was_written(tmp_path):
@@ -178,16 +136,6 @@ def holding(store, *names):
     process.start()
     assert held.wait(PATIENCE)
     return process
-
-
-def test_a_claim_keeps_others_off_and_dies_with_its_process(tmp_path):
-    store = tmp_path / "s.jsonl"
-    holder, ours = holding(store, "a block"), Claims(store)
-    assert not ours.take("a block") and ours.take("another")
-    holder.kill()
-    holder.join()
-    assert ours.take("a block") and ours.take("a block")  # ours already
-    ours.close()
 
 
 SWEEP = """
@@ -259,8 +207,6 @@ def test_stores_that_contradict_each_other_do_not_merge(tmp_path):
     with pytest.raises(ValueError, match="twice with different moments"):
         merge([theirs], ours)
     assert ours.read_bytes() == before
-    with pytest.raises(FileNotFoundError):
-        merge([tmp_path / "absent"], ours)
 
 
 def test_a_store_says_how_it_was_made(tmp_path):
@@ -271,8 +217,6 @@ def test_a_store_says_how_it_was_made(tmp_path):
     assert first.facts["grid"] == GRID and "grid" not in second.facts  # once is enough
     assert first.facts["grid_digest"] == second.facts["grid_digest"]
     assert [each.facts["trials"] for each in (first, second)] == [250, 300]
-    for name in ("at", "command", "git", "host", "package", "process", "python", "seed", "torch"):
-        assert first.facts[name] or name == "git", name
     records = [record for run in load(store).runs.values() for record in run.values()]
     assert {record.start for record in records} == {first.start, second.start}
     assert all(abs(record.at - first.facts["at"]) < 600 for record in records)

@@ -13,7 +13,6 @@ from torchdp.sketching import (
     Sketch,
     balanced_count_sketch,
     ones,
-    osnap,
     rademacher,
 )
 
@@ -41,17 +40,6 @@ def test_the_variance_of_the_release_is_the_stated_one(noise):
         spread = math.sqrt((stats.kurtosis(sums[j]) + 2) / columns)
         assert abs(float(sums[j].var() / noise.variance(FEW)[j]) - 1) < 6 * spread
         assert abs(float(sums[j].var() / noise.variance(FEW)[j]) - 1.2) > 4 * spread
-
-
-@pytest.mark.parametrize("noise", [GaussianNoise(0.7), LaplaceNoise(1.0, torch.full((5,), 8.0))])
-def test_rows_of_several_copies_have_the_stated_covariance(noise):
-    """Independent copies: a diagonal."""
-    sketch, columns = osnap(30, 5, 3, generator=generator(4)), 15_000
-    covariance = noise.variance(sketch).diag()
-    sums = noise.sample_sum(sketch, columns, generator=generator(6))
-    measured = sums @ sums.mT / columns / sketch.copies
-    spread = math.sqrt(6 / columns) * float(covariance.diagonal().max())
-    assert float((measured - covariance).abs().max()) < 6 * spread
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Two processes: one sum, the same noise in both, an error where they part, and gradients by DDP."""
+"""Two processes: one sum, the same noise in both, an error where they part."""
 
 import os
 from datetime import timedelta
@@ -54,13 +54,9 @@ def process(rank, folder):
         torch.distributed.all_reduce(total)
         return total
 
-    mine, net = data()[rank], model()
-    parallel = nn.parallel.DistributedDataParallel(net)
-    mse_loss(parallel(mine), mine[:, :1]).backward()
-    gradient = [p.grad for p in net.parameters()]
-    net.zero_grad()
+    mine = data()[rank]
     noise = make(SeededNoise(rank + 1))  # process 0's key counts
-    outputs = private(net, mine, reduce, noise)
+    outputs = private(model(), mine, reduce, noise)
     refused = []
     for other, total in (
         (noise, mine[0].new_full((5,), 1.0 + rank)),  # sums that were not added up
@@ -74,7 +70,7 @@ def process(rank, folder):
             refused.append("")
         except RuntimeError as error:
             refused.append(str(error))
-    torch.save((gradient, outputs, refused), f"{folder}/{rank}.pt")
+    torch.save((outputs, refused), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -126,14 +122,9 @@ def test_a_run_of_two_processes_is_that_of_one(tmp_path, adaptive):
 @pytest.mark.slow
 def test_two_processes_are_one(tmp_path):
     torch.multiprocessing.spawn(process, (str(tmp_path),), nprocs=2)
-    net, x = model(), data().flatten(0, 1)
-    mse_loss(net(x), x[:, :1]).backward()
-    gradient = [p.grad for p in net.parameters()]
-    expected = private(model(), x, lambda total: total, make(SeededNoise(1)))
+    expected = private(model(), data().flatten(0, 1), lambda total: total, make(SeededNoise(1)))
     for rank in range(2):
-        found, outputs, refused = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
-        for a, b in zip(found, gradient, strict=True):
-            torch.testing.assert_close(a, b)
+        outputs, refused = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         torch.testing.assert_close(outputs, expected)
         assert "differ in the sum;" in refused[0]
         assert "differ in the step and the key, strategy, sigma or dtype;" in refused[1]

@@ -49,25 +49,11 @@ def test_a_feature_layer_is_the_features(family):
     assert not list(layer.parameters()) and layer(x.float()).dtype == torch.float32
 
 
-def test_inner_products_estimate_the_kernel():
-    family, x = density.GaussianOrthogonal(5, 2.0), points(6, 5)
-    layer = FeatureLayer(family.draw(4000, generator=generator()))
-    torch.testing.assert_close(layer(x) @ layer.queries(x).mT, family.kernel(x, x), rtol=0, atol=0.05)
-
-
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (0, 5)])
 def test_a_sketch_layer_is_the_sketch(shape):
     sketch, layer, x = sketching.osnap(5, 4, 2, generator=generator()), sketch_layer(), points(*shape)
     torch.testing.assert_close(layer(x), x @ sketch.dense().mT)
     assert layer(x.float()).dtype == torch.float32
-
-
-@pytest.mark.parametrize("make", MAKERS)
-def test_gradients(make):
-    layer, x = make(), points(3, 5).requires_grad_()
-    assert torch.autograd.gradcheck(layer, x) and torch.autograd.gradgradcheck(layer, x)
-    if isinstance(layer, FeatureLayer):
-        assert torch.autograd.gradcheck(layer.queries, x)
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -120,7 +106,6 @@ def test_compile_in_one_graph(make):
         ),
         (lambda: feature_layer()(torch.zeros(2, 4)), ValueError, r"x must have shape \(..., 5\)"),
         (lambda: feature_layer()(torch.zeros(2, 5, dtype=torch.int64)), TypeError, "x must be a floating"),
-        (lambda: feature_layer()([0.0] * 5), TypeError, "x must be a torch.Tensor"),
         (lambda: sketch_layer()(torch.zeros(4)), ValueError, r"x must have shape \(..., 5\)"),
         (lambda: SketchLayer(torch.eye(3)), TypeError, "sketch must be"),
     ],

@@ -50,15 +50,11 @@ def row_two(net, z, x):
     return z + 5 * mask * z.roll(1, 0)
 
 
-def experts(factor):
+def experts(net, z, x):
     """As in Switch: rows of a full expert pass by it; later ones if they come later."""
-
-    def use(net, z, x):
-        chosen = F.one_hot(z[:, :4].argmax(1), 4)
-        within = (chosen.cumsum(0) * chosen).sum(1) <= int(factor * len(z) / 4)
-        return z * within[:, None]
-
-    return use
+    chosen = F.one_hot(z[:, :4].argmax(1), 4)
+    within = (chosen.cumsum(0) * chosen).sum(1) <= int(1.25 * len(z) / 4)
+    return z * within[:, None]
 
 
 def statistics(net, z, x):
@@ -77,35 +73,22 @@ def added(net, z, x):
     return z + 0.1 * sums[groups]
 
 
-def memory_bank(net, z, x):
-    return z + 0.5 * z[torch.cdist(x, x).argsort(1)[:, 1]] if len(z) > 1 else z
-
-
 MIXING = {
     "row two hears row one": row_two,
     "near neighbours": neighbours,
-    "experts of capacity 1.25": experts(1.25),
-    "experts of capacity 2": experts(2.0),
+    "experts of capacity 1.25": experts,
     "statistics by hand": statistics,
     "largest of the batch": lambda net, z, x: z / z.detach().abs().amax(0).clamp_min(20.0),
-    "running maximum": lambda net, z, x: z.cummax(0).values,
     "sum along the batch": lambda net, z, x: z.cumsum(0),
-    "product along the batch": lambda net, z, x: torch.tanh(z).cumprod(0),
     "sorted": lambda net, z, x: z.sort(0).values,
     "ranks": lambda net, z, x: z + x.argsort(0).argsort(0).float().mean(1, keepdim=True),
     "roll": lambda net, z, x: z + 0.1 * z.roll(1, 0),
-    "flip": lambda net, z, x: z + 0.1 * z.flip(0),
     "softmax over rows": lambda net, z, x: z * z.softmax(0),
     "largest rows": lambda net, z, x: z * (z.norm(dim=1) >= z.norm(dim=1).topk(len(z) // 2 + 1).values.min())[:, None],
     "attention over rows": lambda net, z, x: (z @ z.mT).softmax(1) @ z,
     "index_add": added,
-    "difference of rows": lambda net, z, x: z - F.pad(z, (0, 0, 1, 0))[:-1],
     "convolution over rows": lambda net, z, x: F.avg_pool1d(z.mT[None], 3, 1, 1)[0].mT,
     "written rows": written,
-    "nearest row": memory_bank,
-    "norm of the batch": lambda net, z, x: z * (z.norm() / z.numel() ** 0.5),
-    "quantile": lambda net, z, x: z.clamp_max(z.detach().quantile(0.9)),
-    "mixup": lambda net, z, x: 0.7 * z + 0.3 * z[torch.arange(len(z)).roll(1)],
     "far above": lambda net, z, x: z + torch.relu(x.roll(1, 0) - 51.7).sum(1, keepdim=True) * z.roll(1, 0),
 }  # fmt: skip
 HONEST = {  # and the route that serves it
@@ -118,8 +101,6 @@ HONEST = {  # and the route that serves it
     "heads in the batch": (
         lambda net, z, x: torch.bmm(z.view(-1, 6, 1), z.view(-1, 1, 6)).softmax(2).sum(1).view(len(z), -1), {},
         "factors"),
-    "sorted within": (lambda net, z, x: z.sort(1).values, {}, "factors"),
-    "sums within": (lambda net, z, x: z.cumsum(1), {}, "factors"),
     "last of a sequence": (
         lambda net, z, x: z.view(len(z), 4, 6)[torch.arange(len(z)), -1].repeat(1, 4), {}, "factors"),
     "experts": (
