@@ -86,7 +86,9 @@ def row(entry: Any) -> tuple[str, tuple[str, ...], str, str]:
         f"`{kind.__name__}`{inside(protocol)}", promise.model.value, "tight" if promise.exact else "a bound",
         promise.neighbours.name.replace("_", " ").lower(), promise.arithmetic.name, source.replace("|", "\\|"),
     )  # fmt: skip
-    return kind.__module__.split(".")[1], what, f"`{entry.page}::{entry.__name__}`", control(entry)
+    written = f"class {entry.__name__}" in (ROOT / entry.page).read_text()  # else it is a cell of a grid
+    test = f"{entry.page}::{entry.__name__}" if written else entry.page
+    return kind.__module__.split(".")[1], what, f"`{test}`", control(entry)
 
 
 def protocols() -> Iterator[str]:

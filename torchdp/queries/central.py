@@ -134,6 +134,8 @@ class CentralLaplace(FactoredProtocol, CuratorProtocol[Tensor]):
             )
         if self.distance == 0:
             raise ValueError("queries.right must tell two types apart: there is nothing to hide")
+        least = laplace.LEAST_RATE * self.distance
+        checks.within("epsilon", self.epsilon, least, 700.0, ": wider noise is not drawn exactly")
 
     @classmethod
     def of(cls, question: Question, epsilon: float, bits: Tensor | None = None) -> Any:

@@ -324,8 +324,9 @@ def _curated(asking: _Asking) -> Iterator[Named]:
         channel = CentralFactorization(queries, asking.epsilon, asking.delta)
         yield name, through(asking.question, channel), "a curator"
     for name, queries in (*_encoders(asking.W), *_whole(asking.W)):
-        laplace = CentralLaplace(queries, asking.epsilon)
-        yield f"{name}, discrete Laplace", through(asking.question, laplace), "a curator, delta = 0"
+        with suppress(ValueError):  # so wide is no noise drawn
+            laplace = CentralLaplace(queries, asking.epsilon)
+            yield f"{name}, discrete Laplace", through(asking.question, laplace), "a curator, delta = 0"
 
 
 def _encoders(W: Tensor) -> Iterator[tuple[str, FactoredQueries]]:
