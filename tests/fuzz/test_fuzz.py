@@ -66,7 +66,7 @@ MORE = (  # constructors that no other recipe calls with tensors
     "factorization.BufferedStrategy(prior[:1], prior[1:2], prior, prior)",
     "factorization.RecalledStrategy(factorization.BufferedStrategy(prior[:1], prior[1:2], prior, prior), 1, W[:1])",
     "factorization.Recurrence(len(prior), prior, prior[:, None], gains=prior, decays=-prior, of_w=W[:1], of_u=W[:1])",
-    "queries.Linear(W)", "pairwise.DegreeStatistic('f', W + W.T)",
+    "queries.Linear(W)", "pairwise.DegreeStatistic(W + W.T)",
     "workloads.Workload('W', (W, eye))", "queries.ConceptClass(tuple('abc'), (torch.ones(3, 2),))",
     "domains.NoiseShape(*(getattr(shape, f) for f in 'root centre support weights row_weights p certificate'.split()))",
     "sketching.GaussianNoise(prior)", "sketching.LaplaceNoise(1.0, counts)",
