@@ -67,17 +67,7 @@ class Form(Brief):
 
 @dataclass(frozen=True)
 class PairwiseForms(Brief):
-    """mean f over pairs of users, or offset + (mean f) / (mean g) where ``denominator`` g is given.
-
-    points: (k, r), float64; row x is the vector u_x that a user of type x holds, and all that a user needs.
-    form, denominator: f and g as quadratic forms in these vectors. pairs: which pairs are averaged over.
-    A constant in the form costs no noise: h^T (W + c 1 1^T) h = h^T W h + c.
-    Many kernels: forms of weights (*answer, r), for all of which users send one message; values are (*answer).
-    limits: what the statistic can be, where that is narrower than all numbers: intervals stay inside.
-    approximates: where the form only comes near another statistic's, that one. ``exact`` and ``common_diagonal`` are
-    then its own, and what an estimate misses on average counts as bias in every predicted error.
-    likely: (j, k), public histograms, or None: used by choices where no prior is given.
-    """
+    """The quadratic forms of a statistic, see :class:`PairwiseStatistic`: what analysts compute with."""
 
     name: str
     points: Tensor

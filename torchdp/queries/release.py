@@ -20,6 +20,7 @@ from torchdp.protocol.protocol import MessageProtocol, Protocol, Same
 from torchdp.queries.channel import Analyst, Channel, Question
 
 Q = TypeVar("Q", bound=Question)
+CONSTANT = 1e-12  # relative: queries that vary less over types are constant
 EVEN = 1 / 8  # of the users of a histogram that several questions are judged by
 
 
@@ -212,7 +213,9 @@ class Several(Question, Brief):
         for each, rows in zip(self.questions, self._rows(True), strict=True):
             queries = each.aims(n, family, covariance[rows, rows])
             centred = queries - queries.mean(1, keepdim=True)
-            found.append(queries / centred.norm())
+            size = centred.norm()
+            # A question whose answer is known asks for nothing.
+            found.append(centred / size if bool(size > CONSTANT * queries.norm()) else torch.zeros_like(centred))
         return torch.cat(found)
 
     def _rows(self, distinct: bool) -> list[slice]:

@@ -1,0 +1,34 @@
+"""Several questions of one collection: what is known asks for nothing, and answers are those of each question alone."""
+
+import torch
+from laws import generator
+
+from torchdp import pairwise, queries
+from torchdp.queries import Linear, LocalOracle, Several
+from torchdp.randomizers import SubsetSelection
+
+MEAN = Linear(torch.arange(6, dtype=torch.float64)[None])
+ONES = Linear(torch.ones(1, 6, dtype=torch.float64))
+GINI = pairwise.absolute_difference(6)
+COUNTS = torch.tensor([300, 200, 100, 200, 100, 100])
+
+
+def test_each_answer_is_that_of_its_question_alone():
+    together = LocalOracle.of(Several((MEAN, GINI)), SubsetSelection(6, 1.0))
+    tally = together.sample_tally(COUNTS, generator=generator(1))
+    found = together.analyse(tally)
+    alone = [LocalOracle.of(one, SubsetSelection(6, 1.0)).analyse(tally) for one in (MEAN, GINI)]
+    torch.testing.assert_close(found.value, torch.stack([each.value.flatten()[0] for each in alone]))
+    for ends, first, second in zip(found.interval(), *(each.interval() for each in alone), strict=True):
+        torch.testing.assert_close(ends, torch.stack([first.flatten()[0], second.flatten()[0]]))
+    assert found.covariance().shape == (2, 2)
+
+
+def test_a_strategy_is_made_for_several_questions_of_which_one_is_known():
+    asked = Several((ONES, MEAN, GINI))
+    made = LocalOracle.tuned(asked, 1000, 1.0, prior=asked.histograms, generator=generator(2), steps=30)
+    found = made.predicted_mse(COUNTS)
+    plain = LocalOracle.of(asked, SubsetSelection(6, 1.0)).predicted_mse(COUNTS)
+    assert float(found[0]) < 1e-20
+    assert bool((found[1:] < plain[1:]).all())
+    assert queries.choose((ONES, MEAN, GINI), 1000, 1.0, search=False).candidates[0].error < 2
