@@ -234,7 +234,7 @@ def test_a_plan_is_the_least_number_of_users(quick, estimate):
         ),
         (
             "--csv x.csv --protocol one-message",
-            "--protocol one-message is of users who trust nobody: add --trust local",
+            "--protocol one-message is of the local model: add --trust local",
         ),
         ("--csv x.csv --trust local --delta 1e-6", "--delta is for --trust shuffle or curator"),
         ("--csv x.csv --delta 1", "--delta must lie strictly between 0 and 1"),

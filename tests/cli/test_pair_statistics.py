@@ -131,7 +131,7 @@ def words_of(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_curator_answers_every_statistic_with_less_error(name, table, estimate):
-    """Near what a curator says without noise worth its name, and of less error than users who trust nobody."""
+    """Near what a curator says without noise worth its name, and of less error than the local model."""
     asked = "--csv", table[0], "--statistic", name, words_of(name), "--seed 1 --json --epsilon"
     noiseless, curator = (estimate(*asked, epsilon) for epsilon in (600, 1))
     local = estimate(*asked, 1, "--trust local")

@@ -80,7 +80,7 @@ def _plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     plan = commands.add_parser(
         "plan",
         help="how many users statistics take, for each who may be trusted",
-        description="Needs no table: prints, for users who trust nobody, a shuffler or a curator, how many of them "
+        description="Needs no table: prints, for the local model, a shuffler or a curator, how many of them "
         "make the predicted standard error at most --error, or the error of --users.",
     )
     _question(plan)

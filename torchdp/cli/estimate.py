@@ -43,7 +43,7 @@ def terms_of(options: argparse.Namespace, trust: str) -> Terms:
     epsilon = checks.positive("--epsilon", options.epsilon)
     if trust != "local" and options.protocol not in ("auto", "best"):
         raise ValueError(
-            f"--protocol {options.protocol} is of users who trust nobody: add --trust local, or leave out --protocol"
+            f"--protocol {options.protocol} is of the local model: add --trust local, or leave out --protocol"
         )
     delta = options.delta
     if delta is not None:

@@ -64,6 +64,10 @@ class DegreeStatistic(ShareFunction, Brief):
         return self.kernel.ndim
 
     @property
+    def fewest(self) -> int:
+        return self.degree
+
+    @property
     def types(self) -> int:
         return len(self.kernel)
 

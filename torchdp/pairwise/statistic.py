@@ -43,6 +43,10 @@ class PairwiseStatistic(PairwiseForms, Question):
         self.refuse_constant()
         return self._read(distinct).points.mT.contiguous()
 
+    @property
+    def fewest(self) -> int:
+        return 2
+
     def analyst(self, channel: Channel) -> ChannelPairs:
         return ChannelPairs(self._read(channel.distinct), channel)
 

@@ -24,7 +24,7 @@ slope_ai N_ij D_bjkl N_kl over i, j, k, l. Up to terms of order n^-3, Cov(g_a(z)
 slope_a^T N slope_b + 2 T_ab + (c_ab + c_ba)/2 with the slopes at s. The slope at z is that at s, plus 2 J e, plus half
 of D e e, so that E slope_a^T N slope_b is the same with 4 T_ab in the place of 2 T_ab: the third derivatives cancel,
 and what is told of g(z) holds to second order. The estimate g(z) - tr(J(z) N), whose correction moves with z, has a
-covariance without (c_ab + c_ba)/2; what is told of it is off by this, 1/n relative to the whole.
+covariance without (c_ab + c_ba)/2; what is stated differs by this, 1/n relative to the whole.
 
 Where e is not normal, third and fourth cumulants come in; of a mean of n reports they are 1/n relative to the whole.
 """

@@ -218,6 +218,11 @@ class Question(ABC):
         """Further local protocols of very many types, with their names: such as strategies on bins."""
         return ()
 
+    @property
+    def fewest(self) -> int:
+        """Users whose answer is defined."""
+        return 1
+
     relative: ClassVar[bool] = False  # whether answers are of several units, so that errors count relatively
 
     @property

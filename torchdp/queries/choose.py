@@ -110,10 +110,10 @@ def choose(
         dense(question, COPIES)
     asked = question_of(question)
     objective = checks.instance("objective", objective, Objective)
-    n = checks.integer("n", n, 1)
+    n = checks.integer("n", n, asked.fewest)
     epsilon = checks.positive("epsilon", epsilon)
     search = checks.instance("search", search, bool)
-    model = TRUST.get(trust)
+    model = TRUST.get(checks.instance("trust", trust, str))
     if model is None:
         raise ValueError(f"trust must be one of {', '.join(TRUST)}, not {trust!r}")
     if model is Model.LOCAL and isinstance(asked, Linear):
@@ -130,7 +130,10 @@ def choose(
     if model is Model.LOCAL:
         return Choice(asking.judged(_local(asking)), asking.bound)
     if model is Model.LINEAR_TRANSFORM:
-        return Choice(asking.judged(list(_served(asking))))
+        served = list(_served(asking))
+        if not served:
+            raise ValueError("question must be of two types at least: of one there is nothing to hide, and no sum")
+        return Choice(asking.judged(served))
     curated = asking.judged(list(_curated(asking))) if model is Model.CENTRAL else ()
     if curated and not search:
         return Choice(curated)
@@ -311,11 +314,13 @@ def _sums(asking: _Asking) -> Iterator[Named]:
 def _served(asking: _Asking) -> Iterator[Named]:
     """Sums by servers that do not all collude, of vectors and of bits."""
     for name, queries in asking.vectors:
-        channel = SecureQueries(queries, asking.n, asking.epsilon, asking.delta)
-        yield name, through(asking.question, channel), "servers"
+        with suppress(ValueError):  # nothing to hide, or a grid too coarse beside so wide a noise
+            channel = SecureQueries(queries, asking.n, asking.epsilon, asking.delta)
+            yield name, through(asking.question, channel), "servers"
     for name, queries in (*_encoders(asking.W), *_whole(asking.W)):
-        laplace = SecureQueries(queries, asking.n, asking.epsilon)
-        yield f"{name}, discrete Laplace", through(asking.question, laplace), "servers, delta = 0"
+        with suppress(ValueError):
+            laplace = SecureQueries(queries, asking.n, asking.epsilon)
+            yield f"{name}, discrete Laplace", through(asking.question, laplace), "servers, delta = 0"
 
 
 def _curated(asking: _Asking) -> Iterator[Named]:

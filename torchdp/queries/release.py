@@ -190,6 +190,10 @@ class Several(Question, Brief):
     def types(self) -> int:
         return self.questions[0].types
 
+    @property
+    def fewest(self) -> int:
+        return max(each.fewest for each in self.questions)
+
     def queries(self, distinct: bool) -> Tensor:
         return torch.cat([each.queries(distinct) for each in self.questions])
 
